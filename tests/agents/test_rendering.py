@@ -231,6 +231,14 @@ def test_a_result_that_is_no_json_object_or_list_stays(text: str):
     assert result_writer("toon")(text) == result_writer("auto")(text) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1,  "a": 2}', '[{"b": {"a": 1, "a": 1}}]', "[12345678901234567.5,  1]", "[1e-400,  1]", f"[1e{9**30},  1]"],
+)
+def test_a_result_that_only_its_own_text_keeps_stays(text: str):
+    assert result_writer("toon")(text) == result_writer("auto")(text) == text
+
+
 def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "toon_format", None)
     assert result_writer("json")("{}") == "{}"

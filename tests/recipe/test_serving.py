@@ -120,6 +120,27 @@ def test_a_model_that_cannot_be_served_is_an_error_with_its_last_words(port, see
     assert list(seen.parent.glob("*.log"))
 
 
+def test_what_a_server_prints_is_read_from_the_end_and_without_secrets(port, seen):
+    program = seen.parent / "bin" / "vllm"
+    program.write_text(
+        "#!/bin/sh\nhead -c 50000000 /dev/zero\necho\necho \"{'api_key': ['tok-1234567890']}\"\necho no memory\n"
+    )
+    with (
+        pytest.raises(EngineError, check=coded("server-not-started", "*** | no memory")) as caught,
+        served(recipe_of(port), lambda event: None),
+    ):
+        pass
+    assert "tok-1234567890" not in str(caught.value)
+
+
+def test_no_key_stands_in_the_options_of_a_server(port):
+    with pytest.raises(RecipeError, check=coded("secret-in-recipe")) as caught:
+        recipe_of(port, "engines.model.serve=--api-key tok-1234567890")
+    assert "tok-1234567890" not in str(caught.value)
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "https://localhost:8000")):
+        recipe_of(port, "engines.model.serve=", "engines.model.base_url=https://localhost:8000/v1")
+
+
 def test_a_server_that_ends_in_the_middle_is_said(port, seen):
     events: list[RunEvent] = []
     with served(recipe_of(port), events.append):
@@ -199,6 +220,8 @@ def test_each_model_has_a_port_and_a_remote_server_stays(tmp_path):
     commands = server_commands(agent_recipe(str(file), serve_with="vllm"))
     assert [command.words[2:5] for command in commands] == [("a", "--port", "8000"), ("b", "--port", "8001")]
     assert server_commands(agent_recipe(str(file))) == []
+    same = ["engines.second.base_url='http://localhost:8000/v1/'", "engines.second.model=a"]
+    assert len(server_commands(agent_recipe(str(file), serve_with="vllm", overrides=same))) == 1
     clash = ["engines.second.base_url='http://localhost:8000/v1'"]
     with pytest.raises(RecipeError, check=coded("setting-conflict", "engines.second")):
         server_commands(agent_recipe(str(file), serve_with="vllm", overrides=clash))

@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Tool
@@ -125,6 +126,8 @@ def render_tools(tools: Sequence[Tool]) -> str:
 def result_writer(form: ResultForm) -> Callable[[str], str]:
     """The function that writes a tool's result for prompts: JSON objects and lists in `form`, other text unchanged.
 
+    Unchanged too: JSON that repeats a key, or has a number of more digits than a float keeps.
+
     `json` leaves the tool's text; `toon` is token-oriented object notation; `auto` is the shortest of the tool's text,
     JSON without spaces, and TOON. It counts the pieces into which tokenizers split text first: fewer characters are
     often more tokens, as in TOON of nested objects (benchmarks/toon.py).
@@ -146,11 +149,15 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
         if not text.lstrip().startswith(("{", "[")):
             return text
         try:
-            value = json.loads(text)
+            value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
             toon = toon_format.encode(value)
             if toon_format.decode(toon) != value:  # it holds NaN or an infinite number
                 return text
-        except (ValueError, RecursionError):  # not JSON, or too deep
+        except (
+            ValueError,
+            ArithmeticError,
+            RecursionError,
+        ):  # not JSON, too deep, or no form but its own keeps all of it
             return text
         if form == "toon":
             return toon
@@ -159,3 +166,16 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
         return min(text, compact, toon, key=lambda written: len(_PIECE.findall(written)))
 
     return write
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key stands twice")
+    return table
+
+
+def _exact(digits: str) -> float:
+    if Decimal(digits) != Decimal(repr(float(digits))):
+        raise ValueError(f"a float is not {digits}")
+    return float(digits)

@@ -169,7 +169,7 @@ def _changed(
                 "--tools none with an agent of type 'agentflow'",
                 code="setting-conflict",
                 cause="its planner chooses a tool in every turn",
-                fix="add --recipe direct: the model alone",
+                fix="use recipe direct: the model alone",
             )
         # A tiny planner's vocabulary holds only the tools that it was trained with.
         planner = recipe.modules[recipe.trained].engine

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from midstream.core.errors import EngineError, RecipeError, UnsupportedError
 from midstream.core.events import Listener, Note, ServerStarts
+from midstream.core.secrets import without_secrets
 from midstream.engines import supervise
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.settings import OpenAIConfig
@@ -37,6 +38,7 @@ START_S = 1800.0  # until a server answers: it may download its model
 _POLL_S = 0.25
 _LAST_LINES = 15
 _MOST_LINE = 300
+_LAST_BYTES = 64 << 10  # a long run's log has gigabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +57,12 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
     """The servers of a recipe's engines with `serve`, in their order. Raises `RecipeError` if two do not fit."""
     remote = [(name, engine.config) for name, engine in recipe.engines.items()
               if isinstance(engine.config, OpenAIConfig)]  # fmt: skip
-    commands: dict[str, ServerCommand] = {}  # by address
+    commands: dict[tuple[str, int], ServerCommand] = {}  # by address
     for name, config in remote:
         if config.serve is None:
             continue
-        sharing = {other: part for other, part in remote if part.base_url == config.base_url}
+        host, port = address = _address(config)
+        sharing = {other: part for other, part in remote if _address(part) == address}
         for other, part in sharing.items():
             if (part.provider, part.model) != (config.provider, config.model):
                 raise RecipeError(
@@ -68,10 +71,9 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
                     cause=f"{config.provider} with {config.model}, and {part.provider} with {part.model}",
                     fix=f'another address for one: engines.{other}.base_url = "http://localhost:8001/v1"',
                 )
-        if config.base_url in commands:
+        if address in commands:
             continue
-        url, environment = urlsplit(config.base_url), {}
-        host, port = url.hostname or "localhost", url.port or 80
+        environment = {}
         start = PROVIDERS[config.provider].start.format(model=shlex.quote(config.model), port=port)
         words = [*shlex.split(start), "--host", host]
         if config.provider == "llama_cpp" and not Path(config.model).exists():
@@ -84,10 +86,15 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
             environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         for options in dict.fromkeys(part.serve for part in sharing.values() if part.serve):
             words += shlex.split(options)
-        commands[config.base_url] = ServerCommand(
+        commands[address] = ServerCommand(
             engine=name, provider=config.provider, host=host, port=port, words=tuple(words), environment=environment
         )
     return list(commands.values())
+
+
+def _address(config: OpenAIConfig) -> tuple[str, int]:
+    url = urlsplit(config.base_url)
+    return url.hostname or "localhost", url.port or 80
 
 
 @contextmanager
@@ -181,5 +188,9 @@ def _answers(command: ServerCommand) -> int | None:
 
 
 def _last_lines(log: str) -> str:
-    lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    return " | ".join(line.strip()[:_MOST_LINE] for line in lines if line.strip()) or "it wrote nothing"
+    with open(log, "rb") as output:
+        output.seek(max(0, os.path.getsize(log) - _LAST_BYTES))
+        lines = output.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+    # A server may print its options or its environment, and errors are written into run directories.
+    shown = without_secrets([line.strip() for line in lines if line.strip()])
+    return " | ".join(line[:_MOST_LINE] for line in shown) or "it wrote nothing"

@@ -92,6 +92,13 @@ def test_azure_without_a_version_is_asked_at_its_undated_address(monkeypatch: py
     assert server.paths == ["/v1/chat/completions"]
 
 
+@pytest.mark.parametrize("path", ["/openai/v1", "/openai/v1/", "/openai/deployments/m"])
+def test_the_path_that_azure_gets_from_its_version_is_not_in_its_address(path: str):
+    with pytest.raises(ValidationError, match="https://mine.openai.azure.com'"):
+        OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}")
+    OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}", api_version="")
+
+
 def test_azure_has_no_address_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(ValidationError, match="RESOURCE"):

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
+from midstream.core.secrets import without_secrets
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url
 
 if TYPE_CHECKING:
@@ -100,13 +101,26 @@ class OpenAIConfig(EngineConfig):
         return value
 
     @model_validator(mode="after")
-    def _can_be_served(self) -> OpenAIConfig:
+    def _fits_together(self) -> OpenAIConfig:
+        if self.api_version and re.search(r"/openai/(v1|deployments)\b", self.base_url):
+            raise ValueError(
+                f'with api_version, base_url is what stands before /openai: {self.base_url.partition("/openai/")[0]!r}; '
+                'for .../openai/v1, set api_version = ""'
+            )
         if self.serve is not None:
             if self.provider not in SERVED:
                 raise ValueError(f"serve: midstream starts {', '.join(SERVED)}, not {self.provider}")
-            if urlsplit(self.base_url).hostname not in LOOPBACK:
-                raise ValueError(f"serve: {self.base_url} is not an address of this machine, such as localhost")
-            shlex.split(self.serve)  # an open quotation mark is a ValueError
+            url = urlsplit(self.base_url)
+            if url.hostname not in LOOPBACK or url.scheme != "http":
+                raise ValueError(f"serve: {self.base_url} is not an address such as http://localhost:8000/v1")
+            words = tuple(shlex.split(self.serve))  # an open quotation mark is a ValueError
+            if without_secrets(words) != words:
+                raise RecipeError(
+                    "serve holds what looks like a key or a password",
+                    code="secret-in-recipe",
+                    cause="it is written into run directories, where no secret belongs",
+                    fix="leave it out: a server at an address such as localhost answers this machine alone",
+                )
         return self
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
