@@ -94,7 +94,7 @@ def test_azure_without_a_version_is_asked_at_its_undated_address(monkeypatch: py
 
 @pytest.mark.parametrize("path", ["/openai/v1", "/openai/v1/", "/openai/deployments/m"])
 def test_the_path_that_azure_gets_from_its_version_is_not_in_its_address(path: str):
-    with pytest.raises(ValidationError, match="https://mine.openai.azure.com'"):
+    with pytest.raises(ValidationError, match=r"https://mine\.openai\.azure\.com'"):
         OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}")
     OpenAIConfig(model="m", provider="azure", base_url=f"https://mine.openai.azure.com{path}", api_version="")
 

@@ -104,8 +104,8 @@ class OpenAIConfig(EngineConfig):
     def _fits_together(self) -> OpenAIConfig:
         if self.api_version and re.search(r"/openai/(v1|deployments)\b", self.base_url):
             raise ValueError(
-                f'with api_version, base_url is what stands before /openai: {self.base_url.partition("/openai/")[0]!r}; '
-                'for .../openai/v1, set api_version = ""'
+                f"with api_version, base_url ends before /openai: {self.base_url.partition('/openai/')[0]!r}; "
+                'an address that ends in /openai/v1 needs api_version = ""'
             )
         if self.serve is not None:
             if self.provider not in SERVED:
