@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,27 @@ def test_a_question_is_answered_by_a_runs_planner(trained):
     with pytest.raises(UsageError) as caught:
         api.solve("What is 45 plus 17 ?", "flow-grpo-tiny")
     assert caught.value.code == "untrained"
+
+
+@pytest.mark.parametrize("work", ["solve", "evaluate"])
+def test_servers_answer_before_a_runs_weights_are_loaded_onto_them(trained, tmp_path, monkeypatch, work):
+    began = []
+
+    @contextmanager
+    def served(recipe, listener):
+        began.append("servers")
+        yield
+
+    def load_weights(*args, **settings):
+        began.append("weights")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "served", served)
+    monkeypatch.setattr(api, "load_weights", load_weights)
+    run, _ = trained
+    with pytest.raises(KeyboardInterrupt):
+        api.solve("What is 45 plus 17 ?", run) if work == "solve" else api.evaluate(run, tmp_path / "out")
+    assert began == ["servers", "weights"]
 
 
 def test_warnings_are_printed_where_no_listener_is_given(capsys):

@@ -25,7 +25,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -270,8 +270,9 @@ def solve(
         record=record,
         replay=replay,
     )
-    with event_loop(build) as run_coroutine:
-        _announce("solve", build, listener)  # before the weights are loaded, which takes time
+    with event_loop(build) as run_coroutine, ExitStack() as servers:
+        _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
+        servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step = None
         if run is not None and has_weights(run):
             step = load_weights(build, run, run_coroutine, listener=listener)
@@ -279,8 +280,7 @@ def solve(
         # There is no gold answer: the reward, which is dropped below, is one that needs no model.
         environment = replace(build.environment(temperature=temperature), reward=ExactMatch())
         task = Task(id="question", question=question, answer="")
-        with served(recipe, listener):
-            [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
+        [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
@@ -539,7 +539,7 @@ def _evaluate_in(
         record=Path(asked.record) if asked.record else None,
         replay=Path(asked.replay) if asked.replay else None,
     )
-    with event_loop(build) as run_coroutine:
+    with event_loop(build) as run_coroutine, ExitStack() as servers:
         # All tasks are drawn, and everything is built, before the directory is created.
         if not recipe.evaluation.sets:
             raise RecipeError(
@@ -552,6 +552,7 @@ def _evaluate_in(
             every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
         )
         tasks = task_digests(evaluations)
+        servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
         if trained is not None:
             step = load_weights(build, trained, run_coroutine, step=asked.step, listener=listener)
@@ -575,7 +576,7 @@ def _evaluate_in(
             for reason, count in left_out.items():
                 listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        with begun.lock(), _status_on_failure(begun), closing(store), served(recipe, listener):
+        with begun.lock(), _status_on_failure(begun), closing(store):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
             done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
             if done:
