@@ -230,8 +230,7 @@ def plan(
     planned = []
     for arm in study.arms:
         if arm.name in names:
-            if arm.train:
-                check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
+            check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
             for seed in range(seeds):
                 changes = [*arm.overrides, *overrides, f"seed={seed}"]
                 planned.append(ArmRun(arm=arm, seed=seed, changes=changes, out=root / f"{arm.runs}-s{seed}"))
