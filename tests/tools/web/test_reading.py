@@ -14,7 +14,7 @@ from midstream.core.trajectory import Call
 from midstream.tools.web.reading import EmbeddingsConfig, Reader, ReadingConfig
 from support.api_server import Answer, Fault
 from support.embeddings_server import EmbeddingsServer
-from support.errors import coded
+from support.errors import coded, raises
 
 PARAGRAPHS = [
     f"Paragraph {number} describes harbors, herons and hay, and it goes on for a while." for number in range(90)
@@ -104,6 +104,14 @@ def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
     assert "105 metres" in all_in_one([fault])
     with pytest.raises(ToolServerError, check=coded("service-failed", "2 times")):
         all_in_one([fault, fault])
+
+
+def test_endpoints_that_another_attempt_does_not_change_are_refused_at_once():
+    several = [rows(*["[1, 2]"] * 16), rows(*["[1, 2, 3]"] * 16)]
+    with EmbeddingsServer(faults=[Answer(status=401)]) as server, raises("service-refused", "401", "api_key_env"):
+        read(server)
+    with EmbeddingsServer(faults=several) as server, raises("service-refused", "[2, 3", "embeddings.model"):
+        read(server)
 
 
 def test_an_address_that_is_none_is_refused_at_once():

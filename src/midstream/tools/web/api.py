@@ -188,7 +188,11 @@ class Service:
                 fix = f"set the tool's base_url to {_quote(response.headers.get('location', ''), key)!r}"
             elif status in (401, 402, 403) and self._key:
                 cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
-            elif status in (401, 403):
+            elif status == 401:
+                fix = (
+                    "it wants a key: api_key_env names its variable, where there is this setting; else another base_url"
+                )
+            elif status == 403:
                 fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
             raise final(f"{self._label} answered {status}: {text}", cause=cause, fix=fix)
         try:

@@ -132,6 +132,12 @@ class Embeddings:
         inputs, vectors = [query, *texts], []
         for start in range(0, len(inputs), self._config.batch):
             vectors += await self._vectors(inputs[start : start + self._config.batch])
+        if len(set(map(len, vectors))) > 1:
+            raise api.final(
+                f"the embeddings endpoint gives vectors of different lengths: {sorted(set(map(len, vectors)))}",
+                cause="several models answer at one address",
+                fix="set the tool's embeddings.base_url and embeddings.model to one model",
+            )
         wanted, *vectors = vectors
         nearness = [_cosine(wanted, vector) for vector in vectors]
         return sorted(range(len(texts)), key=lambda place: -nearness[place])
