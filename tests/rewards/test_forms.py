@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.answers import extract, unboxed
+from midstream.core.answers import extract
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.rewards.exact_match import ExactMatch
@@ -22,6 +22,7 @@ from midstream.rewards.math import Math, MathConfig
 from midstream.rewards.multiple_choice import MultipleChoice, chosen
 from midstream.rewards.numeric import Numeric
 from midstream.rewards.rule import BaseReward
+from midstream.rewards.statement import unboxed
 from support.sandboxes import sandbox
 
 RULES = {

@@ -4,28 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-import unicodedata
-
-from midstream.core.text import last_box
 
 _TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
-# The end of answers to Minerva's prompt, which many models know.
-_HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
-_NEGATION = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
-_TYPOGRAPHY = str.maketrans(
-    "‘’‚‛′‹›´“”„‟″«»「」『』《》‐‑‒–—―−。，：…→•",
-    8 * "'" + 13 * '"' + 7 * "-" + ".,:." + 2 * " ",
-    "`\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
-)
-_SPACING = re.compile(r"[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]|\\[,;:!> ]|\\q?quad\b|~")
-_COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")
-_MARK_UP = re.compile(r"</?(?:b|i|em|strong|u|code|p|br|span)\s?/?>|(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
-_LEAD_IN = re.compile(
-    r"(?:\A|(?<=[.!?\n]))[\W_]{0,6}(?:(?:so|thus|therefore|hence|in conclusion|overall)\b,?\s)?(?:(?:the|my|our)\s)?"
-    r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n]|-\s)\s?"
-    r"(?:the final answer is\b\s?:?\s?)?",
-    re.IGNORECASE,
-)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MINUS = str.maketrans("−", "-")
@@ -52,21 +32,6 @@ def extract(text: str) -> str:
     return next(filter(None, reversed([*opened[-1:], *closed])), "")
 
 
-def unboxed(answer: str) -> str:
-    """The content of the \\boxed{} that an answer ends in, for rules that read text; else the answer.
-
-    Several boxes count only if they hold the same, and none does after a "not" in its clause.
-    """
-    answer = _HOPE.sub("", answer)
-    inside = last_box(answer)
-    box = f"\\boxed{{{inside}}}"
-    start, _, end = answer.rpartition(box)
-    differ = answer.count(box) < answer.count("\\boxed")
-    if not inside.strip() or differ or re.search(r"\w", end) or _NEGATION.search(re.split(r"[.,;:\n]", start)[-1]):
-        return answer
-    return inside.strip()
-
-
 def normalize(text: str) -> str:
     """SQuAD's normal form: lower case, then without ASCII punctuation, articles and surplus white space.
 
@@ -75,23 +40,6 @@ def normalize(text: str) -> str:
     Signs and decimal points are removed too: compare `numbers` with the normal forms, or compare `words`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def plain(text: str) -> str:
-    """A text without mark-up (Markdown's stars and ticks, LaTeX's text commands and delimiters, simple HTML).
-
-    Characters of one meaning become one: typographic quotation marks and dashes are those of ASCII, an accent is part
-    of its letter, white space is a space or a line break, invisible characters go.
-    """
-    text = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY)
-    text = _COMMAND.sub("", _SPACING.sub(" ", text)).replace("{", "").replace("}", "")
-    return "\n".join(" ".join(line.split()) for line in _MARK_UP.sub("", text).splitlines() if line.strip())
-
-
-def conclusion(text: str) -> str:
-    """What follows the one "the answer is" or "Answer:" that begins a sentence of a plain text; "" without it."""
-    found = list(_LEAD_IN.finditer(text))
-    return text[found[0].end() :] if len(found) == 1 else ""
 
 
 def numbers(text: str) -> tuple[str, ...]:
@@ -121,9 +69,3 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """
     raw = _SPACED_SIGN.sub(r"\1", text.translate(_MINUS)).split()
     return [(word, numbers(part)) for part in raw for word in normalize(part).split()]
-
-
-def meaning(text: str) -> object:
-    """An answer as a value: equal for answers with equal `words`, whatever tags and box are around them."""
-    answer = unboxed(extract(text))
-    return tuple(words(answer)) or answer

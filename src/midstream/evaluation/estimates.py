@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, variance
 
-from midstream.core.answers import meaning
 from midstream.core.trajectory import Trajectory
+from midstream.rewards.statement import meaning
 
 Interval = tuple[float, float]
 
@@ -112,8 +112,8 @@ def _sizes(trials: int) -> list[int]:
 def majority(trials: Sequence[Trajectory]) -> float:
     """The score of one task's most frequent answer.
 
-    Answers are the same where their words and numbers are (`core.answers.meaning`). A trial without an answer has no
-    vote; without any the score is 0. Of answers that are equally frequent each counts its share.
+    Answers are the same where their words and numbers are (`rewards.statement.meaning`). A trial without an answer
+    has no vote; without any the score is 0. Of answers that are equally frequent each counts its share.
     """
     scores: dict[object, list[float]] = {}
     for trial in trials:

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from midstream.core.answers import meaning
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import tool_use
 from midstream.core.protocols import Engine
@@ -41,6 +40,7 @@ from midstream.practice.replies import Proposals
 from midstream.practice.runner import Match, Report, Runner
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.similarity import embedding_similarity, leak_guard, ngram_similarity
+from midstream.rewards.statement import meaning
 from midstream.rollout import Environment, Group, run_concurrently
 
 

@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from typing import Literal
 
-from midstream.core.answers import conclusion, extract, numbers, plain, unboxed, words
+from midstream.core.answers import extract, numbers, words
 from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
+from midstream.rewards.statement import conclusion, plain, unboxed
 
 AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
 _SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
@@ -23,8 +24,8 @@ class ExactMatch(Rule):
     """1 if the answer is an accepted one, else 0; no answer and a blank one are 0.
 
     Normalized (`core.answers.normalize`): case, ASCII punctuation, the articles a, an, the, white space; before that
-    mark-up, typographic quotation marks and dashes (`core.answers.plain`), and "The answer is" before it. Numbers must
-    be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
+    mark-up, typographic quotation marks and dashes (`rewards.statement.plain`), and "The answer is" before it. Numbers
+    must be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
     "1000", nor "one" "1", nor "29 March" "March 29"; accents; units. A percent or dollar sign is punctuation: "10 %" is
     "10". A wrong answer that states the same number as a gold answer has the part `AS_NUMBER`.
 

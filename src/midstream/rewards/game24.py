@@ -12,6 +12,7 @@ from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
+from midstream.rewards.statement import in_latex
 
 TARGET = 24
 MAX_TOKENS = 100  # four numbers with every bracket that helps take fewer than 30
@@ -27,12 +28,10 @@ _DENIED = re.compile(
 )
 _TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
 _CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
-_DROPPED = re.compile(r"\\(?:left|right|displaystyle|(?:begin|end) ?\{\w+\*?\}|[()\[\],;! ])|\$")
+_DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
+_SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
 _BOXED = re.compile(r"\\boxed ?\{(.*)\}")
-_BOLD = re.compile(r"(?<![0-9)\]])\*\*|\*\*(?!\s?[0-9(\[])")
 _ITALIC = re.compile(r"\A\*([^ ].*[^ ])\*\Z")
-_SIGNS = str.maketrans("×·⋅∙∗÷∕−–", "*****//--")
-_COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
 _SAID = re.compile(
     r"(?<=[0-9)\]]) ?(?:==+|[(\[] ?=|(?:is|equals|gives|makes|evaluates to)\b) ?(?=[0-9.]+(?![0-9 ]*[-+*/(\\]))"
@@ -105,9 +104,9 @@ def _clauses(answer: str) -> list[str]:
     """The clauses of a text, its expressions in plain signs."""
     if len(answer) > MAX_CHARACTERS:
         return []
-    text = _BOLD.sub("", answer.translate(_SIGNS))
-    for command, sign in _COMMANDS.items():
-        text = text.replace(command, sign)
+    text = in_latex(answer)
+    for pattern, sign in _SIGNS:
+        text = re.sub(pattern, sign, text)
     text = "\n".join(" ".join(line.split()) for line in _DROPPED.sub(" ", text).splitlines() if line.strip())
     text = _BULLET.sub("", _BOXED.sub(r"\1", _TIMES.sub("*", text)).replace("\n=", " ="))
     text = _SAID.sub(" = ", text)

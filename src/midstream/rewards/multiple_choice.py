@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from midstream.core.answers import conclusion, plain, words
+from midstream.core.answers import words
 from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
+from midstream.rewards.statement import conclusion, plain
 
 MAX_CHARACTERS = 20_000  # of an answer; the last ones are read
 # A capital letter is a choice unless a word next to it makes it something else: "hepatitis B", "A patient", "B cells".

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from midstream.core.answers import extract, unboxed
+from midstream.core.answers import extract
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.rewards.statement import unboxed
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-r"""What a reply states as its answer, without decoration: its words, and the one formula or number among them.
+r"""What a reply states as its answer: the reading that every rule of rewards begins with.
 
-The grammar of a reply, which `state` reads from the outside to the inside:
+The grammar of a reply, read from the outside to the inside:
 
     reply       the last \boxed{...} (several where "and", "or" or a comma joins them), or
                 ... "answer is" conclusion, or ... "so" conclusion, or a conclusion alone
@@ -8,70 +8,115 @@ The grammar of a reply, which `state` reads from the outside to the inside:
     value       what stands between words and has a digit or a constant: `7`, `x = 7`, `(1, 2)`, `70\sqrt{2}`
     guard       words at a value that make it another: "half of 5", "not 5", "5 squared"
 
-Markdown, dollars, fonts and spacing of LaTeX are decoration. Unicode's mathematical characters become LaTeX.
+    reply                                      read by       result
+    `It is $\boxed{\text{Paris}}$.`            unboxed       `\text{Paris}`
+    `**L’Aquila**, I’m sure`                   plain         `L'Aquila, I'm sure`
+    `So the answer is: Paris`                  conclusion    `Paris`
+    `**5½ × 2**`                               in_latex      `5 \frac{1}{2} \times 2`
+    `There were 5, so 3 km are left.`          state         words `3 km are left`, formula `3`
+    `The answer is half of 5.`                 state         words `half of 5`, formula ``
+
+Exact match and multiple choice read `plain` words, Game of 24 what stands `in_latex`, numeric and math a `Statement`.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
-_FRACTIONS = ("¼14", "½12", "¾34", "⅓13", "⅔23", "⅕15", "⅖25", "⅗35", "⅘45", "⅙16", "⅚56", "⅛18", "⅜38", "⅝58", "⅞78")
+from midstream.core.answers import extract, words
+
+Form = tuple[str, str | Callable[[re.Match[str]], str]]  # a pattern, and what replaces it
+
+LONGEST = 20_000  # characters, the last of a reply, in which a box is looked for; other answers in a tenth of them
+# The end of answers to Minerva's prompt, which many models know.
+_HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
+_INSIDE = r"[^{}]*+"
+for _ in range(9):  # groups in groups
+    _INSIDE = rf"(?:[^{{}}]|\{{{_INSIDE}\}})*+"
+_BOX = re.compile(rf"\\f?box(?:ed)?+\s*(?:\{{(?P<group>{_INSIDE})\}}|(?P<word>\w[^\s\\]*?)(?=[$.,]*(?:[\s\\]|\Z)))")
+_BETWEEN_BOXES = re.compile(r"[^.!?]{0,9}|[^.!?\n]{0,60}(?:\b(?:and|or)\b|[,;])[^.!?\n]{0,60}")
+_DENIED = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
+_TYPOGRAPHY = str.maketrans(
+    "‘’‚‛′‹›´“”„‟″«»「」『』《》‐‑‒–—―−﹣。，：…→•",
+    8 * "'" + 13 * '"' + 8 * "-" + ".,:." + 2 * " ",
+    "`\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
+)
+_SPACING = re.compile(r"[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]|\\[,;:!> ]|\\q?quad\b|~")
+_COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")
+_MARK_UP = re.compile(r"</?(?:b|i|em|strong|u|code|p|br|span)\s?/?>|(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
+_LEAD_IN = re.compile(
+    r"(?:\A|(?<=[.!?\n]))[\W_]{0,6}(?:(?:so|thus|therefore|hence|in conclusion|overall)\b,?\s)?(?:(?:the|my|our)\s)?"
+    r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n]|-\s)\s?"
+    r"(?:the final answer is\b\s?:?\s?)?",
+    re.IGNORECASE,
+)
 _LATEX = {
-    "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "≤": "le", "⩽": "le", "≥": "ge", "⩾": "ge",
-    "≠": "ne", "±": "pm", "≈": "approx",
-    "≡": "equiv", "π": "pi", "∞": "infty", "∪": "cup", "∩": "cap", "∈": "in", "θ": "theta", "→": "implies",
-    "⇒": "implies", "⟹": "implies", "√": "sqrt", "∅": "emptyset",
+    "times": "×∗", "cdot": "·⋅∙", "le": "≤⩽", "ge": "≥⩾", "ne": "≠", "pm": "±", "approx": "≈", "equiv": "≡", "pi": "π",
+    "infty": "∞", "cup": "∪", "cap": "∩", "in": "∈", "theta": "θ", "implies": "→⇒⟹", "sqrt": "√", "emptyset": "∅",
 }  # fmt: skip
 _CHARACTERS = str.maketrans(
-    dict.fromkeys("−–‒﹣", "-")
-    | dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f", " ")
-    | {character: f"\\{name} " for character, name in _LATEX.items()}
-    | {character: rf" \frac{{{above}}}{{{below}}}" for character, above, below in _FRACTIONS}
-    | {"÷": "/", "°": "^\\circ ", "∴": " therefore ", "“": '"', "”": '"', "‘": "'", "’": "'"}
+    {character: f"\\{name} " for name, characters in _LATEX.items() for character in characters}
+    | {"÷": "/", "∕": "/", "°": "^\\circ ", "∴": " therefore "}
 )
-_BOX = re.compile(r"\\f?box(?:ed)?\s*(?=[{\w])")
-_BETWEEN_BOXES = re.compile(r"[^.!?]{0,9}|[^.!?\n]{0,60}(?:\b(?:and|or)\b|[,;])[^.!?\n]{0,60}")
-_TEXT = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|operatorname)\s*\{([^{}]*)\}")
-_REPEATING = re.compile(r"(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}")
-# In the order in which they apply.
-_DECORATION = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
-        (r"\*\*|```(?:[a-z]+\n)?|`|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])|</?(?:b|i|u|em|strong|p|br|code)\s*/?>", " "),
-        (r"(?<![\w)*\\])[*_](?=[^\s*_])([^*_\n]{1,200})(?<=\S)[*_](?![\w(*])", r"\1"),
-        (r"\\\\(?=[a-zA-Z])(?!.*(?:matrix|array|cases))", r"\\"),
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!|(?<!\\)\\(?=\s|$)", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\geq(?:slant)?(?![a-zA-Z])|>=", r"\\ge "),
-        (r"\\leq(?:slant)?(?![a-zA-Z])|<=", r"\\le "),
-        (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
-        (r"\\(?:gt|lt)(?![a-zA-Z])", lambda found: ">" if found[0] == "\\gt" else "<"),
-        (r"\\(?:Rightarrow|Longrightarrow|longrightarrow|rightarrow|to)(?![a-zA-Z])|[-=]>", r"\\implies "),
-        (r"\\therefore(?![a-zA-Z])", " therefore "),
-        (r"\\frac\s*(?:\{(\w+)\}|(\w|\\[a-z]+))\s*(?:\{(\w+)\}|(\w|\\[a-z]+))", r"\\frac{\1\2}{\3\4}"),
-        (r"(?<=\d)(?:\s*\{,\s*\}|\\[, ]|,\\?!)(?=\d{3}(?!\d))", ","),
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~(?!\s*=)|\\\(|\\\)|\\\[|\\\]|\"", " "),
-        (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
-        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
-        (r"\\(?:text)?color\s*\{\w+\}|\b(?:i\.e|e\.g)\.,?", ""),
-        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
-        (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
-        (r"(?<=\d)\s+(?=i\b)", ""),
-        (r"(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
-        (r"\\?[$€£¥₹]", " "),
-        (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
-        (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)|(?<=\d)_\{?10\}?(?!\d)", " "),
-    )
+
+
+def _compatible(found: re.Match[str]) -> str:
+    """Raised digits as a power, "½" as a fraction."""
+    above, bar, below = unicodedata.normalize("NFKC", found[0]).replace("−", "-").partition("⁄")
+    return rf" \frac{{{above}}}{{{below}}}" if bar else f"^{{{above}}}"
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """A repeating decimal, such as 0.1\\overline{6}."""
+    whole, once, again = found.groups()
+    nines = 10 ** len(again) - 1
+    return rf"\frac{{{int(whole + once + again) - int(whole + once)}}}{{{nines * 10 ** len(once)}}}"
+
+
+# Decoration, and what takes its place, in the order in which it applies.
+_DECORATION: Sequence[Form] = (
+    ("[⁰¹²³⁴-⁹⁻⁺ⁿ]+|[¼-¾⅓-⅞]", _compatible),
+    (r"[^\S\n]+", " "),
+    (r"\s*\n\s*", r"\n"),
+    (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
+    (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])|</?(?:b|i|u|em|strong|p|br|code)\s*/?>", " "),
+    (r"(?<![\w)*\\])[*_](?=[^\s*_])([^*_\n]{1,200})(?<=\S)[*_](?![\w(*])", r"\1"),
+    (r"(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}", _as_fraction),
+    *3
+    * [(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|[mhf]box|boxed|operatorname)\s*\{([^{}]*)\}", r" \1 ")],  # fonts in fonts
+    (r"\\\\?(?:boxed|fbox)\s*\{", ""),  # one that is not closed
+    (r"\\\\(?=[a-zA-Z])(?!.*(?:matrix|array|cases))", r"\\"),
+    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!|(?<!\\)\\(?=\s|$)", ""),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\([gln]e)q(?:slant)?(?![a-zA-Z])", r"\\\1 "),
+    (r"\\gt(?![a-zA-Z])", ">"),
+    (r"\\lt(?![a-zA-Z])", "<"),
+    (r"([<>!])=", lambda found: {"<": r"\le ", ">": r"\ge ", "!": r"\ne "}[found[1]]),
+    (r"\\(?:[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-zA-Z])|[-=]>", r"\\implies "),
+    (r"\\therefore(?![a-zA-Z])", " therefore "),
+    (r"\\frac\s*(?:\{(\w+)\}|(\w|\\[a-z]+))\s*(?:\{(\w+)\}|(\w|\\[a-z]+))", r"\\frac{\1\2}{\3\4}"),
+    (r"(?<=\d)(?:\s*\{,\s*\}|\\[, ]|,\\?!)(?=\d{3}(?!\d))", ","),
+    (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~(?!\s*=)|\\[()\[\]]|[\"]", " "),
+    (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
+    (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+    (r"\\(?:text)?color\s*\{\w+\}|\b(?:i\.e|e\.g)\.,?", ""),
+    (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+    (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
+    (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
+    (r"\\?[$€£¥₹]", " "),
+    (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
+    (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)|(?<=\d)_\{?10\}?(?!\d)", " "),
+    (" +", " "),
 )
 _ANSWER, _RESULT = (
     re.compile(rf"(?:\b{noun}s?\b[^\n.:=]{{0,80}}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####)", re.IGNORECASE)
     for noun in ("answer", "(?:result|solution)")
 )
 _SO = re.compile(r"\b(?:so|thus|therefore|hence)\b|\\implies", re.IGNORECASE)
+_TAKEN_BACK = re.compile(rf"\A[^.!?\n]*\b(?:not|wrong|incorrect|no)\b|{_ANSWER.pattern}[^.\n]*\d", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n+|[.!?](?=\s+(?![-\d\s])|$)")
 _YEAR = re.compile(r"\b(?:in|by|since|until|during|after|before|year) (?:1[5-9]|20)\d\d\b,?", re.IGNORECASE)
 _FUNCTIONS = r"(?:sin|cos|tan|cot|sec|csc|log|exp|max|min|gcd|lcm|det|lim)\b"
@@ -101,31 +146,31 @@ _MADE_ANOTHER = re.compile(
 _MAKES_ANOTHER = re.compile(
     r"\W*(?:squared|cubed|factorial|dozens?|score|halves|thirds|quarters|fifths|point|base|and up)\b", re.IGNORECASE
 )
-_BOUNDS = tuple(
-    (re.compile(pattern, re.IGNORECASE), sign)
-    for pattern, sign in (
-        (r"\b(?:at least|no (?:less|fewer) than|(?:greater|more) than or equal to)\s+(?=[-\d\\(x])", r"\\ge "),
-        (r"\b(?:at most|no more than|(?:less|fewer) than or equal to)\s+(?=[-\d\\(x])", r"\\le "),
-        (r"\b(?:(?:more|greater) than|over|above|exceeds|exceeding)\s+(?=[-\d\\(x])", "> "),
-        (r"\b(?:(?:less|fewer) than|under|below)\s+(?=[-\d\\(x])", "< "),
-        (r"(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)| or (?:more|greater|above|higher)\b)", r"\\ge \1"),
-        (r"(?<!\d)(-?\d+) or (?:less|fewer|below|lower)\b", r"\\le \1"),
-    )
-)
+_NO_PRODUCT = r"(?![\w^*/+-])"
 _SCALES = {
-    "hundred": 2,
-    "thousand": 3,
-    "million": 6,
-    "mn": 6,
-    "billion": 9,
-    "bn": 9,
-    "trillion": 12,
-    "k": 3,
-    "m": 6,
-    "b": 9,
+    2: r"\s*hundreds?\b",
+    3: rf"\s*thousands?\b|[kK]{_NO_PRODUCT}",
+    6: rf"\s*(?:millions?|mn)\b|\s?M{_NO_PRODUCT}",
+    9: rf"\s*(?:billions?|bn)\b|\s?B{_NO_PRODUCT}",
+    12: r"\s*trillions?\b",
 }
-_SCALE = re.compile(
-    r"(?<=[\d}])(?:\s*(hundred|thousand|million|mn|billion|bn|trillion)s?\b|([kK])(?![\w^*/+-])|\s?([MB])(?![\w^*/+-]))"
+_A_VALUE = r"\s+(?=[-\d\\(x])"
+# Values in words, as formulas.
+_IN_WORDS: Sequence[Form] = (
+    (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
+    (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
+    (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
+    (r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", ""),  # the value once more
+    (r"\b(\d+) (?:in|out of) (?!\d{4})(\d+)\b", r"\1/\2"),
+    (r"(?i)(?<![\w)}] )\b(?:minus|negative)\s+(?=\d)", "-"),
+    *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
+    (rf"(?i)\b(?:at least|no (?:less|fewer) than|(?:greater|more) than or equal to){_A_VALUE}", r"\\ge "),
+    (rf"(?i)\b(?:at most|no more than|(?:less|fewer) than or equal to){_A_VALUE}", r"\\le "),
+    (rf"(?i)\b(?:(?:more|greater) than|over|above|exceeds|exceeding){_A_VALUE}", "> "),
+    (rf"(?i)\b(?:(?:less|fewer) than|under|below){_A_VALUE}", "< "),
+    (r"(?i)(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)| or (?:more|greater|above|higher)\b)", r"\\ge \1"),
+    (r"(?i)(?<!\d)(-?\d+) or (?:less|fewer|below|lower)\b", r"\\le \1"),
+    (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -133,24 +178,13 @@ _UNITS = (
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _NUMERALS = {word: number for number, word in enumerate(_UNITS)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
-_PARTS = {
-    "half": 2,
-    "halves": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "eighth": 8,
-    "tenth": 10,
-}
+_PARTS = dict(half=2, halve=2, third=3, quarter=4, fourth=4, fifth=5, sixth=6, eighth=8, tenth=10)
 _COUNTED = "|".join([*_NUMERALS, *(f"{part}s?" for part in _PARTS), "hundred", "thousand"])
 _NUMERAL = re.compile(
     rf"\b(?:an? (?=hundred|thousand|{'|'.join(_PARTS)}))?"
     rf"(?:{_COUNTED})\b(?:[\s-]+(?:and )?(?:an? )?(?:{_COUNTED})\b)*",
     re.IGNORECASE,
 )
-LONGEST = 20_000  # characters, the last of a reply, in which a box is looked for; other answers in a tenth of them
 
 
 @dataclass(frozen=True)
@@ -164,65 +198,69 @@ class Statement:
 
 def state(text: str) -> Statement:
     """Read what a reply states."""
-    conclusion = _conclusion(plain(_boxed(text[-LONGEST:])[-LONGEST // 10 :]))
+    conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 10 :]))
     formula, bare = _value(conclusion)
     return Statement(" ".join(conclusion.split()), formula, bare)
 
 
-def plain(text: str) -> str:
-    """A text without decoration, its mathematical characters as LaTeX."""
-    text = re.sub(
-        f"[{_RAISED}]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text
-    )
-    text = text.translate(_CHARACTERS)
-    text = "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
-    for pattern, replacement in _DECORATION[:3]:
-        text = pattern.sub(replacement, text)
-    text = _REPEATING.sub(_as_fraction, text)
-    while (unwrapped := _TEXT.sub(r" \1 ", text)) != text:  # fonts in fonts
-        text = unwrapped
-    for pattern, replacement in _DECORATION[3:]:
-        text = pattern.sub(replacement, text)
-    return text
+def unboxed(text: str) -> str:
+    """The content of the last \\boxed{}, or of the last ones that "and", "or" or a comma joins; else the text.
 
-
-def _as_fraction(found: re.Match[str]) -> str:
-    """A repeating decimal, such as 0.1\\overline{6}."""
-    whole, once, again = found.groups()
-    nines = 10 ** len(again) - 1
-    return rf"\frac{{{int(whole + once + again) - int(whole + once)}}}{{{nines * 10 ** len(once)}}}"
-
-
-def _boxed(text: str) -> str:
-    """The content of the last boxes, with the percent sign after them; the text itself without a box."""
+    None counts that is denied, or where "the answer is" comes after it.
+    """
+    text = _HOPE.sub("", text)
     contents: list[str] = []
-    end = 0
+    begin = end = 0
     for box in _BOX.finditer(text):
-        if box.start() < end:  # in the box before
-            continue
-        between, start, end = text[end : box.start()], box.end(), _closing(text, box.end())
-        if not _BETWEEN_BOXES.fullmatch(between):
-            contents = []
-        content = text[start:end].strip("{} ") if text[start] != "{" else text[start + 1 : end - 1]
-        contents += [content] if content not in contents else []
+        if not contents or not _BETWEEN_BOXES.fullmatch(text[end : box.start()]):
+            contents, begin = [], box.start()
+        end, content = box.end(), (box["group"] or box["word"] or "").strip()
+        contents += [content] if content and content not in contents else []
     rest = text[end:]
-    if not contents or any(
-        _VALUE.search(found[0]) for found in re.finditer(_ANSWER.pattern + r"[^.\n]*", rest, re.IGNORECASE)
-    ):
+    clause = re.split(r"[.,;:\n]", text[:begin])[-1]
+    if not contents or _DENIED.search(clause) or _TAKEN_BACK.search(rest):
         return text
-    return ", ".join(contents) + ("%" if re.match(r"\s*\$?\s*(?:\\?%|percent\b)", rest) else "")
+    percent = "%" if re.match(r"\s*\$?\s*(?:\\?%|percent\b)", rest) else ""
+    return unboxed(", ".join(contents) + percent)  # boxes in boxes
 
 
-def _closing(text: str, start: int) -> int:
-    """The end of the group in braces, or of the word, that starts here; the end of the text if it is not closed."""
-    if text[start] != "{":
-        return start + len(text[start:].split(maxsplit=1)[0].rstrip("$.,"))
-    depth = 0
-    for brace in re.finditer(r"[{}]", text[start:]):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return start + brace.end()
-    return len(text) + 1
+def plain(text: str) -> str:
+    """A text without mark-up (Markdown's stars and ticks, LaTeX's text commands and delimiters, simple HTML).
+
+    Characters of one meaning become one: typographic quotation marks and dashes are those of ASCII, an accent is part
+    of its letter, white space is a space or a line break, invisible characters go.
+    """
+    text = _typed(text)
+    text = _COMMAND.sub("", _SPACING.sub(" ", text)).replace("{", "").replace("}", "")
+    return "\n".join(" ".join(line.split()) for line in _MARK_UP.sub("", text).splitlines() if line.strip())
+
+
+def conclusion(text: str) -> str:
+    """What follows the one "the answer is" or "Answer:" that begins a sentence of a plain text; "" without it."""
+    found = list(_LEAD_IN.finditer(text))
+    return text[found[0].end() :] if len(found) == 1 else ""
+
+
+def meaning(text: str) -> object:
+    """An answer as a value: equal for answers with equal `words`, whatever tags and box are around them."""
+    answer = unboxed(extract(text))
+    return tuple(words(answer)) or answer
+
+
+def _typed(text: str) -> str:
+    """A text in the characters of a keyboard, without fences of code."""
+    return re.sub("```(?:[a-z]+\n)?", " ", unicodedata.normalize("NFC", text)).translate(_TYPOGRAPHY)
+
+
+def in_latex(text: str) -> str:
+    """A text without decoration, its mathematical characters as LaTeX."""
+    return _replaced(_typed(text.translate(_CHARACTERS)), _DECORATION)
+
+
+def _replaced(text: str, forms: Sequence[Form]) -> str:
+    for pattern, replacement in forms:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def _conclusion(text: str) -> str:
@@ -244,20 +282,7 @@ def _value(text: str) -> tuple[str, bool]:
     """The one value of a conclusion, or "", and whether the conclusion is nothing else."""
     if not _VALUE.search(text):
         text = _NUMERAL.sub(_in_digits, text)
-    text = re.sub(r"(\d)\s+and\s+(?:(\d+/\d+)|a half\b)", lambda found: f"{found[1]} {found[2] or '1/2'}", text)
-    text = re.sub(r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", "", text)  # the letter of an option before its value
-    text = re.sub(r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", "", text)  # the value once more
-    text = re.sub(r"\b(\d+) (?:in|out of) (?!\d{4})(\d+)\b", r"\1/\2", text)
-    text = re.sub(r"(?<![\w)}] )\b(?:minus|negative)\s+(?=\d)", "-", text, flags=re.IGNORECASE)
-    for _ in range(2):
-        text = _SCALE.sub(
-            lambda found: rf"\times 10^{{{_SCALES[''.join(filter(None, found.groups())).lower()]}}}", text
-        )
-    for pattern, sign in _BOUNDS:
-        text = pattern.sub(sign, text)
-    text = re.sub(
-        r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", ", text
-    )
+    text = _replaced(text, _IN_WORDS)
     undated = _YEAR.sub(" ", text)
     text = undated if _VALUE.search(undated) else text
     words = list(_WORD.finditer(text))
