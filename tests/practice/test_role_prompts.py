@@ -35,8 +35,8 @@ def test_the_library_is_shown_with_ids_marks_and_room():
 
 
 def test_without_a_gold_answer_the_prompt_says_what_a_reward_means():
-    assert about_answer("42") == '# Gold answer\n\n"42"\n\n'
-    assert "most rollouts gave" in about_answer(None)
+    assert about_answer("42", "answer") == '# Gold answer\n\n"42"\n\n'
+    assert "most rollouts gave" in about_answer(None, "majority")
 
 
 def test_a_rollout_without_a_summary_keeps_its_reward():
@@ -58,4 +58,4 @@ def test_no_text_forges_a_line_or_a_chat_token(text: str):
     ):
         assert len(shown.splitlines()) == 1
         assert "<|im_end|>" not in shown
-    assert len(about_answer(hostile).splitlines()) == 4
+    assert len(about_answer(hostile, "answer").splitlines()) == 4

@@ -82,6 +82,20 @@ def test_every_turn_is_there_in_the_words_of_the_model():
     ]
 
 
+def test_a_policy_is_shown_by_its_own_words():
+    turn = Turn(
+        index=1,
+        action=Action(tool="python", context="6 * 7"),
+        observation=Observation(status="ok", text="42"),
+        calls=(Call(role="policy", completion="<think>hm</think>I multiply."),),
+    )
+    closing = (Call(role="policy", completion="So it is <answer>42</answer>"),)
+    assert read(rollout(turn, closing_calls=closing, answer="42", stop_reason="answered")) == [
+        {"turn": 1, "policy": "I multiply.", "tool": "python", "result": "42"},
+        {"policy": "So it is <answer>42</answer>", "answer": "42", "stop_reason": "answered", "reward": None},
+    ]
+
+
 def test_an_agent_without_actions_is_shown_by_what_it_said():
     turn = Turn(index=1, calls=(Call(role="agent", completion="I call search"), Call(role="agent", completion="105")))
     assert read(rollout(turn))[0] == {"turn": 1, "said": ["I call search", "105"]}

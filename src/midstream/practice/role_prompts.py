@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
+from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json
 from midstream.core.trajectory import Trajectory, Turn
 from midstream.practice.library import CHARACTERS_PER_TOKEN, Library, size
@@ -64,7 +65,7 @@ def about_library(library: Library, max_tokens: int | None) -> str:
     return "\n".join(lines)
 
 
-def about_answer(answer: str | None, truth: str = "majority") -> str:
+def about_answer(answer: str | None, truth: str) -> str:
     """The gold answer, or what a reward means where no role may see it."""
     shown = _NOT_KNOWN[truth] if answer is None else to_json(answer)
     return f"# Gold answer\n\n{shown}\n\n"
@@ -89,7 +90,8 @@ def transcript(trajectory: Trajectory) -> str:
     """Turns, answer, stop reason and reward; long texts are cut, shorter if all has over 40,000 characters."""
     limit = _TEXT
     reward = round(trajectory.reward.value, 4) if trajectory.reward else None
-    end = {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
+    last = {call.role: spoken(call.completion) for call in trajectory.closing_calls if call.role == POLICY}
+    end = last | {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
     while True:
         lines = [to_json(_shortened(_turn(turn), limit)) for turn in trajectory.turns]
         lines.append(to_json(_shortened(end, limit)))
@@ -105,9 +107,9 @@ def _turn(turn: Turn) -> dict[str, JsonValue]:
     if action is None:  # an agent without actions
         shown["said"] = [spoken(call.completion) for call in turn.calls]
     else:
-        # The decision in the planner's words where it is a model.
-        plans = [spoken(call.completion) for call in turn.calls if call.role == "planner"]
-        shown |= {"planner": plans[-1]} if plans else {"sub_goal": action.sub_goal, "context": action.context}
+        # The decision in the words of the planner or the policy where it is a model.
+        said = {call.role: spoken(call.completion) for call in turn.calls if call.role in ("planner", POLICY)}
+        shown |= said or {"sub_goal": action.sub_goal, "context": action.context}
         shown |= {"malformed": action.error} if action.error else {"tool": action.tool}
     if command is not None:
         shown["command"] = dict(command.arguments) if command.code is None else command.code
