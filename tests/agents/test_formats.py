@@ -87,6 +87,9 @@ replies = st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS), max_size=12)
         "<think>\nTool Name: python\n</think>\nContext: Amberbank\nSub goal: find the height\nTool: 'local-search'.",
         "Context: Amberbank\nSub_Goal: find the height\n- Tool Name: local_search (the index)\n\nTool Name: python",
         "context : Amberbank\nSUB-GOAL : find the height\ntool name : <local_search>",
+        "### Context\nAmberbank\n### Sub-Goal\nfind the height\n### Tool Name\nlocal_search",
+        "1. **Context**\nAmberbank\n2. **Sub-Goal**\nfind the height\n3. **Tool Name**\nlocal_search",
+        "Context: Amberbank\nSub-Goal: find the height\nTool Name: local_search\n\n# Tool use is free\n**tool** x",
     ],
 )
 def test_an_action_in_many_clothes(reply: str):

@@ -42,10 +42,12 @@ _LABELS = {
     "tool": "tool",
 }
 # A label at the start of a line, in whatever a model wraps around one: "## 2. **Sub-Goal:** ...", "- `Tool Name`: ...".
+# A heading, "### Tool Name" or "4. **Tool Name**", needs no colon if it has the line for itself.
 # Every run is bounded: an unbounded one would take quadratic time on a line of 50,000 stars.
 _SECTION = re.compile(
-    r"^[#>*_`<\- \t]{0,12}(?:\d{1,2}[.)])?[*_`< \t]{0,8}"
-    r"(justification|context|sub[ \t_-]?goal|tool[ \t_-]?name|tool)[*_`> \t]{0,8}:[*_`]{0,4}",
+    r"^(?P<heading>#{1,6}[ \t]|(?:\d{1,2}[.)][ \t]{0,4})?\*\*)?[#>*_`<\- \t]{0,12}(?:\d{1,2}[.)])?[*_`< \t]{0,8}"
+    r"(?P<label>justification|context|sub[ \t_-]?goal|tool[ \t_-]?name|tool)[*_`> \t]{0,8}"
+    r"(?(heading)(?::[*_`]{0,4}|$)|:[*_`]{0,4})",
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCE = re.compile(r"^[ \t]*```[\w+-]*[ \t]*$", re.MULTILINE)
@@ -69,7 +71,7 @@ def parse_action(text: str, tools: Sequence[Tool]) -> Action:
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     sections: dict[str, str] = {}
     for mark, end in zip(marks, ends, strict=False):  # no marks: no sections
-        label = _LABELS[re.sub(r"[\s_-]", "", mark[1].lower())]
+        label = _LABELS[re.sub(r"[\s_-]", "", mark["label"].lower())]
         sections.setdefault(label, text[mark.end() : end].strip().rstrip("*_`").strip())
 
     sub_goal, context, named = (sections.get(label, "") for label in ("sub_goal", "context", "tool"))
