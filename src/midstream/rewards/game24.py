@@ -12,7 +12,7 @@ from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
-from midstream.rewards.statement import in_latex
+from midstream.rewards.statement import DENIAL, in_latex
 
 TARGET = 24
 MAX_TOKENS = 100  # four numbers with every bracket that helps take fewer than 30
@@ -22,15 +22,11 @@ ROUNDED = -1  # in place of a number with decimals, which is never a given one
 _BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
 # Clauses end where no number does; those below a line "Answer:" belong to it.
 _CLAUSE = re.compile(r"[.,;](?!\w)|(?<=\?)|(?<!:)\n|(?=\b(?:but|so|because|then|and|or|instead)\b)")
-_DENIED = re.compile(
-    r"[≠≈?❌✗✘]|!=|\b(?:not|never|cannot|no|nor|wrong|incorrect|invalid|fail|fails|false|mistake|unacceptable|rejected)\b|n['’]t\b",
-    re.IGNORECASE,
-)
+_DENIED = re.compile(rf"[?❌✗✘]|\\(?:ne|approx)\b|{DENIAL}|\b(?:fails?|mistake|unacceptable)\b", re.IGNORECASE)
 _TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
 _CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
 _DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
 _SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
-_BOXED = re.compile(r"\\boxed ?\{(.*)\}")
 _ITALIC = re.compile(r"\A\*([^ ].*[^ ])\*\Z")
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
 _SAID = re.compile(
@@ -108,7 +104,7 @@ def _clauses(answer: str) -> list[str]:
     for pattern, sign in _SIGNS:
         text = re.sub(pattern, sign, text)
     text = "\n".join(" ".join(line.split()) for line in _DROPPED.sub(" ", text).splitlines() if line.strip())
-    text = _BULLET.sub("", _BOXED.sub(r"\1", _TIMES.sub("*", text)).replace("\n=", " ="))
+    text = _BULLET.sub("", _TIMES.sub("*", text).replace("\n=", " ="))
     text = _SAID.sub(" = ", text)
     return [clause for clause in _CLAUSE.split(re.sub(r"(?<![0-9.])24(?:\.0+)?(?![0-9.])!?", "24", text)) if clause]
 
@@ -180,11 +176,10 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 
 def _given(task: Task) -> list[int]:
     numbers = task.metadata.get("numbers")
-    given = [number for number in numbers if type(number) is int] if isinstance(numbers, list) else []
-    if not given or not isinstance(numbers, list) or len(given) < len(numbers):
+    if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
         raise RecipeError(
             f"task {task.id!r} is not a Game of 24: its numbers are {numbers!r}",
             code="task-unfit",
             fix='give the task metadata["numbers"] = [1, 1, 1, 8], or use another reward',
         )
-    return given
+    return numbers

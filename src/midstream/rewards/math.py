@@ -47,8 +47,6 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([23]))?", re.IGNORECASE)
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
-_ARTICLE = re.compile(r"^\s*(?:at|on|in|a|an|the)\b")
-_HALF_DAY = re.compile(r"(?<=\d)\s*([ap])\.?m\b\.?")
 
 
 class MathConfig(Limits, RewardConfig):
@@ -128,7 +126,7 @@ class Math:
         found = state(_OVER_LINES.sub(" ", extract(trajectory.answer or "")))
         if not found.words:
             return Score(value=0.0)
-        golds = [_gold(task, gold) for gold in task.answers]
+        golds = [state(gold) for gold in task.answers]
         decided = [self._decide(gold, found) for gold in golds]
         if True in decided:
             return Score(value=1.0)
@@ -206,13 +204,6 @@ def _not_installed() -> UnsupportedError:
     )
 
 
-def _gold(task: Task, text: str) -> Statement:
-    gold = state(text)
-    if not _readable(gold):
-        raise _bad_gold(task, text, "it holds neither words nor a formula")
-    return gold
-
-
 def _readable(gold: Statement) -> bool:
     return bool(gold.formula or _is_words(gold)) and gold.formula.count("{") == gold.formula.count("}")
 
@@ -233,14 +224,19 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
 
 
 def _same_words(gold: str, answer: str) -> bool:
-    wanted, option = _bare_words(gold), re.match(r"\(?([A-Z])\)\s", answer)
-    found = {_bare_words(answer), _bare_words(_COPULA.sub("", answer)), option[1].lower() if option else ""}
-    return bool(wanted) and wanted in found
+    """Whether two texts are the same words, with an option's letter before them or the copula of a sentence."""
+    wanted, option = _words(gold), re.match(r"\(?([A-Z])\)\s", answer)
+    return bool(wanted) and wanted in (
+        _words(answer),
+        _words(_COPULA.sub("", answer)),
+        _words(option[1]) if option else 0,
+    )
 
 
-def _bare_words(text: str) -> str:
-    text = _ARTICLE.sub("", _HALF_DAY.sub(r" \1m", text.casefold())).strip(" .,;:")
-    return " ".join((text[1:-1] if text[:1] + text[-1:] == "()" else text).split())
+def _words(text: str) -> str:
+    text = re.sub(r"(?<=\d)\s*([ap])\.?m\b\.?", r" \1m", text.casefold())  # half of a day
+    text = re.sub(r"^\s*(?:at|on|in|a|an|the)\b", "", text).strip(" .,;:")
+    return " ".join(re.sub(r"^\((.*)\)$", r"\1", text).split())
 
 
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:

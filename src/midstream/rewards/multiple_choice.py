@@ -10,7 +10,7 @@ from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
-from midstream.rewards.statement import conclusion, plain
+from midstream.rewards.statement import DENIAL, conclusion, plain
 
 MAX_CHARACTERS = 20_000  # of an answer; the last ones are read
 # A capital letter is a choice unless a word next to it makes it something else: "hepatitis B", "A patient", "B cells".
@@ -59,11 +59,11 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"\b(?:not|no|never|cannot|neither|nor|hardly|none of|except|(?:any|every)thing but|all but|incorrect|wrong|false|"
-    r"untrue|inaccurate|invalid|implausible|unlikely|less likely|rul(?:e|es|ed|ing) (?:⟦\w+⟧ )?out|ruled|cross out|"
-    r"(?:eliminat|exclud|reject|discard|dismiss)\w*|distractor|tempting|doubt|refuse|against|disagree|rather than|"
-    r"instead of|other than|than|unlike|as opposed to|versus|vs|if|whether|unless|over|so (?:is|are|does|do)|as(?= ⟦)|"
-    r"(?:one|many|some|students|people)(?: \w+)? (?:think|pick|choose|say|guess|assume))\b|n't\b",
+    rf"{DENIAL}|\b(?:hardly|none of|except|(?:any|every)thing but|all but|untrue|inaccurate|implausible|unlikely|"
+    r"less likely|rul(?:e|es|ed|ing) (?:⟦\w+⟧ )?out|ruled|cross out|(?:eliminat|exclud|discard|dismiss)\w*|distractor|"
+    r"tempting|doubt|refuse|against|disagree|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|"
+    r"whether|unless|over|so (?:is|are|does|do)|as(?= ⟦)|"
+    r"(?:one|many|some|students|people)(?: \w+)? (?:think|pick|choose|say|guess|assume))\b",
     re.IGNORECASE,
 )
 # Clauses that decide, the strongest first: those that name an answer, and those that choose or conclude.

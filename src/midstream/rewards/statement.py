@@ -31,6 +31,7 @@ from midstream.core.answers import extract, words
 Form = tuple[str, str | Callable[[re.Match[str]], str]]  # a pattern, and what replaces it
 
 LONGEST = 20_000  # characters, the last of a reply, in which a box is looked for; other answers in a tenth of them
+DENIAL = r"\b(?:not|no|never|cannot|neither|nor|wrong|incorrect|invalid|false|reject\w*)\b|n['’]t\b"
 # The end of answers to Minerva's prompt, which many models know.
 _HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
 _INSIDE = r"[^{}]*+"
@@ -46,7 +47,8 @@ _TYPOGRAPHY = str.maketrans(
 )
 _SPACING = re.compile(r"[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]|\\[,;:!> ]|\\q?quad\b|~")
 _COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")
-_MARK_UP = re.compile(r"</?(?:b|i|em|strong|u|code|p|br|span)\s?/?>|(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
+_HTML = re.compile(r"```(?:[a-z]+\n)?|</?(?:b|i|u|em|strong|p|br|code|span)\s*/?>")
+_MARK_UP = re.compile(r"(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
 _LEAD_IN = re.compile(
     r"(?:\A|(?<=[.!?\n]))[\W_]{0,6}(?:(?:so|thus|therefore|hence|in conclusion|overall)\b,?\s)?(?:(?:the|my|our)\s)?"
     r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n]|-\s)\s?"
@@ -57,6 +59,7 @@ _LATEX = {
     "times": "×∗", "cdot": "·⋅∙", "le": "≤⩽", "ge": "≥⩾", "ne": "≠", "pm": "±", "approx": "≈", "equiv": "≡", "pi": "π",
     "infty": "∞", "cup": "∪", "cap": "∩", "in": "∈", "theta": "θ", "implies": "→⇒⟹", "sqrt": "√", "emptyset": "∅",
 }  # fmt: skip
+_COMPARED = {r"\gt": ">", r"\lt": "<", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
 _CHARACTERS = str.maketrans(
     {character: f"\\{name} " for name, characters in _LATEX.items() for character in characters}
     | {"÷": "/", "∕": "/", "°": "^\\circ ", "∴": " therefore "}
@@ -82,7 +85,7 @@ _DECORATION: Sequence[Form] = (
     (r"[^\S\n]+", " "),
     (r"\s*\n\s*", r"\n"),
     (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
-    (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])|</?(?:b|i|u|em|strong|p|br|code)\s*/?>", " "),
+    (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])", " "),
     (r"(?<![\w)*\\])[*_](?=[^\s*_])([^*_\n]{1,200})(?<=\S)[*_](?![\w(*])", r"\1"),
     (r"(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}", _as_fraction),
     *3
@@ -92,9 +95,7 @@ _DECORATION: Sequence[Form] = (
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!|(?<!\\)\\(?=\s|$)", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\([gln]e)q(?:slant)?(?![a-zA-Z])", r"\\\1 "),
-    (r"\\gt(?![a-zA-Z])", ">"),
-    (r"\\lt(?![a-zA-Z])", "<"),
-    (r"([<>!])=", lambda found: {"<": r"\le ", ">": r"\ge ", "!": r"\ne "}[found[1]]),
+    (r"\\[gl]t(?![a-zA-Z])|[<>!]=", lambda found: _COMPARED[found[0]]),
     (r"\\(?:[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-zA-Z])|[-=]>", r"\\implies "),
     (r"\\therefore(?![a-zA-Z])", " therefore "),
     (r"\\frac\s*(?:\{(\w+)\}|(\w|\\[a-z]+))\s*(?:\{(\w+)\}|(\w|\\[a-z]+))", r"\\frac{\1\2}{\3\4}"),
@@ -230,8 +231,7 @@ def plain(text: str) -> str:
     Characters of one meaning become one: typographic quotation marks and dashes are those of ASCII, an accent is part
     of its letter, white space is a space or a line break, invisible characters go.
     """
-    text = _typed(text)
-    text = _COMMAND.sub("", _SPACING.sub(" ", text)).replace("{", "").replace("}", "")
+    text = _COMMAND.sub("", _SPACING.sub(" ", _typed(text))).replace("{", "").replace("}", "")
     return "\n".join(" ".join(line.split()) for line in _MARK_UP.sub("", text).splitlines() if line.strip())
 
 
@@ -248,8 +248,8 @@ def meaning(text: str) -> object:
 
 
 def _typed(text: str) -> str:
-    """A text in the characters of a keyboard, without fences of code."""
-    return re.sub("```(?:[a-z]+\n)?", " ", unicodedata.normalize("NFC", text)).translate(_TYPOGRAPHY)
+    """A text in the characters of a keyboard, without HTML and fences of code."""
+    return _HTML.sub(" ", unicodedata.normalize("NFC", text)).translate(_TYPOGRAPHY)
 
 
 def in_latex(text: str) -> str:
