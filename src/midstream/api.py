@@ -53,7 +53,7 @@ from midstream.practice.settings import BudgetConfig
 from midstream.practice.similarity import leak_guard
 from midstream.practice.validation import Validation
 from midstream.practice.validation import validate as measure_library
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, split, unproven
 from midstream.recipe.overrides import (
@@ -666,7 +666,7 @@ def _announce(work: Work, build: Build, listener: Listener) -> None:
     """Emit that the agent is built, and what to know about its prompt files."""
     replay = str(build.replay) if build.replay else ""
     listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
-    for note in build.notes:
+    for note in prompt_notes(build.recipe):
         listener(Note(note))
 
 

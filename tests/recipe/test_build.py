@@ -13,7 +13,7 @@ from midstream.core.protocols import Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation import SetConfig
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
@@ -279,7 +279,6 @@ def test_a_prompt_file_that_loses_sharing_is_named(tmp_path):
     own = tmp_path / "own.md"
     own.write_text("<!-- user -->\n{{memory}}\n{{query}}", encoding="utf-8")
     server = ["engines.model.model=m", "engines.model.base_url=http://localhost:1/v1"]
-    with Build(load_recipe("agentflow-prompted", [*server, f"agent.generator.prompt_file={own}"])) as build:
-        assert build.notes == ["agent.generator.prompt_file: turns do not share {{query}} after {{memory}}"]
-    with Build(load_recipe("agentflow-prompted", server)) as build:
-        assert build.notes == []
+    notes = prompt_notes(load_recipe("agentflow-prompted", [*server, f"agent.generator.prompt_file={own}"]))
+    assert notes == ["agent.generator.prompt_file: turns do not share {{query}} after {{memory}}"]
+    assert prompt_notes(load_recipe("agentflow-prompted", server)) == []

@@ -14,7 +14,7 @@ from rich.text import Text
 from midstream import api
 from midstream.core.events import AgentBuilt, Listener, Note, RunEvent, ServerStarts
 from midstream.core.terminal import Terminal
-from midstream.recipe.build import Build, check_machine
+from midstream.recipe.build import Build, check_machine, prompt_notes
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
@@ -115,6 +115,6 @@ def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", r
         if work != "other":
             print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")), flush=True)
         check_machine(build)
-        for note in build.notes:
+        for note in prompt_notes(recipe):
             api.print_warnings(Note(note))
     return 0

@@ -81,15 +81,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
         self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
 
-    @property
-    def notes(self) -> list[str]:
-        """A line for each prompt file of the recipe with an order that costs shared prefixes."""
-        configs: dict[str, Any] = {name: component.config for name, component in self.recipe.modules.items()}
-        own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
-        # A prompted module needs no context to be built.
-        lost = {name: config.build(None).lost_sharing for name, config in own.items()}
-        return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
-
     # -- where code of a model runs -----------------------------------------------------------------------------------
 
     @cached_property
@@ -309,6 +300,15 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def prompt_notes(recipe: Recipe) -> list[str]:
+    """A line for each prompt file of a recipe with an order that costs shared prefixes."""
+    configs: dict[str, Any] = {name: component.config for name, component in recipe.modules.items()}
+    own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
+    # A prompted module needs no context to be built.
+    lost = {name: config.build(None).lost_sharing for name, config in own.items()}
+    return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
 
 
 def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
