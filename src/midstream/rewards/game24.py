@@ -176,10 +176,11 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 
 def _given(task: Task) -> list[int]:
     numbers = task.metadata.get("numbers")
-    if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
+    given = [number for number in numbers if type(number) is int] if isinstance(numbers, list) else []
+    if not given or not isinstance(numbers, list) or len(given) < len(numbers):
         raise RecipeError(
             f"task {task.id!r} is not a Game of 24: its numbers are {numbers!r}",
             code="task-unfit",
             fix='give the task metadata["numbers"] = [1, 1, 1, 8], or use another reward',
         )
-    return numbers
+    return given
