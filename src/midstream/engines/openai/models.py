@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from midstream.core.errors import PromptTooLongError, UnsupportedError, UsageError
+from midstream.core.errors import MidstreamError, PromptTooLongError
 from midstream.core.http import proxy_of, session_for
 from midstream.core.protocols import Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
@@ -109,14 +109,5 @@ async def _listed(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, 
                     return []
         entries = json.loads(body)[field] if answer.status == 200 else []
         return [entry for entry in entries if isinstance(entry, dict)]
-    except (
-        aiohttp.ClientError,
-        UnsupportedError,
-        UsageError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):
+    except (aiohttp.ClientError, MidstreamError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
