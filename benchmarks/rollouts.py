@@ -125,7 +125,7 @@ def environment(port: int, concurrency: int) -> Environment:
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
-        generator=prompted.PromptedGenerator(prompted.PromptedConfig()),
+        generator=prompted.PromptedGenerator(prompted.GeneratorConfig()),
         config=LoopConfig(max_turns=TURNS),
     )
     return Environment(

@@ -68,7 +68,7 @@ async def main(engine: Engine) -> None:
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
-        generator=prompted.PromptedGenerator(prompted.PromptedConfig()),
+        generator=prompted.PromptedGenerator(prompted.GeneratorConfig()),
         config=LoopConfig(max_turns=5),
     )
     environment = Environment(

@@ -370,12 +370,13 @@ def test_a_library_that_helps_is_proven(library, workshop, tmp_path):
 def test_one_that_harms_is_not_and_says_what_to_take_out(library, workshop, tmp_path):
     path = tmp_path / "false.json"
     path.write_text(to_json(workshop[1]))
-    code, out, _ = library("validate", path, "--recipe", RECIPE, *SMALL, *STRONG)
+    harmful = (*STRONG, "--set", "tasks.harm=0.2")  # each lesson's harm is then seen in so few rollouts
+    code, out, _ = library("validate", path, "--recipe", RECIPE, *SMALL, *harmful)
     assert code == 1
     assert "The library does not help: -" in out
     assert "to delete what harms (L" in out
     assert f"): midstream library edit {path}" in out
-    code, out, _ = library("validate", path, "--recipe", RECIPE, *SMALL, *STRONG, "--json")
+    code, out, _ = library("validate", path, "--recipe", RECIPE, *SMALL, *harmful, "--json")
     assert (code, json.loads(out)["validation"]["test"]["verdict"]) == (1, "not better")
     assert json.loads(out)["spent"]["rollouts"] > 0
     assert read(path).proven_for == ""

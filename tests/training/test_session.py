@@ -204,7 +204,7 @@ def test_a_finished_run_is_not_trained_again(finished_run):
 def test_the_gate_stops_a_run_whose_planner_cannot_copy(ten_steps, tmp_path, capsys):
     options = ("--set", "warm_start.min_copy_rate=1.0", "--set", "warm_start.steps=1")
     assert train(ten_steps, tmp_path / "run", *options) == 1
-    assert "copies unseen names" in capsys.readouterr().err
+    assert "copy rate of validation names is 0.00" in capsys.readouterr().err
     run = RunDirectory.open(tmp_path / "run")
     assert (run.status().state, run.metrics.read()) == ("failed", [])
 

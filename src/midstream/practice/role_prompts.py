@@ -67,7 +67,7 @@ def about_library(library: Library, max_tokens: int | None) -> str:
 
 def about_answer(answer: str | None, truth: str) -> str:
     """The gold answer, or what a reward means where no role may see it."""
-    shown = _NOT_KNOWN[truth] if answer is None else to_json(answer)
+    shown = _NOT_KNOWN["none" if truth == "none" else "majority"] if answer is None else to_json(answer)
     return f"# Gold answer\n\n{shown}\n\n"
 
 

@@ -86,7 +86,7 @@ REFUSED: dict[str, str] = {
     "hang_at_initialize": "not ready within 0.6 s",
     "reads_nothing": "not ready within 0.6 s",
     "closes_output": "it closed its output",
-    "endless_line_at_start": "not ready within 0.6 s",
+    "endless_line_at_start": "not ready within 0.6 s|a line without an end",
     "wrong_version": "Unsupported protocol version from the server: 1999-01-01",
     "initialize_is_text": "a reply that is not JSON-RPC",
     "initialize_error_is_text": "a reply that is not JSON-RPC",
