@@ -34,7 +34,7 @@ AVOID = {
 PATTERN = re.compile("|".join(rf"(?P<_{number}>\b(?:{word})\b)" for number, word in enumerate(AVOID)), re.IGNORECASE)
 ALLOWED = "words: allow"  # in a comment: this line keeps its word, such as the label of a seed
 SUFFIXES = {".py", ".md", ".toml", ".html", ".txt", ".yaml", ".cfg"}
-PROMPTS = "/prompts/"  # a model's answer depends on every word of its prompt
+QUOTED = ("/prompts/", "/forms/")  # a model's answer depends on every word of its prompt; what models write
 SKIPPED = ("CHANGELOG.md", "LICENSE", "scripts/words.py", "tests/support/hostile_corpus.txt")
 
 
@@ -56,7 +56,9 @@ def main(arguments: list[str]) -> int:
         "\n"
     )
     paths = [
-        Path(name) for name in names if Path(name).suffix in SUFFIXES and name not in SKIPPED and PROMPTS not in name
+        Path(name)
+        for name in names
+        if Path(name).suffix in SUFFIXES and name not in SKIPPED and not any(part in name for part in QUOTED)
     ]
     hits = [hit for path in paths if path.is_file() for hit in found_in(path)]
     print("\n".join(hits) or "no avoided words")

@@ -155,7 +155,8 @@ class Recipe(Settings):
     @property
     def modules(self) -> dict[Kind, Component]:
         """The agent's modules, the trained one first, and its analyst, if it has one."""
-        named = {name: getattr(self.agent, name, None) for name in (*MODULES[self.agent.type], _ANALYST)}
+        names: tuple[Kind, ...] = (*MODULES[self.agent.type], _ANALYST)
+        named = {name: getattr(self.agent, name, None) for name in names}
         return {name: component for name, component in named.items() if component is not None}
 
     def table(self) -> Table:

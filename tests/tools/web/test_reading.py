@@ -17,7 +17,7 @@ from support.embeddings_server import EmbeddingsServer
 from support.errors import coded, raises
 
 PARAGRAPHS = [
-    f"Paragraph {number} describes harbors, herons and hay, and it goes on for a while." for number in range(90)
+    f"Paragraph {number} describes harbors, herons and hay, and it continues for a while." for number in range(90)
 ]
 PARAGRAPHS[40] = "The lighthouse of Amberbank is 105 metres high, and was lit in 1871 by Ada Byron."
 TEXT = "\n".join(PARAGRAPHS)
@@ -114,6 +114,6 @@ def test_endpoints_that_another_attempt_does_not_change_are_refused_at_once():
         read(server)
 
 
-def test_an_address_that_is_none_is_refused_at_once():
+def test_what_is_no_address_is_refused_at_once():
     with pytest.raises(RecipeError, check=coded("address-invalid")):
         Reader("tool", ReadingConfig(embeddings=EmbeddingsConfig(base_url="nowhere", model="m")), None)
