@@ -155,9 +155,11 @@ class Recipe(Settings):
     @property
     def modules(self) -> dict[Kind, Component]:
         """The agent's modules, the trained one first, and its analyst, if it has one."""
-        names: tuple[Kind, ...] = (*MODULES[self.agent.type], _ANALYST)
-        named = {name: getattr(self.agent, name, None) for name in names}
-        return {name: component for name, component in named.items() if component is not None}
+        found: dict[Kind, Component] = {}
+        for name in (*MODULES[self.agent.type], _ANALYST):
+            if (component := getattr(self.agent, name, None)) is not None:
+                found[name] = component
+        return found
 
     def table(self) -> Table:
         """The recipe with every default filled in, as JSON values; `parse_recipe` reads it back."""
