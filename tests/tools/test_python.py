@@ -60,6 +60,7 @@ def test_code_that_raises_or_runs_too_long_is_an_answer():
         ("    x = 105\n    x + 7", "112"),
         ("\n  ```python\n  for x in (105,):\n      print(x + 7)\n  ```", "112"),
         ("'```python\\n1\\n```'", "'```python\\n1\\n```'"),  # code with a fence in a string
+        ("'</think>'", "'</think>'"),  # code is no reply: nothing of it is a thought
     ],
 )
 def test_fenced_and_indented_code_runs(code: str, text: str):

@@ -253,7 +253,7 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
 
 def parse_program(text: str, tool: str) -> Command:
     """The executor's program (`core.text.find_program`); without one, a command with `error`, never an exception."""
-    code, problem = find_program(text)
+    code, problem = find_program(spoken(text))
     return Command(tool=tool, code=code, error=None if code is not None else f"no program for {tool}: {problem}")
 
 

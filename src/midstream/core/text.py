@@ -119,12 +119,11 @@ def find_program(text: str) -> tuple[str | None, str]:
     If any block is marked as Python, only these count. Code that is indented as a whole is moved to the left. If
     nothing compiles, the result is (None, problem of the first).
     """
-    reply = spoken(text)
-    if _compile_error(reply) is None:  # a fence in it stands in a string
-        return reply, ""
-    blocks = _fenced(reply)
+    if _compile_error(text) is None:  # a fence in it stands in a string
+        return text, ""
+    blocks = _fenced(text)
     marked = [code for language, code in blocks if language in _PYTHON]
-    candidates = marked or [code for _, code in blocks] or [reply]
+    candidates = marked or [code for _, code in blocks] or [text]
     for code in candidates:
         for version in (code, textwrap.dedent(code)):
             if _compile_error(version) is None:
