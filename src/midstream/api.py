@@ -33,7 +33,7 @@ from typing import Any, Unpack
 from rich.text import Text
 
 from midstream.core import lessons
-from midstream.core.errors import MidstreamError, RecipeError, RunError, UsageError
+from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.task import Task
@@ -735,4 +735,7 @@ def _status_on_failure(run: RunDirectory) -> Iterator[None]:
         raise
     except MidstreamError as error:
         run.set_status("failed", str(error))
+        if isinstance(error, RefusedError):
+            fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
+            raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
         raise

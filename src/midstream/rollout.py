@@ -19,6 +19,7 @@ from midstream.core.data import Settings
 from midstream.core.errors import (
     InfrastructureError,
     MidstreamError,
+    RefusedError,
     RewardError,
     StorageError,
     UnsupportedError,
@@ -300,7 +301,7 @@ class _Run:
                         fix="scale the result of the reward's `score`",
                     )
                 trajectory = trajectory.model_copy(update={"reward": reward})
-        except (UsageError, StorageError):
+        except (UsageError, RefusedError, StorageError):
             raise  # the same for every trajectory: the run cannot work, or cannot store its results
         except Exception as failure:
             text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)

@@ -104,6 +104,12 @@ def test_a_lost_run_says_why_on_standard_error(capsys, form):
         assert ("stopped  error, no answer, 1 turn" in lines(out)) == (form == ())
 
 
+def test_a_wrong_key_ends_a_question_with_its_code(capsys):
+    with LLMServer(SUM, faults=[401]) as server:
+        code, out, err = solve(capsys, "--base-url", server.base_url, "--model", "m", "--json")
+    assert (code, out, printed(err).code, len(server.bodies)) == (1, "", "key-refused", 1)
+
+
 def test_a_price_is_added_up(capsys):
     with LLMServer(SUM) as server:
         options = ("--base-url", server.base_url, "--model", "m", "--set", "engines.model.price_completion_usd=1000")

@@ -1,7 +1,7 @@
 """A scripted chat server that answers known questions from a table, and counts what it was asked about each.
 
 It plays AgentFlow's four modules: one turn with the tool `guess`, then the answer. A question in `broken` gets status
-500 for good; `slow_s` is what every reply takes.
+500 for good; `slow_s` is what every reply takes. With `refusal` (a status), all requests after `allowed` get it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class QuestionServer(LLMServer):
     def __init__(self, answers: Mapping[str, str], *, broken: Collection[str] = (), slow_s: float = 0.0) -> None:
         super().__init__(self._say)
         self.answers, self.broken, self.pause_s = dict(answers), set(broken), slow_s
+        self.refusal, self.allowed = 0, 0
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
 
@@ -36,6 +37,8 @@ class QuestionServer(LLMServer):
         question = self.question(body)
         with self._lock:
             self.asked[question] += 1
+        if self.refusal and self.asked.total() > self.allowed:
+            return self.refusal, {"error": {"message": "not you"}}
         if question in self.broken:
             return 500, {"error": {"message": "this one fails for good"}}
         return super().answer(path, body)

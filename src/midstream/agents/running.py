@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError
+from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Engine, ModuleContext, Tool
@@ -143,6 +143,8 @@ async def record_run(
             calls=failure.calls,
         )
         error = record.end_broken(late)
+    except RefusedError:
+        raise  # the same for every task
     except InfrastructureError as failure:
         record.stop_reason = "error"
         error = record.end_broken(failure)

@@ -11,7 +11,8 @@ cause, and the command or edit that fixes it. The `code` is stable; docs/errors.
     ├── InfrastructureError     an endpoint, tool server, judge or sandbox failed: retried, then the trajectory is
     │   │                       `status="error"`; it is never a reward of 0
     │   ├── EngineError
-    │   │   └── PromptTooLongError
+    │   │   ├── PromptTooLongError
+    │   │   └── RefusedError    an endpoint refuses every request (key, model, address, quota): the run stops at once
     │   ├── ToolServerError
     │   ├── SandboxError
     │   ├── RewardError
@@ -147,6 +148,13 @@ class PromptTooLongError(EngineError):
     """A prompt and its completion do not fit the model's context; a retry would fail in the same way."""
 
     code = "prompt-too-long"
+    retryable = False
+
+
+class RefusedError(EngineError):
+    """An endpoint refuses every request: a wrong key, model or address, or an empty account. It ends the whole run."""
+
+    code = "key-refused"
     retryable = False
 
 

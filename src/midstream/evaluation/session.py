@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from midstream.core.errors import BudgetError, InfrastructureError, RunError
+from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RunError
 from midstream.core.events import (
     EvaluationFinished,
     Listener,
@@ -213,6 +213,8 @@ async def evaluate_sets(
             result = await evaluate_set(
                 run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
             )
+        except RefusedError:
+            raise
         except InfrastructureError as error:
             lost.append(error.what)
             listener(Note(error.what))

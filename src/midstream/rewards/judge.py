@@ -24,7 +24,7 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 from midstream.core.answers import extract
 from midstream.core.component import Context, RewardConfig, parse_component
 from midstream.core.data import Frozen
-from midstream.core.errors import EngineError, RewardError
+from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.keyed_file import KeyedFile
 from midstream.core.protocols import Engine, Request, Reward
 from midstream.core.seeds import derive_seed
@@ -195,6 +195,8 @@ class Judge:
             )
             try:
                 calls = (*calls, await self._engine.sample(request))
+            except RefusedError:
+                raise
             except EngineError as error:
                 raise RewardError(
                     f"the judge failed: {error.what}",

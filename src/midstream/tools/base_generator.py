@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
-from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
+from midstream.core.errors import EngineError, PromptTooLongError, RefusedError, ToolServerError
 from midstream.core.protocols import Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.text import spoken
@@ -32,6 +32,8 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
         call = await engine.sample(request)
     except PromptTooLongError as error:
         return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
+    except RefusedError:
+        raise
     except EngineError as error:
         raise ToolServerError(
             f"the model of tool {tool} failed: {error.what}",

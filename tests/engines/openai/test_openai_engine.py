@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
+from midstream.core.errors import DeadlineError, EngineError, RefusedError, UnsupportedError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
@@ -152,6 +152,21 @@ def test_a_refusal_is_final_and_says_what_to_do(status: int, code: str, fix: str
         ask(engine_for(server, provider="vllm", api_key_env="OPENAI_API_KEY"), HELLO)
     assert not caught.value.retryable
     assert len(server.bodies) == 1
+
+
+def test_a_refusal_of_every_request_differs_from_one_of_a_single_prompt():
+    for status, same_for_all in [(401, True), (402, True), (403, True), (404, True), (400, False), (422, False)]:
+        with LLMServer(echo, faults=[status]) as server, pytest.raises(EngineError) as caught:
+            ask(engine_for(server), HELLO)
+        assert isinstance(caught.value, RefusedError) == same_for_all, status
+    with LLMServer(echo, faults=[None, 403, 401]) as server:
+        engine = engine_for(server)
+        ask(engine, HELLO)
+        with pytest.raises(EngineError) as flagged:  # a server that moderates refuses one prompt, not the key
+            ask(engine, HELLO)
+        assert not isinstance(flagged.value, RefusedError)
+        with pytest.raises(RefusedError):
+            ask(engine, HELLO)
 
 
 def test_a_spent_quota_is_not_waited_for():
@@ -385,17 +400,24 @@ def test_what_was_sent_and_what_failed_is_recorded():
 
 
 @pytest.mark.parametrize(
-    ("faults", "failures", "retryable"),
-    [([500, "empty_choices"], ("500: injected 500", "the answer holds no choice"), True), ([401], (), False)],
+    ("faults", "failures", "kind"),
+    [
+        ([500, "empty_choices"], ("500: injected 500", "the answer holds no choice"), EngineError),
+        ([401], (), RefusedError),
+    ],
 )
-def test_a_request_that_failed_leaves_its_call(faults: list[Fault], failures: tuple[str, ...], retryable: bool):
+def test_a_request_that_failed_leaves_its_call(
+    faults: list[Fault], failures: tuple[str, ...], kind: type[EngineError]
+):
     with LLMServer(echo, faults=faults) as server, pytest.raises(EngineError) as caught:
         ask(engine_for(server, max_attempts=2), HELLO)
     [call] = caught.value.calls
     assert (call.messages, call.failures, call.completion) == (HELLO.messages, failures, "")
     assert call.sent["base_url"] == server.base_url
-    assert call.error == ErrorInfo(type="EngineError", message=str(caught.value), retryable=retryable)
-    assert caught.value.retryable is retryable
+    assert call.error == ErrorInfo(
+        type=kind.__name__, message=str(caught.value), retryable=kind is EngineError
+    )
+    assert caught.value.retryable is (kind is EngineError)
 
 
 def test_a_request_past_its_deadline_leaves_its_call():

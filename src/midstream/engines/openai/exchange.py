@@ -20,13 +20,14 @@ import aiohttp
 from pydantic import JsonValue
 from yarl import URL
 
-from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
+from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, RefusedError, UnsupportedError
 from midstream.core.events import Emit
 from midstream.core.http import Endpoint, TransientError, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
 from midstream.engines.openai.providers import (
     PROVIDERS,
+    REFUSES_ALL,
     key_header,
     limit_field,
     refusal_advice,
@@ -121,14 +122,14 @@ def endpoint_of(origin: URL) -> Endpoint:
 class Exchange:
     """Talks to one server for one engine, through the running loop's connections to it.
 
-    Its own state: whether the server ever answered, and ever with token ids.
+    Its own state: whether the server ever answered, ever with a reply, and ever with token ids.
     """
 
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
         self._endpoint = endpoint_of(URL(self._base_url, encoded=True).origin())
-        self._reached = self._exact = False
+        self._reached = self._replied = self._exact = False
 
     async def close(self) -> None:
         """Leave the running loop's connections."""
@@ -164,7 +165,7 @@ class Exchange:
             if not self._exact:
                 raise
             raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
-        self._exact = self._config.token_ids
+        self._replied, self._exact = True, self._config.token_ids
         self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
         if data is not None and self._config.stream:  # this server does not stream: all text at once
             emit("text", reply.text)
@@ -238,6 +239,9 @@ class Exchange:
             raise no_token_ids(f"it answered {status}: {text}")
         advice = refusal_advice(config, model, status, too_long=refusal.too_long)
         kind = PromptTooLongError if refusal.too_long else EngineError
+        # A 403 after replies is about this prompt: moderation, or a firewall that reads code as an attack.
+        if advice["code"] in REFUSES_ALL and not (status == 403 and self._replied):
+            kind = RefusedError
         raise kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice, retryable=False)
 
     def _key(self) -> str:

@@ -98,6 +98,7 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
 }
 SERVED = ("vllm", "sglang", "llama_cpp", "transformers")  # those that a run can start for itself
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")  # codes of `refusal_advice`
 _ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
 
 
