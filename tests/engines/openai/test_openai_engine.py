@@ -406,17 +406,13 @@ def test_what_was_sent_and_what_failed_is_recorded():
         ([401], (), RefusedError),
     ],
 )
-def test_a_request_that_failed_leaves_its_call(
-    faults: list[Fault], failures: tuple[str, ...], kind: type[EngineError]
-):
+def test_a_request_that_failed_leaves_its_call(faults: list[Fault], failures: tuple[str, ...], kind: type[EngineError]):
     with LLMServer(echo, faults=faults) as server, pytest.raises(EngineError) as caught:
         ask(engine_for(server, max_attempts=2), HELLO)
     [call] = caught.value.calls
     assert (call.messages, call.failures, call.completion) == (HELLO.messages, failures, "")
     assert call.sent["base_url"] == server.base_url
-    assert call.error == ErrorInfo(
-        type=kind.__name__, message=str(caught.value), retryable=kind is EngineError
-    )
+    assert call.error == ErrorInfo(type=kind.__name__, message=str(caught.value), retryable=kind is EngineError)
     assert caught.value.retryable is (kind is EngineError)
 
 
