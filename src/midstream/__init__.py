@@ -19,14 +19,16 @@ from midstream.core.version import __version__ as __version__
 
 # Public names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
-    "agents.agentflow": "AgentFlow",
-    "agents.interleaved": "Interleaved",
     "core.errors": "EngineError InfrastructureError MidstreamError RecipeError RewardError ToolServerError "
     "TrainingError UsageError",
     "core.protocols": "Agent Engine Executor Generator ModuleContext Planner Request Reward Tool ToolResult Verifier",
     "core.task": "Task",
     "core.trajectory": "Action Call Command Memory Message Observation Sampling Score Trajectory Turn Verdict",
     "engines.openai.engine": "OpenAICompatibleEngine",
+    "interface.agents": "AgentFlow Interleaved",
+    "interface.results": "Run",
+    "interface.tasks": "Tasks tasks",
+    "interface.work": "compare evaluate practice resume solve train",
     "recipe.build": "Build",
     "recipe.schema": "Recipe load_recipe parse_recipe",
     "rewards.exact_match": "ExactMatch",
@@ -40,8 +42,6 @@ __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 # fmt: off
 if TYPE_CHECKING:
     # isort: off
-    from midstream.agents.agentflow import AgentFlow as AgentFlow
-    from midstream.agents.interleaved import Interleaved as Interleaved
     from midstream.core.errors import (
         EngineError as EngineError, InfrastructureError as InfrastructureError, MidstreamError as MidstreamError,
         RecipeError as RecipeError, RewardError as RewardError, ToolServerError as ToolServerError,
@@ -59,6 +59,13 @@ if TYPE_CHECKING:
         Turn as Turn, Verdict as Verdict,
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
+    from midstream.interface.agents import AgentFlow as AgentFlow, Interleaved as Interleaved
+    from midstream.interface.results import Run as Run
+    from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
+    from midstream.interface.work import (
+        compare as compare, evaluate as evaluate, practice as practice, resume as resume, solve as solve,
+        train as train,
+    )
     from midstream.recipe.build import Build as Build
     from midstream.recipe.schema import Recipe as Recipe, load_recipe as load_recipe, parse_recipe as parse_recipe
     from midstream.rewards.exact_match import ExactMatch as ExactMatch

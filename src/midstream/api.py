@@ -25,14 +25,15 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from rich.text import Text
 
-from midstream.core import lessons
+from midstream.core import lessons, own
 from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
@@ -60,6 +61,7 @@ from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
     EvaluationChanges,
+    Source,
     agent_recipe,
     changed_recipe,
     evaluation_recipe,
@@ -176,7 +178,7 @@ def resume(
 
 
 def evaluate(
-    target: RunDirectory | str | Path,
+    target: Source | Path,
     out: str | Path | None = None,
     *,
     retry_errors: bool = False,
@@ -191,7 +193,7 @@ def evaluate(
     Each trajectory is kept as it ends: one that has a result never runs again.
 
     Args:
-        target: a training or practice run, or the name or file of a recipe.
+        target: a training or practice run, or a recipe by name, file or table.
         out: the evaluation's directory, by default a new one under `runs/`. If it holds this very evaluation, what is
             missing is run.
         retry_errors: run again what ended in an infrastructure error.
@@ -199,8 +201,8 @@ def evaluate(
     Raises:
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
-    trained = target if isinstance(target, RunDirectory) else trained_run(target)
-    recipe = evaluation_recipe(trained or str(target), **changes)
+    target, trained = _opened(target)
+    recipe = evaluation_recipe(target, **changes)
     asked = EvaluationInfo(
         run=os.path.abspath(trained.root) if trained and has_weights(trained) else None,
         unsafe=unsafe,
@@ -222,7 +224,7 @@ def evaluate(
 
 def solve(
     question: str,
-    source: RunDirectory | str | Path = RECIPE,
+    source: Source | Path = RECIPE,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
@@ -235,7 +237,7 @@ def solve(
 
     Args:
         question: the question.
-        source: a training or practice run, or the name or file of a recipe.
+        source: a training or practice run, or a recipe by name, file or table.
         temperature: the planner's; by default 0 with the weights of a run, else the recipe's.
 
     Returns:
@@ -247,8 +249,9 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    run = source if isinstance(source, RunDirectory) else trained_run(source)
-    recipe, named = agent_recipe(run or str(source), **changes), str(run.root if run else source)
+    source, run = _opened(source)
+    recipe = agent_recipe(source, **changes)
+    named = str(run.root) if run else source if isinstance(source, str) else recipe.name
     if is_dialogues(recipe.tasks):
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} cannot answer a single question",
@@ -476,11 +479,30 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
+    recorded = [component.digest for component in run.info().own]
+    changed = [
+        component.reference
+        for component, digest in zip(own.used(build.resolved), recorded, strict=True)
+        if component.digest != digest
+    ]
+    if changed:
+        raise RunError(
+            f"{', '.join(changed)} has changed since {run.root} began",
+            code="inputs-changed",
+            cause="results on both versions would be counted as one",
+            fix=f"restore it (a copy of a file is in {run.own_dir}), or start over with --out",
+        )
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _opened(source: Source | Path) -> tuple[Source, RunDirectory | None]:
+    """The source with a run opened, and the run if it is one."""
+    run = trained_run(source) if isinstance(source, str | Path) else source if isinstance(source, RunDirectory) else None
+    return run or (str(source) if isinstance(source, Path) else source), run
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
@@ -673,6 +695,49 @@ def _announce(work: Work, build: Build, listener: Listener) -> None:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
+class Stop:
+    """Stops work of another thread as Ctrl-C stops that of the main thread; call it from anywhere, at any time."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def __call__(self) -> None:
+        self._asked = True
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            if self._asked:
+                coroutine.close()
+                raise KeyboardInterrupt
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._asked:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            self._task = None
+
+
+_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stopped_by(stop: Stop) -> Iterator[None]:
+    """Have `stop` end the work in this block."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
 @contextmanager
 def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
@@ -697,9 +762,11 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
     _use_threads(build.recipe, learns=False)
     with asyncio.Runner() as runner:
 
+        stop = _stop.get()
+
         def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
             try:
-                return runner.run(coroutine)
+                return runner.run(coroutine if stop is None else stop.around(coroutine))
             except BaseException:
                 # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
                 left = asyncio.all_tasks(runner.get_loop())

@@ -143,7 +143,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         key = component.model_dump_json(exclude={"weight"})
         if key not in self._rewards:
             self._rewards[key] = component.config.build(BuildContext(self, component, "reward"))
-            self._opened.append(self._rewards[key])
+            if not component.config.borrowed:
+                self._opened.append(self._rewards[key])
         return self._rewards[key]
 
     # -- tools --------------------------------------------------------------------------------------------------------
@@ -204,7 +205,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         component = self.recipe.engines[name]
         if name not in self._engines:
             self._engines[name] = component.config.build(BuildContext(self, component, name))
-            self._opened.append(self._engines[name])
+            if not component.config.borrowed:
+                self._opened.append(self._engines[name])
         if self.budget is None or not counted:
             return self._engines[name]
         if name not in self._budgeted:

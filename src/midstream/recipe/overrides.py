@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from midstream.core import own
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
 from midstream.core.secrets import refuse_secrets
@@ -31,6 +32,9 @@ from midstream.recipe.schema import (
 )
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
+
+Source = str | RunDirectory | Table
+"""A recipe by name, file or table, or a run."""
 
 RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
@@ -58,12 +62,13 @@ class AgentChanges(TypedDict, total=False):
 class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
-    `benchmarks` (each `NAME` or `NAME=FILE`) and `task_files` replace the recipe's sets. `count` is the number of tasks
+    `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is the number of tasks
     of each set, drawn at random; `reward` the type of reward that scores the answers.
     """
 
     benchmarks: Sequence[str]
     task_files: Sequence[str]
+    sets: Sequence[Table]
     count: int | None
     trials: int | None
     reward: str | None
@@ -71,11 +76,16 @@ class EvaluationChanges(AgentChanges, total=False):
 
 
 def run_table(run: RunDirectory) -> Table:
-    """The resolved recipe of a run as it was written."""
+    """The resolved recipe of a run as it was written; files of your own that are gone are replaced by its copies."""
     try:
-        return parse_toml(run.recipe())
+        return _with_copies(parse_toml(run.recipe()), run)
     except ValueError as error:
         raise damaged_recipe(run.recipe_path, error) from error
+
+
+def _with_copies(table: Table, run: RunDirectory) -> Table:
+    recorded = {component.reference: component for component in run.info().own}
+    return own.from_copies(table, recorded, run.own_dir) if recorded else table
 
 
 def run_recipe(run: RunDirectory) -> Recipe:
@@ -85,7 +95,7 @@ def run_recipe(run: RunDirectory) -> Recipe:
 
 def recipe_changes(run: RunDirectory) -> list[str]:
     """The settings in which a run's recipe.toml differs from the recipe that it began with, as "key: its own | now"."""
-    began = parse_toml(to_toml(run.info().resolved))
+    began = _with_copies(parse_toml(to_toml(run.info().resolved)), run)
     return differing_settings(began, to_jsonable_python(run_table(run), inf_nan_mode="strings"))
 
 
@@ -94,7 +104,7 @@ def has_weights(run: RunDirectory) -> bool:
     return run.info().kind != "practice" or bool(run.checkpoints.steps())
 
 
-def changed_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
+def changed_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
     """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
     return parse_recipe(_changed(source, changes))
 
@@ -111,26 +121,27 @@ def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unp
     return changed_recipe(source, **changes)
 
 
-def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
+def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
     """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies."""
     return parse_recipe(_frozen_agent(_changed(source, changes, streams=True), source))
 
 
-def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationChanges]) -> Recipe:
+def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    table = _changed(source, changes, own_sets=bool(changes.get("benchmarks") or changes.get("task_files")))
+    table = _changed(source, changes, own_sets=any(changes.get(key) for key in ("benchmarks", "task_files", "sets")))
     _set_evaluation(table, changes)
     return parse_recipe(_frozen_agent(table, source))
 
 
-def _changed(
-    source: str | RunDirectory, changes: AgentChanges, *, streams: bool = False, own_sets: bool = False
-) -> Table:
+def _changed(source: Source, changes: AgentChanges, *, streams: bool = False, own_sets: bool = False) -> Table:
     """The table with all changes to the agent, of the right shape.
 
     Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
     """
-    table = run_table(source) if isinstance(source, RunDirectory) else read_table(source)
+    if isinstance(source, RunDirectory):
+        table = run_table(source)
+    else:
+        table = read_table(source) if isinstance(source, str) else merge({}, source)
     table = with_library(table, changes.get("library"))
     if (seed := changes.get("seed")) is not None:
         table["seed"] = seed
@@ -183,7 +194,7 @@ def _changed(
     return table
 
 
-def _frozen_agent(table: Table, source: str | RunDirectory) -> Table:
+def _frozen_agent(table: Table, source: Source) -> Table:
     """The table of an agent without [practice]; the agent of a practice run gets the library of its run."""
     practiced = table.pop("practice", None) is not None
     if practiced and isinstance(source, RunDirectory) and "library" not in table["agent"]:
@@ -203,6 +214,7 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
     sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
+    sets += changes.get("sets", ())
     if sets and "temperatures" not in settings:
         name = modules_of(table["agent"])[0]
         config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config

@@ -5,7 +5,7 @@ Each is registered by the name of its settings' class and imported when a recipe
 
 from __future__ import annotations
 
-from midstream.core.component import Kind, register
+from midstream.core.component import Kind, register, register_functions
 
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
@@ -82,3 +82,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
 for _kind, _names in COMPONENTS.items():
     for _name, _place in _names.items():
         register(_kind, _name, _place)
+
+# Kinds whose components may be plain functions.
+register_functions("tasks", "midstream.tasks.file:function_settings")
+register_functions("reward", "midstream.rewards.own:function_settings")

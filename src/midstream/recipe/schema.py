@@ -23,6 +23,7 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
+from midstream.core.own import anchored
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.text import shorten
@@ -258,8 +259,9 @@ def read_table(name: str) -> Table:
     path = find_recipe(name)
     tables: dict[Path, Table] = {}
     while True:
-        tables[path] = table = read_toml(path)
+        table = read_toml(path)
         refuse_secrets(table)  # before anything can quote its values
+        tables[path] = table = anchored(table, path.parent)
         base = table.pop("extends", None)
         if base is None:
             return reduce(merge, reversed(tables.values()))

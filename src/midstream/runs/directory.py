@@ -2,6 +2,7 @@
 
 run.json                        format, versions, git commit, seed, command line, resolved recipe
 recipe.toml                     the recipe as text
+components/                     copies of the files whose components it names, see `core/own.py`
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
@@ -54,6 +55,7 @@ class RunDirectory:
         self.results_path = root / "results.jsonl"
         self.updates_path = root / "updates.jsonl"
         self.report_path = root / "report.html"
+        self.own_dir = root / "components"
         self.ledger_dir = root / "ledger"
         self.library_dir = root / "library"
         self.policy_dir = root / "policy"  # created by the export of the weights
@@ -77,7 +79,8 @@ class RunDirectory:
         """
         run = cls(root)
         # What a crash in here leaves: the lock comes first, and `run.json`, which makes the directory a run, last.
-        begun = {path.name for path in (run.lock_path, run.recipe_path, run.trajectories.root, run.checkpoints.root)}
+        first = (run.lock_path, run.recipe_path, run.own_dir, run.trajectories.root, run.checkpoints.root)
+        begun = {path.name for path in first}
         names = {path.name for path in root.iterdir() if path.suffix != ".tmp"} if root.is_dir() else set[str]()
         if (root.exists() and not root.is_dir()) or names - begun or (names and run.lock_path.name not in names):
             raise _taken(root)
@@ -90,6 +93,10 @@ class RunDirectory:
                 run.trajectories.root.mkdir(exist_ok=True)
                 if info.evaluation is None:
                     run.checkpoints.root.mkdir(exist_ok=True)
+            for component in info.own:
+                if component.copy_name:
+                    run.own_dir.mkdir(exist_ok=True)
+                    atomic_write(run.own_dir / component.copy_name, component.source())
             atomic_write(run.recipe_path, recipe_toml.encode())
             atomic_write(run.info_path, checksums.add(info.model_dump_json(indent=2).encode() + b"\n"))
         return run

@@ -15,8 +15,10 @@ from typing import Any, Literal
 from pydantic import JsonValue
 from pydantic_core import from_json, to_jsonable_python
 
+from midstream.core import own
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
+from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.version import __version__
 from midstream.runs import checksums
@@ -54,8 +56,9 @@ class RunInfo(Frozen):
     `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
     `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`).
     `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
-    default and override filled in; `lessons` is the digest of those that `agent.library` puts into the prompts, "" for
-    none. A directory with `evaluation` holds an evaluation and no training run.
+    default and override filled in; `own` are the user's components in it; `lessons` is the digest of those that
+    `agent.library` puts into the prompts, "" for none. A directory with `evaluation` holds an evaluation and no
+    training run.
     """
 
     format: int
@@ -69,6 +72,7 @@ class RunInfo(Frozen):
     argv: tuple[str, ...]
     created_at: str
     resolved: dict[str, JsonValue]
+    own: tuple[OwnComponent, ...] = ()
     lessons: str = ""
     evaluation: EvaluationInfo | None = None
 
@@ -132,6 +136,7 @@ def collect_info(
         argv=without_secrets(sys.argv),
         created_at=utc_now(),
         resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
+        own=tuple(own.used(resolved)),
         lessons=lessons,
         evaluation=evaluation,
     )

@@ -117,7 +117,7 @@ def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
         faults.add("the whole file", error)
         return
     for number, value in enumerate(entries, 1):
-        yield from _object(f"entry {number}", value, faults)
+        yield from record_of(f"entry {number}", value, faults)
 
 
 def _lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
@@ -134,7 +134,7 @@ def _lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
         except BadRowError as error:
             faults.add(f"line {number}", error)
         else:
-            yield from _object(f"line {number}", value, faults)
+            yield from record_of(f"line {number}", value, faults)
 
 
 def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]:
@@ -182,7 +182,7 @@ def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iter
         batches = table.iter_batches(batch_size=1000, columns=wanted)
         for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             try:
-                yield from _object(f"row {number}", row, faults)
+                yield from record_of(f"row {number}", row, faults)
             except TypeError as error:  # a date, bytes, a decimal number
                 faults.add(f"row {number}", f"it cannot be kept: {error}")
     except ArrowException as error:
@@ -224,7 +224,8 @@ def _parse(data: bytes) -> Any:
         raise BadRowError(f"it is no JSON: {error}") from error
 
 
-def _object(place: str, value: Any, faults: Faults) -> Iterator[Record]:
+def record_of(place: str, value: Any, faults: Faults) -> Iterator[Record]:
+    """The record of a JSON object; anything else is a fault, and gives none."""
     if not isinstance(value, dict):
         faults.add(place, f"it is no object but {shorten(value)}")
     elif reason := unfit(value):

@@ -23,20 +23,16 @@ import asyncio
 import contextvars
 import copy
 import functools
-import importlib
-import importlib.util
 import inspect
 import json
 import keyword
 import re
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from hashlib import blake2b
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
 import docstring_parser
@@ -51,6 +47,7 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import blocking, unusable_schema
+from midstream.core.own import load
 from midstream.core.protocols import Tool, ToolResult
 
 P = ParamSpec("P")
@@ -340,7 +337,8 @@ class FunctionConfig(ToolConfig):
     The function is imported when the tool is made and by `--dry-run`, never to validate a recipe.
 
     Attributes:
-        function: `"my_tools.py:word_count"`, a file relative to where midstream runs, or `"package.module:name"`
+        function: `"my_tools.py:word_count"`, a file relative to the recipe's, or to where midstream runs, or
+            `"package.module:name"`
     """
 
     function: str
@@ -363,24 +361,7 @@ class FunctionConfig(ToolConfig):
         It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
         Raises `UsageError` if it cannot be imported, or cannot be a tool.
         """
-        place, _, attribute = self.function.rpartition(":")
-        module = _import(place)
-        found: Any = module
-        for part in attribute.split("."):
-            try:
-                found = getattr(found, part)
-            except AttributeError as error:
-                own = [
-                    known
-                    for known, value in vars(module).items()
-                    if isinstance(value, FunctionTool)
-                    or (inspect.isfunction(value) and value.__module__ == module.__name__)
-                ]
-                raise RecipeError(
-                    f"{place} has no {attribute!r}",
-                    code="name-not-found",
-                    fix=f"use one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
-                ) from error
+        found = load(self.function, _EXAMPLE)
         if isinstance(found, FunctionTool):
             return found.renamed(context.name)
         if inspect.isfunction(found) or inspect.ismethod(found):
@@ -418,49 +399,3 @@ class _Renamed:
         self.name, self.description, self.parameters = name, inner.description, inner.parameters
         self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
         self.call, self.close = inner.call, inner.close
-
-
-def _import(place: str) -> ModuleType:
-    """Import a module or, once in a process because its tools share state, a file that can import its neighbors."""
-    name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
-    if path is not None:
-        if not path.is_file():
-            raise RecipeError(
-                f"no file {path}",
-                code="file-not-found",
-                cause=f"a path in a recipe is relative to the directory in which midstream runs, now {Path.cwd()}",
-                fix=f"run midstream where the file is, or give its absolute path; {_EXAMPLE}",
-            )
-        name = f"midstream_tools_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-        if name in sys.modules:
-            return sys.modules[name]
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))
-    try:
-        if path is None:
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None, "a file that ends in .py has a loader"
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (Exception, SystemExit) as error:
-        if path is not None:
-            sys.modules.pop(name, None)
-        # The module itself is missing, and not one that it imports.
-        elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise RecipeError(
-                f"no module {name!r}: {error}",
-                code="module-not-found",
-                fix=f"correct the name, install its package next to midstream, or name the file; {_EXAMPLE}",
-            ) from error
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        syntax = isinstance(error, SyntaxError)
-        file, line = (error.filename, error.lineno) if syntax else (last.filename, last.lineno)
-        raise RecipeError(
-            f"{path or name} cannot be imported: {type(error).__name__}: {error}",
-            code="import-failed",
-            cause=f"{file}, line {line}, raises it" if file and line else f"{file or path or name} raises it",
-            fix=f"correct it until `{Path(sys.executable).name} {path}` runs" if path else "correct it",
-        ) from error

@@ -1,0 +1,266 @@
+"""Components of your own: a file, a module or an object in Python behind the `type` of a recipe's table.
+
+    type = "rewards.py:exact"               a name in a file, relative to the recipe's file or to the working directory
+    type = "my_package.rewards:exact"       a name in a module that can be imported
+    type = "python:exact"                   an object that a running program has handed over (`reference_of`)
+
+A run records each of them with the digest of its source, and keeps a copy of every file (`OwnComponent`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from hashlib import blake2b
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError, RunError, UsageError
+
+EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
+
+_REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
+_HANDED_OVER = "python"  # the place of objects that a program hands over
+_live: dict[str, Any] = {}  # by reference, the objects that this process handed over
+_importing: ContextVar[str] = ContextVar("importing", default="")
+
+
+class OwnComponent(Frozen):
+    """What a run used of your own: its reference, the digest of its source, and the name of its file's copy.
+
+    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy.
+    """
+
+    reference: str
+    digest: str
+    copy_name: str = ""
+
+    def source(self) -> bytes:
+        """The file's bytes. Raises `RunError` if they have changed since the digest was taken."""
+        file = file_of(self.reference)
+        assert file is not None, "only files have copies"
+        source = file.read_bytes()
+        if _digest(source) != self.digest:
+            raise RunError(f"{file} was changed while the run began", code="inputs-changed", fix="start it again")
+        return source
+
+
+def is_reference(name: object) -> bool:
+    """Whether `name` is of the form "PLACE:NAME"."""
+    return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
+
+
+def file_of(reference: str) -> Path | None:
+    """The file that a reference names; None for a module or an object of a program."""
+    place = reference.rpartition(":")[0]
+    return Path(place).expanduser() if place.endswith(".py") else None
+
+
+def anchored(table: Any, directory: Path) -> Any:
+    """A recipe's table, whose references to files in `directory` are absolute."""
+    if isinstance(table, Mapping):
+        return {key: anchored(value, directory) for key, value in table.items()}
+    if isinstance(table, list):
+        return [anchored(value, directory) for value in table]
+    if is_reference(table) and (file := file_of(table)) is not None and (directory / file).is_file():
+        return f"{(directory / file).resolve()}:{table.rpartition(':')[2]}"
+    return table
+
+
+def references(table: Any) -> Iterator[str]:
+    """Every reference in a recipe's table, in order: values of the keys `type` and `function`."""
+    for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
+        if isinstance(value, Mapping | list):
+            yield from references(value)
+        elif key in ("type", "function") and is_reference(value):
+            yield value
+
+
+# --- objects of a program ---------------------------------------------------------------------------------------------
+
+
+def reference_of(value: Any) -> str:
+    """The reference of an object of the running program; `load` returns this very object.
+
+    Something that a file or module defines by its name has the reference that a recipe would give it, so that its run
+    can be resumed from the command line; what a notebook or a function made has none but "python:NAME".
+    """
+    inner = inspect.unwrap(value) if callable(value) else value
+    name = getattr(inner, "__qualname__", None) or type(value).__qualname__
+    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is not None and file and "<" not in name and _attribute(module, name) is value:
+        # A module on the path of this program alone would not be found from another directory.
+        importable = module.__name__ != "__main__" and not Path(file).resolve().is_relative_to(Path.cwd())
+        reference = f"{module.__name__ if importable else Path(file).resolve()}:{name}"
+    else:
+        name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
+        number, reference = 2, f"{_HANDED_OVER}:{name}"
+        while reference in _live and not _same(_live[reference], value):
+            reference, number = f"{_HANDED_OVER}:{name}-{number}", number + 1
+    _live[reference] = value
+    return reference
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _same(first: Any, other: Any) -> bool:
+    """Whether two objects are one, or one function that a notebook's cell made twice."""
+    if first is other or (type(first) is type(other) and first == other):
+        return True
+    functions = [inspect.unwrap(value) if callable(value) else value for value in (first, other)]
+    if not all(isinstance(function, FunctionType) for function in functions):
+        return False
+    return all(
+        getattr(functions[0], part) == getattr(functions[1], part)
+        for part in ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+    )
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load(reference: str, example: str = EXAMPLE) -> Any:
+    """The object that a reference names. Raises `RecipeError` if it cannot be imported, or is not there."""
+    if reference in _live:
+        return _live[reference]
+    place, _, name = reference.rpartition(":")
+    if place == _HANDED_OVER:
+        raise RecipeError(
+            f"{reference} is an object of the program that started this run",
+            code="component-not-here",
+            cause="no file holds it, so that only that program has it",
+            fix="run the program or notebook again, with the same `out`; or define the object in a file",
+        )
+    module = import_place(place, example)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            own = [
+                known
+                for known, value in vars(module).items()
+                if not known.startswith("_") and getattr(value, "__module__", "") == module.__name__
+            ]
+            raise RecipeError(
+                f"{place} has no {name!r}",
+                code="name-not-found",
+                fix=f"use one of: {', '.join(own)}" if own else f"define it there; {example}",
+            ) from error
+    return found
+
+
+def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
+    """Import a module, or a file once in a process, because its objects share state; it can import its neighbors."""
+    name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
+    if path is not None:
+        if not path.is_file():
+            raise RecipeError(
+                f"no file {path}",
+                code="file-not-found",
+                cause=f"a path is relative to the recipe's file, or to the working directory, now {Path.cwd()}",
+                fix=f"give its absolute path; {example}",
+            )
+        name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
+        if name in sys.modules:
+            return sys.modules[name]
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+    try:
+        if path is None:
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None, "a file that ends in .py has a loader"
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        token = _importing.set(str(path))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            _importing.reset(token)
+        return module
+    except (Exception, SystemExit) as error:
+        if path is not None:
+            sys.modules.pop(name, None)
+        # The module itself is missing, and not one that it imports.
+        elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise RecipeError(
+                f"no module {name!r}: {error}",
+                code="module-not-found",
+                fix=f"correct the name, install its package next to midstream, or name the file; {example}",
+            ) from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        syntax = isinstance(error, SyntaxError)
+        file, line = (error.filename, error.lineno) if syntax else (last.filename, last.lineno)
+        raise RecipeError(
+            f"{path or name} cannot be imported: {type(error).__name__}: {error}",
+            code="import-failed",
+            cause=f"{file}, line {line}, raises it" if file and line else f"{file or path or name} raises it",
+            fix=f"correct it until `{Path(sys.executable).name} {path}` runs" if path else "correct it",
+        ) from error
+
+
+def refuse_while_importing(work: str) -> None:
+    """Raise `UsageError` if a file is being imported for its components, and would start `work` again."""
+    if file := _importing.get():
+        raise UsageError(
+            f"{file} calls {work} while it is imported",
+            code="work-while-importing",
+            cause="a run names a component in this file, and importing the file runs all of it",
+            fix='put the call under `if __name__ == "__main__":`',
+        )
+
+
+# --- what a run records -----------------------------------------------------------------------------------------------
+
+
+def used(table: Mapping[str, Any]) -> list[OwnComponent]:
+    """What the references of a resolved recipe name, each once. Raises `RecipeError` for what cannot be found."""
+    return [_recorded(reference) for reference in dict.fromkeys(references(table))]
+
+
+def _recorded(reference: str) -> OwnComponent:
+    file = file_of(reference)
+    if file is not None:
+        if not file.is_file():
+            raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
+        digest = _digest(file.read_bytes())
+        return OwnComponent(reference=reference, digest=digest, copy_name=f"{file.stem}-{digest}.py")
+    found = load(reference)
+    inner = inspect.unwrap(found) if callable(found) else type(found)
+    try:
+        source = inspect.getsource(inner).encode()
+    except (OSError, TypeError):  # typed into an interpreter, or compiled
+        source = b""
+    return OwnComponent(reference=reference, digest=_digest(source))
+
+
+def _digest(source: bytes) -> str:
+    return blake2b(source, digest_size=8).hexdigest()
+
+
+def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
+    """A run's table, in which a file that is gone from its place is replaced by the run's copy in `directory`."""
+    if isinstance(table, Mapping):
+        return {key: from_copies(value, recorded, directory) for key, value in table.items()}
+    if isinstance(table, list):
+        return [from_copies(value, recorded, directory) for value in table]
+    if isinstance(table, str) and (own := recorded.get(table)) and own.copy_name:
+        file = file_of(table)
+        if file is not None and not file.is_file() and table not in _live:
+            return f"{(directory / own.copy_name).resolve()}:{table.rpartition(':')[2]}"
+    return table

@@ -1,0 +1,134 @@
+"""Tasks as an object: the `[tasks]` table of a recipe, and one of its splits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from midstream.core.component import Table, parse_component, registered
+from midstream.core.errors import UsageError
+from midstream.core.own import is_reference, reference_of
+from midstream.core.protocols import TaskSource
+from midstream.core.task import Task
+from midstream.interface.names import shown_table
+from midstream.recipe import registry as registry  # registers the components that come with midstream
+from midstream.tasks.benchmarks import BENCHMARKS
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a source. `train`, `validation` and `test` are its splits; without one, `test` is meant.
+
+        questions = tasks("questions.jsonl").split(train=0.8, seed=0)
+        len(questions.train), questions.test[0].question
+    """
+
+    source: Table
+    chosen: str = "test"
+    count: int | None = None
+
+    @property
+    def train(self) -> Tasks:
+        """The tasks to learn from."""
+        return replace(self, chosen="train")
+
+    @property
+    def validation(self) -> Tasks:
+        """The tasks to decide on while learning."""
+        return replace(self, chosen="validation")
+
+    @property
+    def test(self) -> Tasks:
+        """The tasks to measure on."""
+        return replace(self, chosen="test")
+
+    def split(self, train: float = 0.8, validation: float = 0.0, *, seed: int = 0) -> Tasks:
+        """Divide tasks that name no split: a hash of each question decides, so that more rows move none.
+
+        Args:
+            train: the share to learn from.
+            validation: the share to decide on; the rest is `test`.
+            seed: another seed draws others.
+        """
+        shares = {"train": train, "validation": validation, "test": round(1 - train - validation, 9)}
+        return replace(self, source={**self.source, "splits": {k: v for k, v in shares.items() if v}, "split_seed": seed})
+
+    def sample(self, count: int) -> Tasks:
+        """A fixed draw of `count` tasks of the split."""
+        return replace(self, count=count)
+
+    @cached_property
+    def _tasks(self) -> Sequence[Task]:
+        component = parse_component("tasks", self.source, "tasks")
+        source: TaskSource = component.config.build(None)  # type: ignore[arg-type]
+        return source.fixed(self.chosen, seed=99, count=self.count)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, place: int) -> Task:
+        return self._tasks[place]
+
+    def _repr_html_(self) -> str:
+        return shown_table([{"id": task.id, "question": task.question, "answer": task.answer} for task in self._tasks[:_SHOWN]])
+
+
+class _Rows:
+    """Rows that a program hands over, as a task function; equal rows are one source."""
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._rows = [row.model_dump(mode="json") if isinstance(row, Task) else dict(row) for row in rows]
+        digest = hashlib.blake2b(json.dumps(self._rows, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+        self.__qualname__ = f"rows-{digest}"
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return self._rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rows) and other._rows == self._rows
+
+    __hash__ = object.__hash__
+
+
+def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterable[Any], **settings: Any) -> Tasks:
+    """Tasks from a file, a benchmark, rows, or a function that returns rows.
+
+        tasks("questions.jsonl")                                   # rows with `question` and `answer`
+        tasks("bamboogle")                                         # a name that `midstream benchmarks` lists
+        tasks([{"question": "What is 2 + 2?", "answer": "4"}])
+        tasks(my_function), tasks("my_tasks.py:my_function", difficulty=3)
+
+    Args:
+        source: see above; a row's field `split` is "train", "validation" or "test", and without it all rows are "test".
+        settings: settings of the source (docs/recipes.md), such as `question_field="problem"`.
+
+    Raises:
+        UsageError: nothing of this name exists.
+    """
+    if callable(source):
+        return Tasks({"type": reference_of(source), **settings})
+    if not isinstance(source, str | os.PathLike):
+        return Tasks({"type": reference_of(_Rows(source)), **settings})
+    text = os.fspath(source)
+    if is_reference(text) or text in registered("tasks"):
+        return Tasks({"type": text, **settings})
+    if Path(text).suffix:
+        return Tasks({"type": "file", "path": os.path.abspath(text), **settings})
+    if text in BENCHMARKS:
+        return Tasks({"type": "benchmark", "name": text, **settings})
+    raise UsageError(
+        f"there are no tasks {text!r}",
+        code="unknown-name",
+        fix=f"name a file such as questions.jsonl, a benchmark ({', '.join(BENCHMARKS)}), or a type: {', '.join(registered('tasks'))}",
+    )
