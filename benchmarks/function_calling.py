@@ -18,9 +18,9 @@ from typing import Any
 
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
-from midstream.tasks.bfcl import tasks as bfcl
-from midstream.tasks.tau import tasks as tau_bench
-from midstream.tasks.tau.tasks import STOP
+from midstream.sources.bfcl import tasks as bfcl
+from midstream.sources.tau import tasks as tau_bench
+from midstream.sources.tau.tasks import STOP
 
 
 async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool:

@@ -24,7 +24,7 @@ from statistics import fmean, pstdev
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.practice.settings import GateConfig
+from midstream.training_free.settings import GateConfig
 from support.gate_world import LEARNING, Outcome, Way, World, accepted, gated, one_by_one, run, ungated
 
 NAIVE_PAIRS = 1350  # finds a change of +0.05 with a chance of 80 %

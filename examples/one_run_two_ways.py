@@ -23,10 +23,6 @@ from statistics import fmean
 
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library, render_modules
-from midstream.practice.reflector import ROLES
-from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher
 from midstream.recipe.schema import load_recipe
@@ -34,6 +30,10 @@ from midstream.rollout import rollout
 from midstream.training.losses import PolicyLoss
 from midstream.training.rows import build_rows
 from midstream.training.supervised import warm_start
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Library, render_modules
+from midstream.training_free.reflector import ROLES
+from midstream.training_free.update import Practice
 
 SMALL = (
     "warm_start.min_copy_rate=0",  # a planner that is ready in half a minute, and one update of everything

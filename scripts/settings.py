@@ -23,7 +23,6 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import config_class
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
-from midstream.practice import settings as practice
 from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
@@ -32,6 +31,7 @@ from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.web.reading import EmbeddingsConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
+from midstream.training_free import settings as practice
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "recipes.md"
 HEAD = "| key | default | meaning |\n|---|---|---|\n"

@@ -31,12 +31,6 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
-from midstream.practice.budget import Budget
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library
-from midstream.practice.operations import Operation
-from midstream.practice.settings import BudgetConfig
-from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
@@ -45,6 +39,12 @@ from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.files import atomic_write
 from midstream.study import chosen
+from midstream.training_free.budget import Budget
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Library
+from midstream.training_free.operations import Operation
+from midstream.training_free.settings import BudgetConfig
+from midstream.training_free.update import Practice
 from midstream.worlds.workshop.tasks import Workshop
 from studies.common import parser, reporter, require_set, run, write_json
 

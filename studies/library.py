@@ -25,13 +25,13 @@ from typing import Any
 from midstream import api
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
-from midstream.practice.commit import History, UpdateRecord, read_updates
 from midstream.recipe.build import Build
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
 from midstream.report.study_tables import StudyRow
 from midstream.runs import RunDirectory
 from midstream.study import chosen
+from midstream.training_free.commit import History, UpdateRecord, read_updates
 from midstream.worlds.workshop.tasks import Workshop
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 from studies.gate import best_lessons

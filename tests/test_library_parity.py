@@ -18,17 +18,17 @@ from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.practice.commit import History
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Lesson, Library, identity, render_modules
-from midstream.practice.library_text import to_json
-from midstream.practice.runner import Match, Runner
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import MODULES as AGENTS_MODULES
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import History
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Lesson, Library, identity, render_modules
+from midstream.training_free.library_text import to_json
+from midstream.training_free.runner import Match, Runner
 from support.errors import coded, printed
 from support.libraries import marked
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of

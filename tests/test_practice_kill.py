@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from midstream.practice.commit import History, read_updates
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import History, read_updates
 from support.practice_sessions import SMALL, TINY, counting, die, differences, killed_after, practise, trajectories
 from support.served_workshop import served_workshop
 

@@ -9,10 +9,10 @@ import torch
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.practice.commit import History
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import History
 from support.errors import coded
 
 SMALL = (

@@ -46,14 +46,6 @@ from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.run import every_set, metric_of
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
-from midstream.practice.budget import Budget
-from midstream.practice.commit import read_updates
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library, identity, render_modules
-from midstream.practice.settings import BudgetConfig
-from midstream.practice.similarity import leak_guard
-from midstream.practice.validation import Validation
-from midstream.practice.validation import validate as measure_library
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, split, unproven
@@ -79,7 +71,15 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.info import collect_info
-from midstream.tasks.finite import Finite
+from midstream.sources.finite import Finite
+from midstream.training_free.budget import Budget
+from midstream.training_free.commit import read_updates
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Library, identity, render_modules
+from midstream.training_free.settings import BudgetConfig
+from midstream.training_free.similarity import leak_guard
+from midstream.training_free.validation import Validation
+from midstream.training_free.validation import validate as measure_library
 
 _SETTINGS_SHOWN = 3
 
@@ -501,8 +501,12 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 
 def _opened(source: Source | Path) -> tuple[Source, RunDirectory | None]:
     """The source with a run opened, and the run if it is one."""
-    run = trained_run(source) if isinstance(source, str | Path) else source if isinstance(source, RunDirectory) else None
-    return run or (str(source) if isinstance(source, Path) else source), run
+    if isinstance(source, RunDirectory):
+        return source, source
+    if not isinstance(source, str | Path):  # a table
+        return source, None
+    run = trained_run(source)
+    return run or str(source), run
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
@@ -704,6 +708,7 @@ class Stop:
         self._task: asyncio.Task[Any] | None = None
 
     def __call__(self) -> None:
+        """Stop the work, or refuse it if it has not begun."""
         self._asked = True
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop has ended
@@ -761,7 +766,6 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
     _use_threads(build.recipe, learns=False)
     with asyncio.Runner() as runner:
-
         stop = _stop.get()
 
         def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from midstream.cli.main import main
-from midstream.tasks.benchmarks import BENCHMARKS
+from midstream.sources.benchmarks import BENCHMARKS
 
 
 @pytest.fixture(autouse=True)

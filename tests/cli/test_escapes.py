@@ -23,8 +23,8 @@ from midstream.cli import train
 from midstream.cli.main import main
 from midstream.core import errors
 from midstream.core.errors import MidstreamError
-from midstream.practice.library import Lesson, Library
 from midstream.runs.journal import warn
+from midstream.training_free.library import Lesson, Library
 from support.escapes import HOSTILE, TARGET, assert_clean
 from support.evaluations import write
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from midstream.cli import main as cli
 from midstream.cli.index import Counts, read_documents
 from midstream.core.errors import UsageError
-from midstream.tasks.records import Faults
+from midstream.sources.records import Faults
 from midstream.tools.local_search import LocalSearch, LocalSearchConfig
 from support.errors import coded, printed
 

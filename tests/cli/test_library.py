@@ -13,13 +13,13 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
-from midstream.practice.commit import History
-from midstream.practice.library import Lesson, Library, identity, proven, render_modules
-from midstream.practice.library_text import to_json, to_markdown
 from midstream.recipe.check import check
 from midstream.recipe.library import history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import History
+from midstream.training_free.library import Lesson, Library, identity, proven, render_modules
+from midstream.training_free.library_text import to_json, to_markdown
 from midstream.worlds.workshop.rules import make_rules
 from support.errors import coded, printed
 from support.libraries import marked

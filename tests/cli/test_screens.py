@@ -17,8 +17,8 @@ import pytest
 from midstream.cli import doctor
 from midstream.cli.main import COMMANDS, main
 from midstream.core.version import __version__
-from midstream.practice.library import Library, proven
 from midstream.report.doctor import Check
+from midstream.training_free.library import Library, proven
 from support.evaluations import write
 from support.llm_server import AgentFlowReplies, LLMServer
 from support.practised import LESSONS, write_run

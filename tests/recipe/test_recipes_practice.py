@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from midstream.cli.main import main
-from midstream.practice.commit import read_updates
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import read_updates
 from support.llm_server import Body, LLMServer, prompt_of
 
 LESSONS = ["When a sum has two terms, add them.", "When a sum is asked for, check it twice."]

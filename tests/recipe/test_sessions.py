@@ -9,13 +9,13 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
-from midstream.practice.budget import Budget, BudgetedAgent, BudgetedEngine
-from midstream.practice.commit import read_updates
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import RunDirectory
+from midstream.training_free.budget import Budget, BudgetedAgent, BudgetedEngine
+from midstream.training_free.commit import read_updates
 from support.errors import coded
 from support.practice_sessions import SMALL
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.core.metrics import Spent
-from midstream.practice.commit import UpdateRecord, Version
-from midstream.practice.gate import ChangeRecord
-from midstream.practice.library import Effect, Lesson, Library, Origin
-from midstream.practice.operations import Operation, Outcome
-from midstream.practice.settings import BudgetConfig
 from midstream.report import practice_data
 from midstream.report.practice_data import learned, left_out_text, short, spent_text, text_of, total_fates, tried
+from midstream.training_free.commit import UpdateRecord, Version
+from midstream.training_free.gate import ChangeRecord
+from midstream.training_free.library import Effect, Lesson, Library, Origin
+from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.settings import BudgetConfig
 from support.practice_runs import made_up, view
 
 

@@ -12,11 +12,6 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
 from midstream.core.metrics import Spent
-from midstream.practice.commit import Version
-from midstream.practice.gate import ChangeRecord
-from midstream.practice.library import Effect, Lesson, Library, Origin
-from midstream.practice.operations import Operation, Outcome
-from midstream.practice.settings import BudgetConfig
 from midstream.report.html import save_page
 from midstream.report.practice_data import PracticeData
 from midstream.report.practice_page import (
@@ -26,6 +21,11 @@ from midstream.report.practice_page import (
     whisker,
     whisker_span,
 )
+from midstream.training_free.commit import Version
+from midstream.training_free.gate import ChangeRecord
+from midstream.training_free.library import Effect, Lesson, Library, Origin
+from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.settings import BudgetConfig
 from support.errors import coded
 from support.practice_runs import made_up, rollout, view
 

@@ -9,11 +9,11 @@ import pytest
 
 from midstream.cli import main as cli
 from midstream.evaluation import result_name
-from midstream.practice.settings import BudgetConfig
 from midstream.report.practice_data import practice_data
 from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
+from midstream.training_free.settings import BudgetConfig
 from support import evaluations
 from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 

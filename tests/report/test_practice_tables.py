@@ -9,10 +9,10 @@ from rich.console import RenderableType
 
 from midstream.core.terminal import Terminal
 from midstream.evaluation.pairs import Evaluated, Paired, compare
-from midstream.practice.commit import Version
-from midstream.practice.library import Effect, Lesson, Library
 from midstream.report import practice_tables
 from midstream.report.practice_data import verdict
+from midstream.training_free.commit import Version
+from midstream.training_free.library import Effect, Lesson, Library
 from support.evaluations import Trials, evaluated
 from support.practice_runs import made_up, view
 

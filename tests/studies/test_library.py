@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from studies.library import LibraryStudy, main
 
-from midstream.practice.commit import History
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import History
 
 SMALL = (
     "engines.reflector.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",

@@ -16,11 +16,11 @@ from statistics import fmean, stdev
 from midstream.core.data import Frozen
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.practice.gate import Decision, decide
-from midstream.practice.library import Library
-from midstream.practice.operations import Operation, Rules, applied, screened
-from midstream.practice.runner import Match
-from midstream.practice.settings import GateConfig
+from midstream.training_free.gate import Decision, decide
+from midstream.training_free.library import Library
+from midstream.training_free.operations import Operation, Rules, applied, screened
+from midstream.training_free.runner import Match
+from midstream.training_free.settings import GateConfig
 
 LEARNING = 500  # rollouts that an update learns from: 100 tasks, 5 each
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from midstream.practice.library import Effect, Lesson, Library, Origin, State, proven, with_lessons
-from midstream.practice.operations import Operation
+from midstream.training_free.library import Effect, Lesson, Library, Origin, State, proven, with_lessons
+from midstream.training_free.operations import Operation
 
 MODULES = ("planner", "executor")
 HOSTILE = (

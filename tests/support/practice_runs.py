@@ -11,16 +11,16 @@ from typing import Any
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation import result_name
-from midstream.practice.budget import Entry
-from midstream.practice.commit import UpdateRecord, Version
-from midstream.practice.gate import ChangeRecord, Test
-from midstream.practice.library import Effect, Lesson, Library, Origin
-from midstream.practice.operations import Operation, Outcome
-from midstream.practice.settings import BudgetConfig, PracticeConfig, RoleConfig
 from midstream.report.practice_data import PracticeData
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
+from midstream.training_free.budget import Entry
+from midstream.training_free.commit import UpdateRecord, Version
+from midstream.training_free.gate import ChangeRecord, Test
+from midstream.training_free.library import Effect, Lesson, Library, Origin
+from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.settings import BudgetConfig, PracticeConfig, RoleConfig
 from support.evaluations import evaluated
 
 ADVICE = (

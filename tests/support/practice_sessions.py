@@ -15,13 +15,13 @@ import pytest
 
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
-from midstream.practice.budget import Budget
-from midstream.practice.session import PracticeSession
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.info import collect_info
+from midstream.training_free.budget import Budget
+from midstream.training_free.session import PracticeSession
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.
 SMALL: Mapping[str, Any] = {

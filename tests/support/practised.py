@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from midstream.practice.commit import History
-from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
+from midstream.training_free.commit import History
+from midstream.training_free.library import Effect, Lesson, Library, Origin
 
 RECIPE = """
 extends = "agentflow-prompted"

@@ -14,11 +14,11 @@ from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library
-from midstream.practice.settings import PracticeConfig
-from midstream.practice.update import Practice, Proposal
 from midstream.rollout import Environment, RolloutConfig
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Library
+from midstream.training_free.settings import PracticeConfig
+from midstream.training_free.update import Practice, Proposal
 from support.rollouts import StubReward
 
 FAILS = object()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.practice.commit import read_updates
 from midstream.runs import RunDirectory
+from midstream.training_free.commit import read_updates
 from support.practice_sessions import TINY, trajectories
 
 TRAINING = {

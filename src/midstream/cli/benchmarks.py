@@ -23,12 +23,12 @@ from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import task_source
 from midstream.report.turn_rows import fields, plain
-from midstream.tasks import benchmarks as known
-from midstream.tasks import file
-from midstream.tasks.benchmarks import Benchmark, find
-from midstream.tasks.finite import Finite
+from midstream.sources import benchmarks as known
+from midstream.sources import file
+from midstream.sources.benchmarks import Benchmark, find
+from midstream.sources.finite import Finite
 
-# Headings of the groups in tasks/benchmarks.toml.
+# Headings of the groups in sources/benchmarks.toml.
 _HEADINGS = {"questions": "Questions", "mathematics": "Mathematics", "training": "To train on", "worlds": "Made here"}
 _FAMILIES_SHOWN = 8
 

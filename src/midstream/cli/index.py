@@ -25,7 +25,7 @@ from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
 from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted
-from midstream.tasks.records import Faults, shorten
+from midstream.sources.records import Faults, shorten
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
 _OVERLAP = 6  # passages share a sixth of their size with the one before

@@ -22,10 +22,6 @@ from midstream.cli import options as shared
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.core.terminal import Terminal
-from midstream.practice.commit import read_library
-from midstream.practice.library import Library, render_modules
-from midstream.practice.library_text import edited, to_json, to_markdown
-from midstream.practice.operations import Rules, diff
 from midstream.recipe.check import check
 from midstream.recipe.library import EditableLibrary, check_shown, editable_library, history, read, shows_lessons, split
 from midstream.recipe.overrides import run_recipe, validation_recipe
@@ -33,6 +29,10 @@ from midstream.recipe.schema import MODULES, to_toml
 from midstream.recipe.sessions import validation_settings
 from midstream.report.practice_data import spent_text
 from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
+from midstream.training_free.commit import read_library
+from midstream.training_free.library import Library, render_modules
+from midstream.training_free.library_text import edited, to_json, to_markdown
+from midstream.training_free.operations import Rules, diff
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

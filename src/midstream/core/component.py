@@ -378,7 +378,9 @@ def settings_of(
     for name, parameter in inspect.signature(function).parameters.items():
         if name in given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if parameter.kind is parameter.POSITIONAL_ONLY or (parameter.default is parameter.empty and given and name not in hints):
+        if parameter.kind is parameter.POSITIONAL_ONLY or (
+            parameter.default is parameter.empty and given and name not in hints
+        ):
             raise RecipeError(
                 f"{reference}: parameter {name!r} is neither a setting nor one of {', '.join(given)}",
                 code="component-invalid",
@@ -388,7 +390,11 @@ def settings_of(
         fields[name] = (hints.get(name, Any), default)
     try:
         made: Any = create_model(
-            f"{reference.rpartition(':')[2]}Config", __base__=base, __module__=__name__, __doc__=inspect.getdoc(function), **fields
+            f"{reference.rpartition(':')[2]}Config",
+            __base__=base,
+            __module__=__name__,
+            __doc__=inspect.getdoc(function),
+            **fields,
         )
     except (PydanticUserError, NameError) as error:
         raise RecipeError(
@@ -416,7 +422,7 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
         raise RecipeError(
             f"{where}.type = {named!r} does not exist" if "type" in table else f"{where} has no type",
             code="unknown-type",
-            fix=f"name one of: {', '.join(registered(kind))}; or your own, e.g. type = \"my_file.py:name\"",
+            fix=f'name one of: {", ".join(registered(kind))}; or your own, e.g. type = "my_file.py:name"',
         )
     config = config_class(kind, named)
     alias = settings.pop("alias", None) if kind == "tool" else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from midstream.core.component import Table
@@ -96,16 +95,14 @@ class AgentFlow(AgentSpec):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         modules = {"planner": planner, "executor": executor, "verifier": verifier, "generator": generator}
-        super().__init__(
-            "agentflow-prompted", model, tools, base_url=base_url, settings=settings, modules=modules
-        )
+        super().__init__("agentflow-prompted", model, tools, base_url=base_url, settings=settings, modules=modules)
 
 
 class Interleaved(AgentSpec):
     """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
-    Arguments as of `AgentSpec`; `template` is the form of its stream: a template of midstream or a TOML file, by default
-    the model's own function calls; `policy` replaces the model that writes it.
+    Arguments as of `AgentSpec`; `template`, of midstream or a TOML file, is the form of its stream, by default the
+    model's own function calls; `policy` replaces the model that writes it.
 
         agent = Interleaved(model="openai/gpt-4o-mini", tools=[word_count])
     """
@@ -122,7 +119,12 @@ class Interleaved(AgentSpec):
     ) -> None:
         chosen = {"agent.type": "interleaved" if template != "direct" else "direct", "agent.template": template}
         super().__init__(
-            "direct", model, tools, base_url=base_url, settings={**chosen, **(settings or {})}, modules={"policy": policy}
+            "direct",
+            model,
+            tools,
+            base_url=base_url,
+            settings={**chosen, **(settings or {})},
+            modules={"policy": policy},
         )
 
 
@@ -165,12 +167,10 @@ def _tool_tables(tools: Iterable[Any]) -> dict[str, Table]:
             found = {name: {"type": reference_of(tool)}}
         if twice := tables.keys() & found.keys():
             raise UsageError(
-                f"two tools have the name {twice.pop()!r}", code="name-clash", fix='give one another: @tool(name="other")'
+                f"two tools have the name {twice.pop()!r}",
+                code="name-clash",
+                fix='give one another: @tool(name="other")',
             )
         tables |= found
     return tables
 
-
-def place_of(value: str | Path) -> str:
-    """A path as text."""
-    return str(value)

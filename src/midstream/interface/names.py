@@ -14,7 +14,9 @@ def shown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "<p>nothing yet</p>"
     heads = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
-    lines = ["<tr>" + "".join(f"<td>{html.escape(str(row.get(key, '')))}</td>" for key in rows[0]) + "</tr>" for row in rows]
+    lines = [
+        "<tr>" + "".join(f"<td>{html.escape(str(row.get(key, '')))}</td>" for key in rows[0]) + "</tr>" for row in rows
+    ]
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

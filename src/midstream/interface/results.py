@@ -39,7 +39,9 @@ class Run:
         return f"<run {self.directory.root}>"
 
     def _repr_html_(self) -> str:
-        return shown_table([{"set": result.set_name, "success": f"{result.success:.1%}"} for result in self.evaluations])
+        return shown_table(
+            [{"set": result.set_name, "success": f"{result.success:.1%}"} for result in self.evaluations]
+        )
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.interface.names import shown_table
 from midstream.recipe import registry as registry  # registers the components that come with midstream
-from midstream.tasks.benchmarks import BENCHMARKS
+from midstream.sources.benchmarks import BENCHMARKS
 
 _SHOWN = 20
 
@@ -27,8 +27,8 @@ _SHOWN = 20
 class Tasks:
     """The tasks of a source. `train`, `validation` and `test` are its splits; without one, `test` is meant.
 
-        questions = tasks("questions.jsonl").split(train=0.8, seed=0)
-        len(questions.train), questions.test[0].question
+    questions = tasks("questions.jsonl").split(train=0.8, seed=0)
+    len(questions.train), questions.test[0].question
     """
 
     source: Table
@@ -59,7 +59,9 @@ class Tasks:
             seed: another seed draws others.
         """
         shares = {"train": train, "validation": validation, "test": round(1 - train - validation, 9)}
-        return replace(self, source={**self.source, "splits": {k: v for k, v in shares.items() if v}, "split_seed": seed})
+        return replace(
+            self, source={**self.source, "splits": {k: v for k, v in shares.items() if v}, "split_seed": seed}
+        )
 
     def sample(self, count: int) -> Tasks:
         """A fixed draw of `count` tasks of the split."""
@@ -81,7 +83,9 @@ class Tasks:
         return self._tasks[place]
 
     def _repr_html_(self) -> str:
-        return shown_table([{"id": task.id, "question": task.question, "answer": task.answer} for task in self._tasks[:_SHOWN]])
+        return shown_table(
+            [{"id": task.id, "question": task.question, "answer": task.answer} for task in self._tasks[:_SHOWN]]
+        )
 
 
 class _Rows:
@@ -89,7 +93,9 @@ class _Rows:
 
     def __init__(self, rows: Iterable[Any]) -> None:
         self._rows = [row.model_dump(mode="json") if isinstance(row, Task) else dict(row) for row in rows]
-        digest = hashlib.blake2b(json.dumps(self._rows, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+        digest = hashlib.blake2b(
+            json.dumps(self._rows, sort_keys=True, default=str).encode(), digest_size=6
+        ).hexdigest()
         self.__qualname__ = f"rows-{digest}"
 
     def __call__(self) -> list[dict[str, Any]]:
@@ -130,5 +136,5 @@ def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterab
     raise UsageError(
         f"there are no tasks {text!r}",
         code="unknown-name",
-        fix=f"name a file such as questions.jsonl, a benchmark ({', '.join(BENCHMARKS)}), or a type: {', '.join(registered('tasks'))}",
+        fix=f"name a file such as questions.jsonl, or one of: {', '.join([*BENCHMARKS, *registered('tasks')])}",
     )

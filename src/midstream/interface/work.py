@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -22,9 +22,8 @@ from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec, named
 from midstream.interface.results import Run
 from midstream.interface.tasks import Tasks
-from midstream.recipe.overrides import RECIPE, Source
+from midstream.recipe.overrides import Source
 from midstream.recipe.schema import merge, parse_recipe
-from midstream.runs import RunDirectory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +34,7 @@ AnyAgent = AgentSpec | Run | str | os.PathLike[str]
 def solve(agent: AnyAgent, question: str) -> Trajectory:
     """Answer one question.
 
-        print(solve(AgentFlow(model="ollama/qwen2.5:7b"), "What is 45 plus 17 ?").answer)
+    print(solve(AgentFlow(model="ollama/qwen2.5:7b"), "What is 45 plus 17 ?").answer)
     """
     return _here("solve", api.solve, question, _source(agent))
 

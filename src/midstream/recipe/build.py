@@ -30,13 +30,13 @@ from midstream.core.task import Task
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.evaluation import SetConfig
-from midstream.practice.budget import Budget, BudgetedAgent, budgeted
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
+from midstream.training_free.budget import Budget, BudgetedAgent, budgeted
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner

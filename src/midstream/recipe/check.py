@@ -26,10 +26,10 @@ from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
-from midstream.practice.library import render_modules
-from midstream.practice.settings import ROLES, PracticeConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, Recipe
+from midstream.training_free.library import render_modules
+from midstream.training_free.settings import ROLES, PracticeConfig
 
 
 def check(recipe: Recipe) -> Table:

@@ -17,13 +17,13 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
-from midstream.practice.settings import Requests
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, Recipe, differing_settings
-from midstream.tasks.benchmarks import BenchmarkTasks
-from midstream.tasks.mixture import Mixture
+from midstream.sources.benchmarks import BenchmarkTasks
+from midstream.sources.mixture import Mixture
 from midstream.training.settings import TrainingConfig
+from midstream.training_free.settings import Requests
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 

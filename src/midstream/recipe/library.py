@@ -16,13 +16,13 @@ from pathlib import Path
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
-from midstream.practice.commit import VERSIONS, History, name_damage, read_library
-from midstream.practice.library import Library, identity, render_modules
-from midstream.practice.library_text import to_json
-from midstream.practice.operations import Operation
 from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
+from midstream.training_free.commit import VERSIONS, History, name_damage, read_library
+from midstream.training_free.library import Library, identity, render_modules
+from midstream.training_free.library_text import to_json
+from midstream.training_free.operations import Operation
 
 _DIRECTORY = "library"  # of a practice run's directory: what holds its versions
 

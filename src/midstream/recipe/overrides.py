@@ -62,8 +62,8 @@ class AgentChanges(TypedDict, total=False):
 class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
-    `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is the number of tasks
-    of each set, drawn at random; `reward` the type of reward that scores the answers.
+    `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is
+    the number of tasks of each set, drawn at random; `reward` the type of reward that scores the answers.
     """
 
     benchmarks: Sequence[str]

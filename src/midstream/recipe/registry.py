@@ -13,11 +13,11 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "game24": "midstream.worlds.game24:Game24Config",
         "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",
         "desks": "midstream.worlds.desks.tasks:DesksConfig",
-        "benchmark": "midstream.tasks.benchmarks:BenchmarkConfig",
-        "file": "midstream.tasks.file:FileTasksConfig",
-        "bfcl": "midstream.tasks.bfcl.tasks:BfclConfig",
-        "tau_bench": "midstream.tasks.tau.tasks:TauBenchConfig",
-        "mixture": "midstream.tasks.mixture:MixtureConfig",
+        "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
+        "file": "midstream.sources.file:FileTasksConfig",
+        "bfcl": "midstream.sources.bfcl.tasks:BfclConfig",
+        "tau_bench": "midstream.sources.tau.tasks:TauBenchConfig",
+        "mixture": "midstream.sources.mixture:MixtureConfig",
     },
     "reward": {
         "exact_match": "midstream.rewards.exact_match:ExactMatchConfig",
@@ -84,5 +84,5 @@ for _kind, _names in COMPONENTS.items():
         register(_kind, _name, _place)
 
 # Kinds whose components may be plain functions.
-register_functions("tasks", "midstream.tasks.file:function_settings")
+register_functions("tasks", "midstream.sources.file:function_settings")
 register_functions("reward", "midstream.rewards.own:function_settings")

@@ -29,11 +29,11 @@ from midstream.core.seeds import Seed
 from midstream.core.text import shorten
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
-from midstream.practice.settings import PracticeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
+from midstream.training_free.settings import PracticeConfig
 
 # These settings are listed first: if they differ, two runs are hard to compare.
 _FIRST = (
@@ -51,7 +51,7 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
 
 
-# Values in recipes of older run directories, by table and key. `practice/settings.py` reads the reflector's old name.
+# Values in recipes of older run directories, by table and key. The reflector's: `training_free/settings.py`.
 _RENAMED = {
     ("engines", "plays"): ("optimiser", "reflector"),  # words: allow
     ("tools", "function"): ("midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"),

@@ -15,17 +15,17 @@ from midstream.core.protocols import Engine, TrainableWorld
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
-from midstream.practice.ledger import Cache, Ledger
-from midstream.practice.library import Library, identity
-from midstream.practice.reflector import ROLES, Reflector
-from midstream.practice.session import PracticeParts, PracticeSession, Prepare
-from midstream.practice.settings import GateConfig, PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import no_world, teacher, warm_seed
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.training.settings import WarmStartConfig
+from midstream.training_free.ledger import Cache, Ledger
+from midstream.training_free.library import Library, identity
+from midstream.training_free.reflector import ROLES, Reflector
+from midstream.training_free.session import PracticeParts, PracticeSession, Prepare
+from midstream.training_free.settings import GateConfig, PracticeConfig
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts

@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from midstream.core.trajectory import Trajectory
-from midstream.practice.commit import UpdateRecord
-from midstream.practice.gate import Test
-from midstream.practice.library import Effect, Lesson
 from midstream.report import html, practice_data
 from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
 from midstream.report.html import cell, heads, small_curve, text
 from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten, summed
 from midstream.report.practice_data import PracticeData, Tried, about, by_effect, fates_text, points, verdict
 from midstream.report.training_page import all_evaluations, results_of
+from midstream.training_free.commit import UpdateRecord
+from midstream.training_free.gate import Test
+from midstream.training_free.library import Effect, Lesson
 
 FATE_COLORS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
 _CARDS_SHOWN = 25

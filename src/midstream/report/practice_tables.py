@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.evaluation.pairs import Paired
-from midstream.practice.commit import UpdateRecord, Version
-from midstream.practice.library import Effect, Lesson, Library, Origin, size
-from midstream.practice.operations import Diff
-from midstream.practice.validation import Validation
 from midstream.report import practice_data
 from midstream.report.evaluation_tables import evaluation_table, plain_table, set_table
 from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten
 from midstream.report.practice_data import PracticeData, points, proven
 from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
+from midstream.training_free.commit import UpdateRecord, Version
+from midstream.training_free.library import Effect, Lesson, Library, Origin, size
+from midstream.training_free.operations import Diff
+from midstream.training_free.validation import Validation
 
 _LESSONS_SHOWN = 30
 _ROWS_SHOWN = 24

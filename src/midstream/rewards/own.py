@@ -1,7 +1,7 @@
 """A plain function as a reward: `type = "my_rewards.py:exact"`, `--reward my_rewards.py:exact`, or `@reward` in Python.
 
-    def exact(answer, gold) -> float:
-        return float(answer == gold)
+def exact(answer, gold) -> float:
+    return float(answer == gold)
 """
 
 from __future__ import annotations

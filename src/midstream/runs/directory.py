@@ -8,7 +8,7 @@ metrics.jsonl                   one StepMetrics a step: repeatable, byte for byt
 timings.jsonl                   one StepTiming a step: the wall-clock side
 updates.jsonl                   one record an update of a library, of a run in context space
 library/versions.jsonl          every version of its library; library.json and library.md: the newest one
-ledger/                         what its update under way has paid for, see `practice/ledger.py`
+ledger/                         what its update under way has paid for, see `training_free/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz

@@ -8,7 +8,7 @@ from random import Random
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.tasks.finite import SPLIT_FIX, check_known
+from midstream.sources.finite import SPLIT_FIX, check_known
 
 PER_FAMILY = 60  # default number of tasks of a family in an evaluation set
 _ATTEMPTS = 100  # for each task of a set without repeats

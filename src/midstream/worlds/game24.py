@@ -15,7 +15,7 @@ from itertools import combinations, combinations_with_replacement
 from midstream.core.component import TasksConfig
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
-from midstream.tasks.finite import SPLITS, Finite
+from midstream.sources.finite import SPLITS, Finite
 
 FAMILY = "game24"
 TARGET = 24

@@ -19,16 +19,16 @@ from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajecto
 from midstream.engines.scripted import ScriptedEngine
 from midstream.engines.simulated import SimulatedConfig, SimulatedEngine
 from midstream.evaluation import SetConfig
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Lesson, Library, render_modules
-from midstream.practice.operations import Operation
-from midstream.practice.reflector import Reflector
-from midstream.practice.replies import Proposals
-from midstream.practice.settings import PracticeConfig, RoleConfig
-from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
+from midstream.training_free.ledger import Ledger
+from midstream.training_free.library import Lesson, Library, render_modules
+from midstream.training_free.operations import Operation
+from midstream.training_free.reflector import Reflector
+from midstream.training_free.replies import Proposals
+from midstream.training_free.settings import PracticeConfig, RoleConfig
+from midstream.training_free.update import Practice
 from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.rules import FALSE
 from midstream.worlds.workshop.tasks import Lapses, Workshop, WorkshopConfig

@@ -24,7 +24,7 @@ from midstream.core.data import Frozen, whole
 from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
-from midstream.tasks.functions import Invocation, StateFunction
+from midstream.sources.functions import Invocation, StateFunction
 from midstream.worlds.desks import files, vehicle
 from midstream.worlds.desks.desk import Desk, Result, State
 from midstream.worlds.desks.goals import Goal

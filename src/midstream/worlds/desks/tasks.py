@@ -31,7 +31,7 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
 from midstream.rollout import Environment, rollout
-from midstream.tasks.finite import check_known
+from midstream.sources.finite import check_known
 from midstream.worlds.desks import agent, tiny
 from midstream.worlds.desks.desk import State
 from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay

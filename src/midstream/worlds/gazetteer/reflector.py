@@ -5,7 +5,7 @@ does not know which of them are sound. What the good rollouts of a group did mor
 lesson, as a language model would guess it from so few, so it is wrong now and then: where a difference was asked for it
 learns "Always subtract".
 
-It replaces a language model (engine type "simulated") and sees the same input: the prompts of `practice/prompts/`,
+It replaces a language model (engine type "simulated") and sees the same input: the prompts of `training_free/prompts/`,
 distinguished by their first line. It shows that the parts work together, nothing of a model's ability.
 """
 

@@ -32,7 +32,7 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
-from midstream.tasks.finite import SPLIT_FIX, check_known
+from midstream.sources.finite import SPLIT_FIX, check_known
 from midstream.worlds.endless import Endless
 from midstream.worlds.gazetteer import compact, reflector, scripted
 from midstream.worlds.gazetteer.lessons import draw_lessons, lesson_words

@@ -4,7 +4,7 @@ The agent's model is the planner. It reads lessons and order in its prompt, and 
 probability of `Workshop.chance`; the draw is a hash of the seed and the whole prompt, so that the same request always
 gets the same reply, and a request that differs by one lesson an independent one.
 
-The reflector's model is summarizer, critic and merger (`practice/prompts/`). It reads question and library in the
+The reflector's model is summarizer, critic and merger (`training_free/prompts/`). It reads question and library in the
 prompt and proposes lessons on marks whose true lesson the library lacks, true ones with probability `share_true`; where
 all rollouts earned the same reward, or there is no rollout, it can only guess among a mark's lessons. Its other errors
 are `Lapses`. Both show that a method's machinery and statistics work, nothing of a model's ability.

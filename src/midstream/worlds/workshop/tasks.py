@@ -30,7 +30,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
-from midstream.tasks.finite import SPLITS, Finite, check_known
+from midstream.sources.finite import SPLITS, Finite, check_known
 from midstream.worlds.workshop import models
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
 

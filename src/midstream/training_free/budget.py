@@ -1,0 +1,299 @@
+"""The budget: everything that a run uses is counted here, and what could exceed a limit is refused.
+
+Before a request its upper bound is reserved: a token is at least one byte of the prompt, and a completion has at most
+`max_tokens`. Afterwards the server's count replaces it. A reservation that does not fit waits for requests under way;
+one that cannot fit at all is refused. So no limit is exceeded by the servers' counts, whatever runs concurrently.
+Attempts without a usable reply (too late, cut off, refused) report no usage and count nothing.
+
+`ledger/spent.jsonl` holds a line for each reservation and one for its actual use, so that a resumed run knows what it
+has used; requests that were under way when it was killed count at their upper bound. The file is never cleared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from midstream.core.data import Frozen
+from midstream.core.errors import BudgetError, EngineError
+from midstream.core.metrics import Spent
+from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
+from midstream.core.task import Task
+from midstream.core.trajectory import Call, Trajectory
+from midstream.runs.journal import Journal, read_models, skip_damage
+from midstream.training_free.settings import BudgetConfig
+
+HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
+_COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
+_PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
+
+
+class Entry(Frozen):
+    """One line: what was reserved or, in a later line of the same number, used. `time_s` is the run's until then.
+
+    `phase` is the part of the run ("learning", "gate", "evaluation 0"), `role` who asked, "" for a rollout itself.
+    """
+
+    number: int
+    phase: str = ""
+    role: str = ""
+    spent: Spent = Spent()
+    time_s: float = 0.0
+
+
+class Budget:
+    """Counts what a run uses, and refuses what could exceed a limit; `phase` is the part of the run under way."""
+
+    def __init__(self, limits: BudgetConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self.phase = limits, ""
+        self._clock, self._began, self._before_s = clock, clock(), 0.0
+        self._entries: dict[int, Entry] = {}
+        self._used: Counter[str] = Counter()
+        self._under_way: dict[int, bool] = {}  # by number: whether it ends without anything else that waits here
+        self._settled = asyncio.Event()  # a new one after each request
+        self._held, self._held_s = Spent(), 0.0
+        self._journal: Journal | None = None
+
+    def open(self, path: Path) -> None:
+        """Resume from the entries in `path`, and write there from now on."""
+        for entry in read_models(path, Entry):
+            self._book(entry)
+            self._before_s = max(self._before_s, entry.time_s)
+        self._began = self._clock()
+        self._journal = Journal(path)
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken, over all its processes."""
+        return self._before_s + self._clock() - self._began
+
+    def spent(self) -> Spent:
+        """Everything used so far; what is under way counts at its upper bound."""
+        return _spent(self._used)
+
+    def hold_back(self, phase: str) -> None:
+        """Reserve a little more than the use of `phase` for later."""
+        entries = [entry for entry in self._entries.values() if entry.phase == phase]
+        used, times = _total(entries), [entry.time_s for entry in entries]
+        self._held = Spent(
+            rollouts=math.ceil(used.rollouts * HELD_BACK),
+            tokens=math.ceil(used.tokens * HELD_BACK),
+            cost_usd=used.cost_usd * HELD_BACK,
+        )
+        self._held_s = (max(times) - min(times)) * HELD_BACK if times else 0.0
+
+    def release(self) -> None:
+        """Make what was held back available."""
+        self._held, self._held_s = Spent(), 0.0
+
+    def start_rollout(self) -> int:
+        """Count a rollout that begins now, and return its number for `settle`; raises `BudgetError` at the limit."""
+        rollout = Spent(rollouts=1)
+        if limit := self._exceeded(rollout):
+            raise self._refusal(limit, rollout)
+        return self._reserve("", rollout)
+
+    async def reserve(self, role: str, bound: Spent, *, wait: bool) -> int:
+        """Reserve for a request, and return the number for `settle`; with `wait`, wait until there is room.
+
+        A request without `wait` is from an engine in lockstep, which may answer only after those that wait here
+        continue: so nothing waits for what it has reserved. Raises `BudgetError` if there cannot be any room.
+        """
+        while limit := self._exceeded(bound):
+            coming = _total([self._entries[number] for number, alone in self._under_way.items() if alone])
+            if limit == "time_s" or not wait or self._exceeded(bound, without=coming):
+                raise self._refusal(limit, bound)
+            await self._settled.wait()
+        number = self._reserve(role, bound)
+        self._under_way[number] = wait
+        return number
+
+    def settle(self, number: int, spent: Spent | None) -> None:
+        """Book the actual use of a request or a rollout; None where it is unknown, which counts as the bound."""
+        self._under_way.pop(number, None)
+        if spent is not None:
+            changes = {"spent": spent, "time_s": round(self.elapsed_s, 3)}
+            self._write(self._entries[number].model_copy(update=changes))
+        self._settled.set()
+        self._settled = asyncio.Event()
+
+    def _reserve(self, role: str, bound: Spent) -> int:
+        number = len(self._entries)
+        self._write(Entry(number=number, phase=self.phase, role=role, spent=bound, time_s=round(self.elapsed_s, 3)))
+        return number
+
+    def _write(self, entry: Entry) -> None:
+        self._book(entry)
+        if self._journal is not None:
+            self._journal.append(entry.model_dump(exclude_defaults=True))
+
+    def _book(self, entry: Entry) -> None:
+        if entry.number in self._entries:
+            self._used.subtract(_amounts(self._entries[entry.number].spent))
+        self._used.update(_amounts(entry.spent))
+        self._entries[entry.number] = entry
+
+    def _exceeded(self, asked: Spent, *, without: Spent | None = None) -> str | None:
+        """The limit that `asked` would exceed on top of what is used, except for `without`."""
+        if self.limits.time_s is not None and self.elapsed_s + self._held_s >= self.limits.time_s:
+            return "time_s"
+        used, free, held, more = self._used, _amounts(without or Spent()), _amounts(self._held), _amounts(asked)
+        for name, limit in _amounts(self.limits).items():
+            if more[name] and used[name] - free[name] + held[name] + more[name] > limit:
+                return name
+        return None
+
+    def _refusal(self, limit: str, asked: Spent) -> BudgetError:
+        value = getattr(self.limits, limit)
+        if limit == "time_s":
+            used, held, more = self.elapsed_s, self._held_s, ""
+        else:
+            used, held = getattr(self.spent(), limit), getattr(self._held, limit)
+            more = f", and {getattr(asked, limit):,} more were asked for"
+        kept = f", {held:,.6g} held back for the last evaluation" if held else ""
+        return BudgetError(
+            f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
+            code="budget-spent",
+            cause=f"practice.budget.{limit} = {value}",
+            fix=f"resume with more: midstream resume RUN --set practice.budget.{limit}=MORE",
+        )
+
+
+def _amounts(source: Spent | BudgetConfig) -> dict[str, int]:
+    """The numbers that are set, costs in `_COST_UNITS`."""
+    found = source.model_dump(include={"rollouts", "calls", "tokens", "cost_usd"}, exclude_none=True)
+    return {name: round(value * _COST_UNITS) if name == "cost_usd" else value for name, value in found.items()}
+
+
+def _spent(used: Mapping[str, int]) -> Spent:
+    return Spent.model_validate({**used, "cost_usd": used.get("cost_usd", 0) / _COST_UNITS})
+
+
+def _total(entries: Iterable[Entry]) -> Spent:
+    used = Counter[str]()
+    for entry in entries:
+        used.update(_amounts(entry.spent))
+    return _spent(used)
+
+
+def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
+    """What a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
+    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}  # the use after the reservation
+    found = defaultdict[tuple[str, str], list[Entry]](list)
+    for entry in latest.values():
+        found[entry.phase, entry.role].append(entry)
+    return {key: _total(entries) for key, entries in found.items()}
+
+
+# --- engines and agents behind a budget -------------------------------------------------------------------------------
+
+
+class BudgetedEngine:
+    """An engine whose requests are counted. Prices are US dollars per million tokens."""
+
+    waits = True  # for room under a limit, until other requests have settled
+
+    def __init__(
+        self, engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
+    ) -> None:
+        self.engine, self.budget = engine, budget
+        self.name, self.token_exact = engine.name, engine.token_exact
+        self._price_prompt, self._price_completion = price_prompt, price_completion
+
+    @property
+    def codec(self) -> Codec | None:
+        """The engine's codec, which may be set later."""
+        return getattr(self.engine, "codec", None)
+
+    async def sample(self, request: Request) -> Call:
+        """Answer a request; raises `BudgetError` if its upper bound has no room."""
+        prompt = prompt_bound(request)
+        bound = self._priced(prompt, request.sampling.max_tokens)
+        number = await self.budget.reserve(request.role, bound, wait=self.waits)
+        used: Spent | None = None  # a canceled request may have used all of it
+        try:
+            call = await self.engine.sample(request)
+            usage = call.usage
+            if usage.prompt_tokens or usage.completion_tokens:
+                used = Spent(calls=1, tokens=usage.prompt_tokens + usage.completion_tokens, cost_usd=usage.cost_usd)
+            else:  # the server counted nothing: bytes stand in for tokens
+                used = self._priced(prompt, len(call.completion.encode("utf-8", "replace")))
+            return call
+        except EngineError:
+            used = Spent(calls=1)
+            raise
+        finally:
+            self.budget.settle(number, used)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.engine.close()
+
+    def _priced(self, prompt: int, completion: int) -> Spent:
+        cost_usd = (prompt * self._price_prompt + completion * self._price_completion) / 1e6
+        return Spent(calls=1, tokens=prompt + completion, cost_usd=cost_usd)
+
+
+class LockstepBudgetedEngine(BudgetedEngine):
+    """An engine that samples when every live trajectory waits for it: none may wait for room instead."""
+
+    waits = False
+    engine: LockstepEngine
+
+    def join(self, order: int) -> None:
+        """Pass on to the engine."""
+        self.engine.join(order)
+
+    def leave(self, order: int) -> None:
+        """Pass on to the engine."""
+        self.engine.leave(order)
+
+
+class BudgetedAgent:
+    """An agent whose runs are counted as rollouts before they start."""
+
+    def __init__(self, agent: Agent, budget: Budget) -> None:
+        self.agent, self.budget, self.name = agent, budget, agent.name
+
+    async def run(
+        self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
+    ) -> Trajectory:
+        """Run once, uncounted if its first request was refused; raises `BudgetError` at the limit on rollouts."""
+        number = self.budget.start_rollout()
+        found = await self.agent.run(task, tools, engines, seed=seed, **named)
+        if found.error is not None and found.error.type == BudgetError.__name__ and not found.calls:
+            self.budget.settle(number, Spent())
+        return found
+
+    async def close(self) -> None:
+        """Close the agent."""
+        await self.agent.close()
+
+
+def budgeted(
+    engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
+) -> BudgetedEngine:
+    """Put an engine behind a budget."""
+    kind = LockstepBudgetedEngine if isinstance(engine, LockstepEngine) else BudgetedEngine
+    return kind(engine, budget, price_prompt=price_prompt, price_completion=price_completion)
+
+
+def prompt_bound(request: Request) -> int:
+    """An upper bound of a request's prompt tokens: a token is at least one byte, a template adds a few."""
+    texts = [request.prompt, *(message.content for message in request.messages)]
+    texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools) if part]
+    length = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    # A request with token ids may be sent as ids or as text.
+    return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

@@ -1,0 +1,321 @@
+"""An update committed to disk, and the versions of the library that updates make.
+
+What a crash left half done is completed when the run resumes:
+
+ledger/update.json   the update, first; once it is there, the update is completed, whatever happens
+library/             the new version, if the library changed
+trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
+timings.jsonl, updates.jsonl
+ledger/              is emptied
+
+Every version of a library is kept in `library/` of its run, with the changes that led to it:
+
+versions.jsonl              one Version a line, append-only
+library.json, library.md    the newest one, for people; written again with each version
+library.lock                held while a version is added
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RunError, UsageError
+from midstream.core.events import UpdateFinished
+from midstream.core.metrics import Spent, StepTiming, ToolUse
+from midstream.core.text_file import read_text
+from midstream.core.trajectory import Trajectory
+from midstream.runs import RunDirectory, checksums
+from midstream.runs.files import atomic_write, damaged, storage_errors
+from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage, warn
+from midstream.runs.lock import exclusive_lock
+from midstream.training_free.gate import ChangeRecord, Test
+from midstream.training_free.ledger import Cache, Ledger
+from midstream.training_free.library import Library, next_number
+from midstream.training_free.library_text import from_json, from_markdown, to_json, to_markdown
+from midstream.training_free.operations import Operation, Outcome
+
+
+class UpdateRecord(Frozen):
+    """One update: from a batch of tasks to a library.
+
+    `uniform` groups had no contrast and taught nothing; `broken` maps ids of tasks to the reason why their groups were
+    left out, `failed` the ids of rollouts that ended in an error to its text. `proposed` holds every operation that a
+    role asked for with its outcome, and pending ones that are no longer sound; `changes` those that went to the gate,
+    among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
+    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with its role and task. `version` is
+    the library's after the update, `spent` everything that the run had used by its end.
+    """
+
+    step: int
+    epoch: int
+    tasks: tuple[str, ...]
+    groups: int
+    uniform: int
+    broken: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    mean_reward: float
+    turns_mean: float
+    tool_use: ToolUse
+    proposed: tuple[Outcome, ...] = ()
+    changes: tuple[ChangeRecord, ...] = ()
+    tests: tuple[Test, ...] = ()
+    bisect_pairs: int = 0
+    bisect_left_out: int = 0
+    unreadable: tuple[str, ...] = ()
+    version: int
+    lessons: int
+    spent: Spent
+
+    @property
+    def pending(self) -> tuple[Operation, ...]:
+        """The changes that the next batch takes up again."""
+        return tuple(change.operation for change in self.changes if change.fate == "pending")
+
+    @property
+    def event(self) -> UpdateFinished:
+        """The event of this update, with its numbers for people."""
+        found = Counter(change.fate for change in self.changes)
+        return UpdateFinished(
+            update=self.step,
+            reward_mean=self.mean_reward,
+            # Keeping a lesson is not a change.
+            proposed=sum(outcome.operation.kind != "keep" for outcome in self.proposed),
+            fates={
+                **{fate: found[fate] for fate in ("accepted", "rejected", "pending")},
+                "refused": sum(bool(outcome.refused) for outcome in self.proposed),
+            },
+            left_out={
+                "uniform groups": self.uniform,
+                "failed rollouts": len(self.failed),
+                "broken groups": len(self.broken),
+                "lost replies": len(self.unreadable),
+                "lost pairs": sum(test.left_out for test in self.tests),
+            },
+            lessons=self.lessons,
+            spent=self.spent,
+        )
+
+
+def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[UpdateRecord]:
+    """All updates of a run in order; an empty list before the first. Damage: as `read_records`."""
+    return read_models(run.updates_path, UpdateRecord, on_damage)
+
+
+class MadeUpdate(Frozen):
+    """An update that was made and is to be committed.
+
+    `before` is the number of the version that it began with, `operations` lead from there to `library`. The file leaves
+    out the `trajectories` that it learned from: the ledger has them.
+    """
+
+    before: int
+    library: Library
+    operations: tuple[Operation, ...]
+    record: UpdateRecord
+    duration_s: float
+    trajectories: tuple[Trajectory, ...] = Field(default=(), exclude=True)
+
+
+class Committer:
+    """Commits updates to a run directory; holds its ledger and its history."""
+
+    def __init__(self, run: RunDirectory, *, cache: Cache | None, report: Report) -> None:
+        self.run = run
+        self.path = run.ledger_dir / "update.json"
+        # An update that was made needs nothing any more, so not even rollouts that failed are run again.
+        self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
+        self.history = History(run.library_dir)
+
+    def commit(self, update: MadeUpdate) -> None:
+        """Write an update to disk, completely."""
+        atomic_write(self.path, checksums.add(update.model_dump_json().encode() + b"\n"))
+        self._complete(update)
+
+    def recover(self) -> None:
+        """Complete an update that a crash left half written, or drop it if a person has changed the library since."""
+        self.history.write_files()
+        if not self.path.exists():
+            return
+        try:
+            update = MadeUpdate.model_validate(checksums.read_object(self.path.read_bytes()))
+        except ValueError as error:
+            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
+            raise damaged(self.path, problem, fix) from error
+        if self._in_history(update) or self.history.get().number == update.before:
+            self._complete(update)
+        else:
+            self.path.unlink()
+
+    def _complete(self, update: MadeUpdate) -> None:
+        """Write whatever is not on disk yet; `updates.jsonl` is last, and says that all of it is."""
+        record, run = update.record, self.run
+        # Each write is skipped where an earlier attempt has made it; the version's may be lost again, by a bad disk.
+        if record.version != update.before and not self._in_history(update):
+            self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
+        if all(written.step != record.step for written in read_updates(run)):
+            run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
+            if played := self.ledger.gathered(f"gate-{record.step}-"):
+                run.trajectories.write(f"gate-{record.step}", played)
+            if all(timing.step != record.step for timing in run.timings.read(skip_damage)):
+                run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
+            with Journal(run.updates_path) as journal:
+                journal.append(record)
+        run.seal()
+        self.ledger.clear()
+        self.path.unlink()
+
+    def _in_history(self, update: MadeUpdate) -> bool:
+        step = update.record.step
+        return any(version.by == "learning" and version.update == step for version in self.history.all())
+
+
+VERSIONS = "versions.jsonl"
+
+
+class Version(Frozen):
+    """One version of a library.
+
+    `parent` is the version before it (of a rollback the one that it left), `update` the run's update that made it, 0 if
+    none did; `by`: "learning", "edit", "rollback", "merge", "import", "start".
+    """
+
+    number: int
+    parent: int | None = None
+    by: str = "learning"
+    update: int = 0
+    operations: tuple[Operation, ...] = ()
+    note: str = ""
+    library: Library
+
+
+class History:
+    """The versions of one library, in a directory; the newest is the current one. Numbers count from 1.
+
+    Several processes may read. A writer that has not seen the newest version is refused, because its library would undo
+    the other's changes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.path = directory, directory / VERSIONS
+        self._seen: int | None = None  # the newest number that the caller has read
+
+    def all(self) -> Sequence[Version]:
+        """Every version, the oldest first; none in a new directory. Raises `RunError` if the journal is damaged."""
+        versions = self._read()
+        self._seen = len(versions)
+        return versions
+
+    def current(self) -> Version | None:
+        """The newest version, None in a new directory; raises as `all`."""
+        versions = self.all()
+        return versions[-1] if versions else None
+
+    def get(self, number: int | None = None) -> Version:
+        """The version of this number, or the newest one; raises `RunError` if it does not exist."""
+        versions = self.all()
+        number = len(versions) if number is None else number
+        if not 1 <= number <= len(versions):
+            has = f"its versions are 1 to {len(versions)}" if versions else "it has none yet"
+            raise RunError(
+                f"{self.directory} has no version {number} of its library: {has}",
+                code="no-library",
+                fix=f"midstream library versions {self.directory}",
+            )
+        return versions[number - 1]
+
+    def add(
+        self, library: Library, *, by: str, update: int = 0, operations: tuple[Operation, ...] = (), note: str = ""
+    ) -> Version:
+        """Add a version, safe on disk on return.
+
+        Raises:
+            RunError: another process is adding one, or has added one since this object read last.
+            StorageError: the write failed.
+        """
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(self.directory / "library.lock"):
+            before = self._read()
+            if self._seen is not None and self._seen != len(before):
+                raise RunError(
+                    f"the library in {self.directory} has changed meanwhile: it was version {self._seen}, now it is "
+                    f"{len(before)}",
+                    code="library-changed",
+                    cause="another midstream learned or edited in the same run directory",
+                    fix=f"midstream library diff shows the change; make yours again on version {len(before)}",
+                )
+            number, parent = len(before) + 1, len(before) or None
+            version = Version(
+                number=number, parent=parent, by=by, update=update, operations=operations, note=note, library=library
+            )
+            with Journal(self.path) as journal:
+                journal.append(version)
+            self._seen = version.number
+            self.write_files()
+        return version
+
+    def rollback(self, number: int) -> Version:
+        """Make version `number` the current one again, as a new version; raises as `get` and `add`."""
+        library = self.get(number).library
+        # Lessons are numbered on from the newest version, so that no id is given twice.
+        latest = max(next_number(version.library) for version in self.all())
+        library = library.model_copy(update={"next_number": latest})
+        return self.add(library, by="rollback", note=f"back to version {number}")
+
+    def write_files(self) -> None:
+        """Write the newest version's `library.json` and `library.md`, which a crash in `add` may have prevented."""
+        current = self.current()
+        if current is not None:
+            atomic_write(self.directory / "library.json", to_json(current.library).encode())
+            atomic_write(self.directory / "library.md", to_markdown(current.library).encode())
+
+    def _read(self) -> list[Version]:
+        versions = read_models(self.path, Version)
+        for place, version in enumerate(versions, start=1):
+            if version.number != place:
+                raise damaged(self.path, f"line {place} holds version {version.number}")
+        return versions
+
+
+def name_damage(path: Path) -> None:
+    """Warn of damage in the run whose directory, or whose library's, `path` is; any other path has none."""
+    for directory in (path, path.parent):
+        if (directory / "run.json").exists():
+            RunDirectory.open(directory)
+
+
+def read_library(path: Path) -> Library:
+    """The library in a JSON or Markdown (.md) file, or the current one of a run directory or of its `library/`.
+
+    Raises `RunError` without a library, `UsageError` if the file does not hold one.
+    """
+    if path.is_dir():
+        name_damage(path)
+        for directory in (path / "library", path):
+            if (directory / VERSIONS).exists() and (version := History(directory).current()):
+                return version.library
+        raise RunError(
+            f"{path} holds no library",
+            code="no-library",
+            cause="it is no practice run, or one that has not begun",
+            fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
+        )
+    text = read_text(path, error=RunError, fix="name a practice run, or a .json or .md file with a library")
+    try:
+        checksums.read_object(text.encode())
+    except ValueError:
+        if f'"{checksums.FIELD}"' in text:
+            warn(
+                f"{path} is not as midstream wrote it: it was edited, or is damaged; restore it if you did not edit it"
+            )
+    try:
+        return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)
+    except UsageError as failure:
+        what = f"{path}: {failure.what}"
+        raise UsageError(what, code=failure.code, cause=failure.cause, fix=failure.fix) from failure

@@ -1,0 +1,258 @@
+"""The gate: accept a changed library only if fresh validation rollouts support it, at a stated error rate.
+
+1. Test the whole batch of changes against the library as it is, on pairs of rollouts of one task (`paired_test.py`).
+2. Run random halves of the batch against their complements, whether it passed or not. That separates the good changes
+   from the bad at the price of one test. A batch that passes is sorted too: good changes carry bad ones along.
+3. Test the good ones together once more, on rollouts that had no part in choosing them. If they pass, they are accepted
+   and the others rejected; if they do not, a batch that passed is accepted as it is.
+
+What is accepted has passed a test; what seems bad is rejected; the rest is pending and joins the next batch.
+
+The error rate: an update makes at most two tests, the run `updates` times that, and each may err with a chance of
+`error_rate` / (2 `updates`). So the chance that a run ever accepts a change of the library that does not raise the mean
+reward over the validation set is at most `error_rate`. It is a statement about what is accepted together: single
+lessons have effects with intervals. `benchmarks/gate_power.py` measures both, and what the gate costs.
+
+Why halves: each pair of rollouts runs one random half of the changes against the other half on one task. A change is on
+either side equally often, so in the mean of the differences, each with the sign of the change's side, the others cancel
+out. Every pair is evidence about every change, and all effects are estimated as precisely as one of them would be from
+the same pairs; testing the changes one by one would multiply the cost by their number. The halves are of equal size:
+halves of very different quality would say little about single changes, least where a bad half fails at everything.
+Halves measure how a change differs from the others; the test of the whole batch measures the sum (`total`), and both
+together give a change's effect. If effects add up, that is its effect in the new library; if they do not, it is its
+mean effect in the company of random others.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+from midstream.core.data import Frozen
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.training_free.library import Effect, Library
+from midstream.training_free.operations import Operation, applied
+from midstream.training_free.paired_test import Differences, Pairs, Play, Sequential, Verdict
+from midstream.training_free.settings import GateConfig
+
+Fate = Literal["accepted", "rejected", "pending"]
+TestName = Literal["whole", "kept"]
+TESTS = 2  # of an update at most
+_FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
+_NORMAL = NormalDist()
+
+
+class Test(Frozen):
+    """One sequential test of a changed library against the one before it, on pairs of fresh validation rollouts.
+
+    `changes` are the indices of the tested changes in the update's list. `pairs` counts those with a result on both
+    sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
+    the value that it had to reach: log(1 / its share of the error rate). `mean` and `interval` (95 %) are the
+    difference in reward.
+    """
+
+    __test__ = False  # pytest would collect it by its name
+
+    name: TestName
+    changes: tuple[int, ...]
+    pairs: int
+    left_out: int = 0
+    mean: float = 0.0
+    interval: tuple[float, float] = (-1.0, 1.0)
+    evidence: float = 0.0
+    needed: float = 0.0
+    verdict: Verdict
+
+
+class ChangeRecord(Frozen):
+    """One change that was tested, or accepted without a test, with its fate and its measured effect."""
+
+    operation: Operation
+    fate: Fate
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """The library after the gate, the tests that were made, and the fate of each change.
+
+    `bisect_pairs` are the pairs of random halves with a result on both sides, `bisect_left_out` those without.
+    """
+
+    library: Library
+    changes: tuple[ChangeRecord, ...]
+    tests: tuple[Test, ...]
+    bisect_pairs: int = 0
+    bisect_left_out: int = 0
+
+
+async def decide(
+    library: Library,
+    changes: Sequence[Operation],
+    *,
+    tasks: Sequence[Task],
+    play: Play,
+    config: GateConfig,
+    updates: int,
+    seed: int,
+) -> Decision:
+    """Accept, reject or postpone `changes` of `library`, which `operations.screened` let through.
+
+    `tasks` are the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
+    share the error rate. `seed` is for the draws of tasks and halves. Raises `InfrastructureError` if no pair of a
+    block had a result.
+    """
+    if not changes:
+        return Decision(library=library, changes=(), tests=())
+    level = config.error_rate / (TESTS * updates)
+    trial = Trial(library=library, changes=changes, tasks=tasks, play=play, config=config, level=level, seed=seed)
+    whole, halves = await trial.measure()
+    tests, kept = [whole], halves.kept
+    if kept and len(kept) < len(changes):
+        tests.append((await trial.test("kept", kept))[0])
+
+    # Accept the changes of the last test that passed. If none passed, the kept changes get the last test's verdict.
+    passed = [test.changes for test in tests if test.verdict == "better"]
+    chosen, fate = (passed[-1], "accepted") if passed else (kept, _FATES[tests[-1].verdict])
+    records = tuple(
+        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=halves.effects[i])
+        for i, change in enumerate(changes)
+    )
+    return Decision(
+        library=applied(library, [record.operation for record in records if record.fate == "accepted"]),
+        changes=records,
+        tests=tuple(tests),
+        bisect_pairs=halves.pairs,
+        bisect_left_out=halves.left_out,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halved:
+    """The effect of each change, in their order, and which of them are worth keeping."""
+
+    effects: tuple[Effect, ...]
+    kept: tuple[int, ...]
+    pairs: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """Measurements of `changes` of a library; each test has the error rate `level`, the rest is as in `decide`."""
+
+    library: Library
+    changes: Sequence[Operation]
+    tasks: Sequence[Task]
+    play: Play
+    config: GateConfig
+    level: float
+    seed: int
+
+    async def measure(self) -> tuple[Test, Halved]:
+        """Test all changes together, then measure each by random halves, unless there is one or `bisect_pairs` is 0."""
+        everything, config = tuple(range(len(self.changes))), self.config
+        whole, differences = await self.test("whole", everything)
+        if len(everything) == 1 or not config.bisect_pairs:
+            effect = differences.effect(alone=len(everything) == 1)
+            return whole, Halved(effects=(effect,) * len(everything), kept=everything)
+        pairs = self._pairs("halves", config.bisect_pairs)
+        return whole, await halved(self.library, self.changes, total=differences, pairs=pairs, enough=config.min_effect)
+
+    async def test(self, name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
+        """Test the library with the changes at these places against the one without; returns all differences, too."""
+        pairs, found = self._pairs(name, self.config.test_pairs), Differences()
+        changed = applied(self.library, [self.changes[i] for i in places])
+        test = Sequential(level=self.level, min_effect=self.config.min_effect, futility=self.config.futility_rate)
+        while test.verdict == "undecided" and not pairs.spent:
+            values = [value for value in await pairs.block(lambda _: (self.library, changed)) if value is not None]
+            for value in values:
+                found.add(value)
+            test.add(values)
+        measured = found.effect(alone=False)
+        return Test(
+            name=name,
+            changes=places,
+            pairs=found.pairs,
+            left_out=pairs.left_out,
+            mean=measured.mean,
+            interval=measured.interval,
+            evidence=test.evidence,
+            needed=test.needed,
+            verdict=test.verdict,
+        ), found
+
+    def _pairs(self, name: str, limit: int) -> Pairs:
+        seed = derive_seed(self.seed, name)
+        return Pairs(self.tasks, self.play, name=name, limit=limit, size=self.config.block, seed=seed)
+
+
+async def halved(
+    library: Library, changes: Sequence[Operation], *, total: Differences, pairs: Pairs, enough: float
+) -> Halved:
+    """Run `pairs` until wrong choices are expected to cost less than `enough` of mean reward, or all are used.
+
+    `total` are the differences of all changes together to `library`. Kept is what helps; of a batch that does harm as a
+    whole, what is better than its average, which is as good a guess as there is: a change that bad company hides shows
+    when the kept ones are tested together.
+    """
+    signed = [Differences() for _ in changes]  # of each change, with the sign of its side
+    threshold = min(0.0, total.mean / len(changes))  # the effect that a change must exceed to be kept
+    chosen: list[frozenset[int]] = []  # the halves of the block under way
+
+    def sides(draw: random.Random) -> tuple[Library, Library]:
+        half = random_half(len(changes), draw)
+        chosen.append(half)
+        first = [change for i, change in enumerate(changes) if i not in half]
+        other = [change for i, change in enumerate(changes) if i in half]
+        return applied(library, first), applied(library, other)
+
+    expected_loss = math.inf
+    while not pairs.spent and expected_loss >= enough:
+        chosen.clear()
+        values = await pairs.block(sides)
+        for half, value in zip(chosen, values, strict=True):
+            if value is not None:
+                # The difference counts for the changes of `other`, and against those of `first`.
+                for i, differences in enumerate(signed):
+                    differences.add(value if i in half else -value)
+        # The cost of a choice: the mean distance by which a normal truth lies on the other side of the threshold.
+        expected_loss = 0.0
+        for mean, error in _estimates(signed, total):
+            if error:  # 0 where the squares of all differences underflow
+                z = abs(mean - threshold) / error
+                expected_loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
+    estimates = _estimates(signed, total)
+    return Halved(
+        effects=tuple(
+            differences.effect(alone=True, mean=mean, error=error)
+            for differences, (mean, error) in zip(signed, estimates, strict=True)
+        ),
+        kept=tuple(i for i, (mean, _) in enumerate(estimates) if mean > threshold),
+        pairs=signed[0].pairs,
+        left_out=pairs.left_out,
+    )
+
+
+def _estimates(signed: Sequence[Differences], total: Differences) -> list[tuple[float, float]]:
+    """The effect of each change and its standard error.
+
+    A change's signed mean m is below its effect e because the other changes are more often on the other side:
+    m = e + r (T - e), r the correlation of two changes' sides and T the effect of all. Of n changes, n even, n/2
+    are on each side, so r = -1/(n - 1); r = -1/n if n is odd.
+    """
+    r = -1 / (len(signed) - 1 + len(signed) % 2)
+    means = [(change.mean - r * total.mean) / (1 - r) for change in signed]
+    errors = [math.hypot(change.error, r * total.error) / (1 - r) for change in signed]
+    return list(zip(means, errors, strict=True))
+
+
+def random_half(count: int, draw: random.Random) -> frozenset[int]:
+    """Draw a random half of 0 .. count - 1; of an odd number the smaller or the larger half, by chance."""
+    order = draw.sample(range(count), count)
+    return frozenset(order[: (count + draw.getrandbits(1)) // 2])

@@ -1,0 +1,221 @@
+"""A run that learns lessons, from the empty library to the last evaluation: start reading here.
+
+    evaluate "no lessons"
+    -> per update: batch -> rollouts -> semantic advantage -> operations -> gate -> library, record, version
+    -> evaluate "with lessons"
+
+Everything random derives from (seed, purpose, update), and everything that was paid for is in the ledger until its
+update is recorded. So a run that was killed and resumed ends with the same library as one that was not, and repeats
+only the rollouts and requests that were under way. Its updates never change a model's weights (a tiny planner may be
+warm-started before them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.protocols import Engine
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, sampling_name
+from midstream.evaluation.run import MakeEnvironment, every_set
+from midstream.evaluation.session import Session, evaluate_set
+from midstream.rollout import Place
+from midstream.runs import RunDirectory
+from midstream.training_free.budget import Budget
+from midstream.training_free.commit import Committer, UpdateRecord, read_updates
+from midstream.training_free.ledger import Cache, Ledger, ended_by_budget
+from midstream.training_free.library import Library, render_modules
+from midstream.training_free.runner import Report, RolloutJob, require_within_budget
+from midstream.training_free.settings import PracticeConfig
+from midstream.training_free.update import Practice
+
+WITHOUT, WITH = "no lessons", "with lessons"
+Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PracticeParts:
+    """What a session needs, as built from a recipe.
+
+    `validation` are the tasks of `validation_set`, which the gate tests on. `engines` are keyed by the reflector's
+    roles. `start` is the first library, `identity` names the agent. `prepare` restores the planner's weights at the
+    run's start, where they are made in process.
+    """
+
+    seed: int
+    tasks: Sequence[Task]
+    validation: Sequence[Task]
+    validation_set: SetConfig
+    set_tasks: Callable[[SetConfig], list[Task]]
+    make_environment: MakeEnvironment
+    engines: Mapping[str, Engine]
+    start: Library
+    identity: str
+    budget: Budget
+    cache: Cache | None
+    prepare: Prepare | None
+    practice: PracticeConfig
+    evaluation: EvaluationConfig
+
+
+class PracticeSession(Session):
+    """One practice run in one run directory. It closes budget and cache; the caller closes the other parts."""
+
+    def __init__(self, parts: PracticeParts, run: RunDirectory, listener: Listener) -> None:
+        self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
+        self.committer = Committer(run, cache=parts.cache, report=self.note)
+        self.updates: list[UpdateRecord] = []
+        self.practice = Practice(
+            config=parts.practice,
+            tasks=parts.tasks,
+            validation=parts.validation,
+            environment=parts.make_environment(),
+            gate_environment=parts.make_environment(chosen=parts.validation_set),
+            engines=parts.engines,
+            ledger=self.committer.ledger,
+            seed=parts.seed,
+            identity=parts.identity,
+            budget=self.budget,
+            report=self._report,
+        )
+
+    async def run(self) -> str:
+        """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
+        self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
+        try:
+            return await super().run()
+        finally:
+            self.committer.ledger.close()
+            self.budget.close()
+            if self.parts.cache is not None:
+                self.parts.cache.close()
+
+    async def begin(self) -> range:
+        """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
+        self.committer.recover()
+        if self.committer.history.current() is None:
+            self.committer.history.add(self.parts.start, by="start")
+        self.updates = read_updates(self.run_directory)
+        self.listener(
+            RunStarted(
+                recipe=self.run_directory.info().recipe_name,
+                directory=str(self.run_directory.root),
+                total=self.parts.practice.most_updates,
+                done=len(self.updates),
+                limits=self.parts.practice.budget.limits,
+            )
+        )
+        for record in self.updates:
+            self.listener(record.event)
+        if self.parts.prepare is not None:
+            await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
+        await self._evaluate(WITHOUT, 0)
+        # The last evaluation must fit into the budget, too.
+        self.budget.hold_back("evaluation 0")
+        return range(len(self.updates) + 1, self.parts.practice.most_updates + 1)
+
+    def reason_to_stop(self) -> str:
+        """Why no further update is made: the limit on updates, or `patience`."""
+        config = self.parts.practice
+        if len(self.updates) >= config.most_updates:
+            limited = config.most_updates < config.updates
+            allowed = f"{config.most_updates} of {config.updates} updates are allowed (practice.budget.updates)"
+            return allowed if limited else ""
+        patience = config.patience
+        latest = self.updates[-patience:] if patience else []
+        accepted = any(change.fate == "accepted" for record in latest for change in record.changes)
+        if not patience or len(latest) < patience or accepted:
+            return ""
+        reason = f"no change was accepted in the last {patience} updates (practice.patience)"
+        self.note(reason)
+        return reason
+
+    async def step(self, step: int) -> None:
+        """Make one update of the newest library, and commit it."""
+        before = self.committer.history.get()
+        pending = self.updates[-1].pending if self.updates else ()
+        made = await self.practice.update(step, before.library, pending, before.number + 1)
+        self.committer.commit(made)
+        self.listener(made.record.event)
+        self.updates.append(made.record)
+
+    async def finish(self) -> None:
+        """Evaluate with the newest library, unless there was no update."""
+        self.budget.release()
+        if self.updates:
+            await self._evaluate(WITH, len(self.updates))
+
+    async def _evaluate(self, policy: str, step: int) -> None:
+        """Evaluate every set at every temperature, without lessons or with the newest library."""
+        parts, run = self.parts, self.run_directory
+        self.budget.phase = f"evaluation {step}"
+        lessons = render_modules(self.committer.history.get().library) if policy == WITH else NO_LESSONS
+        store = EvaluationStore(self.committer.ledger, lessons, self._report)
+        for work in every_set(
+            parts.evaluation, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
+        ):
+            work = replace(work, environment=replace(work.environment, lessons=lessons))
+            found = {(result.set_name, result.sampling, result.step): result for result in run.evaluations.read()}
+            first = found.get((*work.key[:2], 0))
+            if not lessons and first is not None and work.key not in found:
+                # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
+                name = replace(work, step=0).name
+                run.trajectories.write(work.name, run.trajectories.open(name))
+                result = first.model_copy(update={"policy": policy, "step": step})
+                run.evaluations.append(result)
+            else:
+                result = await evaluate_set(run, work, store)
+            if result is not None:
+                self.listener(EvaluationFinished(result))
+
+    def _report(self, text: str) -> None:
+        self.listener(Phase(text))
+        self.listener(BudgetSpent(self.budget.spent()))
+
+
+class EvaluationStore:
+    """The ledger as the `Store` of evaluations with these lessons; reports the progress."""
+
+    def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
+        self.ledger, self.lessons, self.report = ledger, lessons, report
+        self._what, self._done = "", 0  # of the evaluation under way
+        self._spent: list[Trajectory] = []  # ended by a spent budget: the ledger does not keep them
+
+    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
+        """The places of this evaluation in the ledger or its cache."""
+        found = self._job(evaluation).kept(self.ledger)
+        self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
+        self._done = len(found)
+        self.report(self._what)
+        return found.keys()
+
+    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
+        """Keep trajectories in the ledger and its cache."""
+        self._job(evaluation).keep(trajectories, self.ledger)
+        self._spent += [trajectory for trajectory in trajectories if ended_by_budget(trajectory)]
+        self._done += len(trajectories)
+        self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
+
+    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
+        """Trajectories in the ledger, in this order. Raises `BudgetError` if the budget ended one of the evaluation."""
+        require_within_budget(self._spent)
+        kept = self.ledger.kept(f"evaluation-{evaluation.name}")
+        return (kept[place] for place in places)
+
+    def forget(self, evaluation: SetEvaluation) -> None:
+        """Drop the trajectories from the ledger."""
+        self.ledger.forget(f"evaluation-{evaluation.name}")
+
+    def _job(self, evaluation: SetEvaluation) -> RolloutJob:
+        return RolloutJob(
+            scope=f"evaluation-{evaluation.name}",
+            purpose=f"evaluation {sampling_name(evaluation.temperature)} {evaluation.chosen.model_dump_json()}",
+            tasks=evaluation.tasks,
+            group_size=evaluation.trials,
+            seed=evaluation.seed,
+            lessons=dict.fromkeys((task.id for task in evaluation.tasks), self.lessons),
+        )
