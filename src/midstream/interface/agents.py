@@ -173,4 +173,3 @@ def _tool_tables(tools: Iterable[Any]) -> dict[str, Table]:
             )
         tables |= found
     return tables
-
