@@ -63,7 +63,12 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
     assert {"Flow-GRPO", "random planner"} <= {arm["name"] for arm in controls["arms"]}
     assert main([*study(tmp_path / "runs", "Flow-GRPO"), "--dry-run", "--json"]) == 0
     first, _ = json.loads(capsys.readouterr().out)
-    assert (first["arm"], first["recipe"], first["seed"], first["state"]) == ("Flow-GRPO", "flow-grpo-tiny", 0, "missing")
+    assert (first["arm"], first["recipe"], first["seed"], first["state"]) == (
+        "Flow-GRPO",
+        "flow-grpo-tiny",
+        0,
+        "missing",
+    )
     assert first["changes"][-1] == "seed=0"
     assert not (tmp_path / "runs").exists()
 

@@ -94,7 +94,13 @@ def test_later_overrides_win(ten_steps):
 
 def test_a_type_does_not_drop_what_was_set_before_it():
     base = {"agent": {"type": "agentflow", "turns": 3}, "tools": {"a": {"type": "old", "k": 1}}}
-    overrides = ["agent.policy.engine=m", "agent.policy.type=prompted", "tools.b.k=2", "agent.type=direct", "tools.b.type=c"]
+    overrides = [
+        "agent.policy.engine=m",
+        "agent.policy.type=prompted",
+        "tools.b.k=2",
+        "agent.type=direct",
+        "tools.b.type=c",
+    ]
     wanted = {"type": "direct", "policy": {"type": "prompted", "engine": "m"}}
     for order in permutations(overrides):
         changed = with_overrides(base, order)
