@@ -35,16 +35,11 @@ _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\
 _OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
-_UNIT_NAMES = {
-    name: names.split()[0]
-    for names in (
-        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
-        "in inch inche",
-        "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "s sec second", "min minute", "h hr hour", "day",
-        "week", "yr year", "dollar", "cent",
-    )
-    for name in names.split()
-}  # fmt: skip
+_UNITS = (
+    "mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche; ft foot "
+    "feet; yd yard; mi mile; g gram; kg kilogram; s sec second; min minute; h hr hour; day; week; yr year; dollar; cent"
+)
+_UNIT_NAMES = {name: names.split()[0] for names in _UNITS.split(";") for name in names.split()}
 _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([23]))?", re.IGNORECASE)
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
@@ -68,7 +63,7 @@ class MathConfig(Limits, RewardConfig):
     libraries: tuple[Library, ...] = (LIBRARY,)
     precision: int = Field(default=6, ge=0, le=15)
     strict: bool = True
-    allow_set_relation_comp: bool = False
+    allow_set_relation_comp: bool = True
 
     def build(self, context: Context) -> Math:
         """Build it."""
@@ -105,7 +100,6 @@ class Math:
         self._precision = config.precision
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
         self._seen: SingleFlight[bool | None] = SingleFlight()
-        self._golds: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
         """Refuse a task with a gold answer that states nothing, or a formula that is not closed."""
@@ -133,8 +127,13 @@ class Math:
         formulas = tuple(gold.formula for gold, right in zip(golds, decided, strict=True) if right is None)
         if not formulas:
             return Score(value=0.0)
-        right = await self._seen.get((formulas, found.formula), lambda: self._compare(task, formulas, found.formula))
-        return Score(value=0.0, parts={"timed_out": 1.0}) if right is None else Score(value=float(right))
+        right = await self._seen.get((formulas, found.formula), partial(self._verdict, task, formulas, found.formula))
+        if right is not None:
+            return Score(value=float(right))
+        for gold in formulas:  # if to compare it with 1 takes too long as well, the gold answer is wrong
+            if await self._seen.get(((gold,), "1"), partial(self._verdict, task, (gold,), "1")) is None:
+                raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
+        return Score(value=0.0, parts={"timed_out": 1.0})
 
     def _decide(self, gold: Statement, found: Statement) -> bool | None:
         """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
@@ -151,29 +150,19 @@ class Math:
             return None
         if _unit(found) and _unit(gold) and _unit(found) != _unit(gold):
             return False
-        values = [number.value / (100 if number.percent else 1) for number in (ours, theirs)]
-        if not (ours.exact and theirs.exact):
-            values = [round(value, self._precision) for value in values]
-        return values[0] == values[1]
+        if ours.exact and theirs.exact:
+            return ours.share == theirs.share
+        return round(ours.share, self._precision) == round(theirs.share, self._precision)
 
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
 
-    async def _compare(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
-        """Whether the answer is right; None if that could not be decided within the limits.
-
-        Then the gold answer is compared with 1: if that takes too long as well, the gold answer is wrong.
-        """
-        right = await self._verdict(task, golds, answer)
-        for gold in golds if right is None else ():
-            found = await self._golds.get(gold, partial(self._verdict, task, (gold,), "1"))
-            if found is None:
-                raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
-        return right
-
     async def _verdict(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
-        """The result of `math_check`, which the worker prints in a line that starts with a secret mark."""
+        """What `math_check` decides, None if it could not within the limits.
+
+        The worker prints it in a line that starts with a secret mark.
+        """
         mark = secrets.token_hex(16)
         asked = json.dumps({"golds": golds, "answer": answer, **self._options})
         result = await self.pool.run(f"{self._source}\n\nreport({asked!r}, {mark!r})")
