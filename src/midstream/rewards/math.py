@@ -169,7 +169,7 @@ class Math:
         if result.reason in ("timeout", "memory", "killed"):
             return None
         head, _, found = result.text.partition(" ")
-        if head != mark or not result.ok:
+        if head != mark or result.reason != "ok":
             if "ModuleNotFoundError" in result.text and LIBRARY in result.text:
                 raise _not_installed()
             raise RewardError(
