@@ -46,8 +46,8 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
-    Values may stand in any order and in either part; an empty system part is not sent. The user part must hold text or a
-    value that is never empty: many servers refuse a request without a user message. `lost_sharing` says what an order
+    Values may stand in any order and in either part; an empty system part is not sent. The user part must hold text or
+    a value that is never empty: many servers refuse a request without a user message. `lost_sharing` says what an order
     costs: an engine computes only the beginning that two prompts have in common once.
 
     Args:

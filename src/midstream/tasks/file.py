@@ -20,7 +20,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
 from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
-from midstream.tasks.records import BadRowError, Faults, Record, read_records, shorten
+from midstream.tasks.records import BadRowError, Faults, Record, json_excerpt, read_records
 
 Split = Literal["train", "validation", "test"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -73,8 +73,8 @@ class FileTasks(Finite):
         if earlier is not task:
             if set(earlier.answers) != set(task.answers):
                 raise BadRowError(
-                    f"its question stands on {place} with another answer: {shorten(earlier.answer)}, here "
-                    f"{shorten(task.answer)} (if both are right, give one row with `aliases`)"
+                    f"its question stands on {place} with another answer: {json_excerpt(earlier.answer)}, here "
+                    f"{json_excerpt(task.answer)} (if both are right, give one row with `aliases`)"
                 )
             if self.config.duplicates == "error":
                 raise BadRowError(f'it repeats {place} (duplicates = "drop" leaves such rows out)')
@@ -90,10 +90,10 @@ class FileTasks(Finite):
         config, row = self.config, dict(record.fields)
         for name in (config.question_field, config.answer_field):
             if row.get(name) is None:
-                raise BadRowError(f"{name!r} is missing or null; its fields are {shorten(list(row))}")
+                raise BadRowError(f"{name!r} is missing or null; its fields are {json_excerpt(list(row))}")
         question = row.pop(config.question_field)
         if not isinstance(question, str):
-            raise BadRowError(f"{config.question_field!r} must be text, not {shorten(question)}")
+            raise BadRowError(f"{config.question_field!r} must be text, not {json_excerpt(question)}")
         question = as_text(question, config.question_field)
         gold = row.pop(config.answer_field)
         answers = as_texts(gold, config.answer_field)
@@ -104,7 +104,7 @@ class FileTasks(Finite):
         listed = row.pop("options", None)
         options = {} if listed is None else by_letter(_listed(listed))
         if options and len(answers) > 1:
-            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {shorten(answers)}")
+            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {json_excerpt(answers)}")
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = config.path.name.split(".")[0]
@@ -132,7 +132,7 @@ class FileTasks(Finite):
             named = row.pop(self.config.split_field, None)
             if named not in SPLITS:
                 raise BadRowError(
-                    f"{self.config.split_field!r} must be one of {', '.join(SPLITS)}, not {shorten(named)}"
+                    f"{self.config.split_field!r} must be one of {', '.join(SPLITS)}, not {json_excerpt(named)}"
                 )
             return named
         place, reached = derive_seed("split", " ".join(question.split())) / 2**63, 0.0
@@ -198,4 +198,4 @@ def _listed(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadRowError(f"{shorten(value)} is no JSON list: {error}") from error
+        raise BadRowError(f"{json_excerpt(value)} is no JSON list: {error}") from error
