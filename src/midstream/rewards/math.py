@@ -34,6 +34,7 @@ _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, o
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
 _OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
+_IN_BASE = re.compile(r"([0-9A-F]*(?:\d|[A-F]{2})[0-9A-F]*)_\{?\d+\}?")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
 _UNITS = (
     "mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche; ft foot "
@@ -121,7 +122,7 @@ class Math:
         if not found.words:
             return Score(value=0.0)
         golds = [state(gold) for gold in task.answers]
-        decided = [self._decide(gold, found) for gold in golds]
+        decided = [self._decide(gold, found, task.question) for gold in golds]
         if True in decided:
             return Score(value=1.0)
         formulas = tuple(gold.formula for gold, right in zip(golds, decided, strict=True) if right is None)
@@ -135,9 +136,11 @@ class Math:
                 raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
         return Score(value=0.0, parts={"timed_out": 1.0})
 
-    def _decide(self, gold: Statement, found: Statement) -> bool | None:
+    def _decide(self, gold: Statement, found: Statement, question: str) -> bool | None:
         """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
-        if _same_words(gold.words, found.words):
+        if _same_words(gold.words, found.words, question):
+            return True
+        if (in_base := _IN_BASE.fullmatch(gold.formula)) and in_base[1] == found.formula:
             return True
         if _is_words(gold) or not found.formula:
             return False
@@ -212,13 +215,18 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
     return name, found[3] or {"s": "2", "c": "3"}.get((found[1] or "-")[0].lower(), "")
 
 
-def _same_words(gold: str, answer: str) -> bool:
-    """Whether two texts are the same words, with an option's letter before them or the copula of a sentence."""
-    wanted, option = _words(gold), re.match(r"\(?([A-Z])\)\s", answer)
-    return bool(wanted) and wanted in (
-        _words(answer),
-        _words(_COPULA.sub("", answer)),
-        _words(option[1]) if option else 0,
+def _same_words(gold: str, answer: str, question: str) -> bool:
+    """Whether two texts are the same words.
+
+    Before the answer may stand an option's letter or a sentence up to its copula, after it words of the question ("Anna
+    is the liar").
+    """
+    wanted, ours = _words(gold), _words(answer)
+    rest = ours.removeprefix(f"{wanted} ") if wanted else ours
+    option = re.match(r"\(?([A-Z])\)\s", answer)
+    return bool(wanted) and (
+        wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else 0)
+        or (rest != ours and rest in _words(question))
     )
 
 

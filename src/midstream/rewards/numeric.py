@@ -14,7 +14,9 @@ from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 from midstream.rewards.statement import state
 
-_UNIT = r"(?:\^\s*\{?\\circ\}?\s*[CFK]?|[mgslLhAVWNJKCF](?:\s*\^\s*\{?[23]\}?)?(?:/[smhL](?:\s*\^\s*\{?2\}?)?)?)"
+_UNIT = (
+    r"(?:min|sec|\^\s*\{?\\circ\}?\s*[CFK]?|[mgslLhAVWNJKCF](?:\s*\^\s*\{?[23]\}?)?(?:/[smhL](?:\s*\^\s*\{?2\}?)?)?)"
+)
 _SIZE = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+(?![0-9])|[0-9]{1,200})(?:\.[0-9]{0,200})?|\.[0-9]{1,200}"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]{{1,200}})\s+(?=[0-9]+/))?(?P<above>{_SIZE})(?:\s*/\s*(?P<below>[0-9]{{1,200}}))?"
