@@ -1,11 +1,12 @@
-"""Tokens of 200 recorded tool results in prompts: JSON as the tool writes it, TOON, and the shorter of both.
+"""Tokens of 250 recorded tool results in prompts: JSON as the tool writes it, TOON, and the shorter of both.
 
 python benchmarks/toon.py [--tokenizer tokenizer.json] [--json]
 
-The results come from midstream's own tools: the desks' functions, Python functions as tools, an MCP server, local
-search. They are counted as an interleaved agent's stream holds them, and inside a line of AgentFlow's memory, which is
-JSON. Without `--tokenizer`, the tokenizer is a byte-level BPE of 32,000 tokens, trained here on the standard library
-(code, documentation, JSON and tables written from it), because no published one can be assumed on this machine.
+The results come from midstream's own tools (the desks' functions, Python functions as tools, an MCP server, local
+search) and from BFCL's functions, whose data is in the package bfcl-eval. They are counted as an interleaved agent's
+stream holds them, and inside a line of AgentFlow's memory, which is JSON. Without `--tokenizer`, the tokenizer is a
+byte-level BPE of 32,000 tokens, trained here on the standard library (code, documentation, JSON and tables written from
+it), because no published one can be assumed on this machine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from midstream.agents.rendering import result_writer
 from midstream.core.text import neutral, to_json
+from midstream.sources.bfcl.tasks import Bfcl, BfclConfig
 from midstream.tools.function import tool
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 from midstream.tools.mcp.tools import McpConfig, make
@@ -39,7 +41,7 @@ from midstream.worlds.desks.tasks import Desks, DesksConfig
 
 ROOT = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
-RESULTS = 200
+RESULTS = 250
 # GPT-4's and Qwen's way to split text before merging.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -130,7 +132,7 @@ def order(number: int) -> dict[str, Any]:
 
 
 async def recorded() -> list[tuple[str, str]]:
-    """(source, text) of 200 results of real tools."""
+    """(source, text) of 250 results of real tools."""
     results: list[tuple[str, str]] = []
 
     async def call(source: str, made: Any, arguments: dict[str, Any]) -> None:
@@ -146,6 +148,15 @@ async def recorded() -> list[tuple[str, str]]:
                 if len(results) < 60:
                     await call("desks", tools[step.name], dict(step.arguments))
             turn = await dialogue.reply("done")
+    bfcl = Bfcl(BfclConfig(train=0))
+    for task in bfcl.fixed("test", seed=0)[::97]:  # nine of 800, of every category, each another scenario
+        dialogue = bfcl.open(task, seed=0)
+        await dialogue.begin()
+        for turn in bfcl.expected(task):
+            for step in turn:
+                if len(results) < 110:
+                    await call("BFCL", dialogue.functions[step.name], dict(step.arguments))
+            await dialogue.reply("done")
     for letter in "abcdfghimnopst":
         await call("functions: tables", list_modules, {"letter": letter})
     for number in range(30):

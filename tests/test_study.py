@@ -58,6 +58,18 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
     assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines() if "Flow-GRPO" in line] == [
         ["2", "missing"]
     ]
+    assert main(["study", "--list", "--json"]) == 0
+    [controls] = [found for found in json.loads(capsys.readouterr().out) if found["name"] == "controls"]
+    assert {"Flow-GRPO", "random planner"} <= {arm["name"] for arm in controls["arms"]}
+    assert main([*study(tmp_path / "runs", "Flow-GRPO"), "--dry-run", "--json"]) == 0
+    first, _ = json.loads(capsys.readouterr().out)
+    assert (first["arm"], first["recipe"], first["seed"], first["state"]) == (
+        "Flow-GRPO",
+        "flow-grpo-tiny",
+        0,
+        "missing",
+    )
+    assert first["changes"][-1] == "seed=0"
     assert not (tmp_path / "runs").exists()
 
 

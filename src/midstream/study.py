@@ -220,6 +220,11 @@ class ArmRun:
         """The state of its run, such as "finished", or "missing"."""
         return RunDirectory.open(self.out).status().state if (self.out / "run.json").exists() else "missing"
 
+    def summary(self) -> dict[str, Any]:
+        """Which arm, recipe, seed, changes and directory it has, and its state, as JSON values."""
+        named = {"arm": self.arm.name, "recipe": self.arm.recipe, "seed": self.seed}
+        return {**named, "changes": self.changes, "directory": str(self.out), "state": self.state}
+
 
 def plan(
     study: StudyFile, root: Path, *, seeds: int, only: Sequence[str] = (), overrides: Sequence[str] = ()

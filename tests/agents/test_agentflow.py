@@ -557,9 +557,12 @@ def test_an_analysis_is_seen_by_all_but_the_executor_recorded_and_counted():
 
 
 def test_an_analyst_that_fails_ends_the_run_as_any_module_does():
+    failed = (Call(role="analyst", failures=("503",)),)
     for failure in (EngineError("down"), PromptTooLongError("long"), DeadlineError("late")):
+        failure.calls = failed
         trajectory = analyzed(Modules(), Thinks(failure))
         assert (trajectory.status, trajectory.turns, trajectory.answer) == ("error", (), None)
+        assert (trajectory.opening_calls, trajectory.closing_calls) == (failed, ())
 
 
 # --- many at once -------------------------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ def test_no_tools_is_an_option_of_every_agent_that_can_do_without(capsys: pytest
     assert "of 0 turns" in out
     assert main(["solve", QUESTION, "--tools", "none", "--dry-run"]) == 2
     assert coded("setting-conflict")(printed(capsys.readouterr().err))
+    for tools, named in (("none", "recipe direct"), ("base_generator", "agent.tools")):
+        assert main(["solve", QUESTION, "--recipe", "artist-prompted", "--model", "m", "--tools", tools]) == 2
+        error = printed(capsys.readouterr().err)
+        assert coded("unknown-tool", "artist-math", "python", tools)(error)
+        assert named in error.fix
 
 
 def test_its_weights_can_be_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path):

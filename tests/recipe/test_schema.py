@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,26 @@ def test_later_overrides_win(ten_steps):
     assert recipe.seed == 2
     assert recipe.training is not None
     assert recipe.training.steps == 7
+
+
+def test_a_type_does_not_drop_what_was_set_before_it():
+    base = {"agent": {"type": "agentflow", "turns": 3}, "tools": {"a": {"type": "old", "k": 1}}}
+    overrides = [
+        "agent.policy.engine=m",
+        "agent.policy.type=prompted",
+        "tools.b.k=2",
+        "agent.type=direct",
+        "tools.b.type=c",
+    ]
+    wanted = {"type": "direct", "policy": {"type": "prompted", "engine": "m"}}
+    for order in permutations(overrides):
+        changed = with_overrides(base, order)
+        assert changed == {"agent": wanted, "tools": {**base["tools"], "b": {"type": "c", "k": 2}}}
+    # What belongs to a table that a later override replaces or removes goes with it.
+    assert with_overrides(base, ["tools.a.type=b", "tools.a.k=2", "tools.a.type=c"])["tools"] == {"a": {"type": "c"}}
+    assert with_overrides(base, ["tools.a.k=2", "tools.a=false"])["tools"] == {}
+    assert with_overrides(base, ["tools.a=false", "tools.a.type=old"])["tools"] == {"a": {"type": "old"}}
+    assert list(with_overrides(base, ["tools.c.k=1", "tools.b.k=1", "tools.c.type=x"])["tools"]) == ["a", "c", "b"]
 
 
 @pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", ".a=1", ""])

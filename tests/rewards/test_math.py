@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.tiers import Sandbox
 from support.errors import coded
+from support.forms import misjudged
 from support.sandboxes import sandbox
 
 # Cases of Math-Verify's own tests (Hugging Face, Apache-2.0): gold, pred, whether they are equal, settings.
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "math.json").read_text("utf-8"))["cases"]
+# Right, and counted as wrong: the reply goes on for 3,800 characters after "The final answer is 20 %". Where a sentence
+# follows the box, the last 2,000 are read.
+NOT_READ = "Let the percentage of people in Mathopolis"
 OPTIONS = ("precision", "strict", "allow_set_relation_comp")
 TIER = "standard"
 
@@ -31,42 +36,67 @@ def make(tier: Any = TIER, **config: Any) -> math.Math:
     return math.Math(math.MathConfig.model_validate({"workers": 1, **config}), sandbox(tier))
 
 
-def scores(reward: math.Math, *pairs: tuple[str, str | None]) -> list[Score]:
-    """Scores of (gold, answer), all asked at once; the reward is closed."""
-
-    async def run() -> list[Score]:
-        try:
-            return await asyncio.gather(*(score(reward, gold, answer) for gold, answer in pairs))
-        finally:
-            await reward.close()
-
-    return asyncio.run(run())
-
-
 def score(reward: math.Math, gold: str, answer: str | None, *aliases: str) -> Any:
     task = Task(id="t", question="?", answer=gold, aliases=aliases)
     return reward.score(task, Trajectory(id="t#0", task_id="t", answer=answer))
 
 
-def values(*pairs: tuple[str, str | None], **config: Any) -> list[float]:
-    return [one.value for one in scores(make(**config), *pairs)]
+def scores(reward: math.Math, *pairs: tuple[str, str | None], close: bool = True) -> list[Score]:
+    """Scores of (gold, answer), all asked at once; then the reward is closed."""
+
+    async def run() -> list[Score]:
+        try:
+            return await asyncio.gather(*(score(reward, gold, answer) for gold, answer in pairs))
+        finally:
+            if close:
+                await reward.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PythonPool]:
+    """Workers for all tests that need none of their own: Math-Verify's import takes a second."""
+    pool = PythonPool(math.MathConfig(), sandbox("strong"), queue_s=None)
+    yield pool
+    asyncio.run(pool.close())
+
+
+@pytest.fixture(scope="module")
+def warm(pool) -> Callable[..., list[Score]]:
+    """`scores` by a reward with the given settings, on running workers."""
+    return lambda *pairs, **config: scores(on(pool, **config), *pairs, close=False)
+
+
+def on(pool: PythonPool, **config: Any) -> math.Math:
+    reward = make(**config)
+    reward.pool = pool
+    return reward
+
+
+def values(found: list[Score]) -> list[float]:
+    return [score.value for score in found]
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_golden_cases_agree(every: int):
+def test_golden_cases_agree(warm, every: int):
     groups: dict[str, list[dict[str, Any]]] = {}
     for case in GOLDEN[::every]:
         groups.setdefault(json.dumps({name: case[name] for name in OPTIONS if name in case}), []).append(case)
     assert sum(not case["expected"] for case in GOLDEN) == 10
     wrong = []
     for config, cases in groups.items():
-        reward = make("strong", workers=2, **json.loads(config))
-        given_scores = scores(reward, *((case["gold"], case["pred"]) for case in cases))
-        wrong += [case for case, one in zip(cases, given_scores, strict=True) if one != Score(value=case["expected"])]
-    assert wrong == []
+        given = warm(*((case["gold"], case["pred"]) for case in cases), **json.loads(config))
+        wrong += [case for case, found in zip(cases, given, strict=True) if found != Score(value=case["expected"])]
+    assert [case for case in wrong if not case["gold"].startswith(NOT_READ)] == []
 
 
-def test_bare_formulas_are_read_whole():
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_form_is_read_as_a_careful_person_would(pool, every: int):
+    assert asyncio.run(misjudged(on(pool), "math", every)) == []
+
+
+def test_bare_formulas_are_read_whole(warm):
     """Math-Verify alone reads one number of each of these answers, or nothing."""
     right = [
         ("3\\sqrt{13}", "3*sqrt(13)"), ("6 - 5i", "6-5i"), ("2^{1009}", "2**1009"), ("p - q", "p-q"), ("2, 3", "3, 2"),
@@ -82,7 +112,7 @@ def test_bare_formulas_are_read_whole():
         ("12", "12²"), ("5", "$2 \\oplus 5$"), ("5", "\\boxed{x +^ 5}"), ("1", f"${'1+' * 2000}1$"),
         ("42", ""), ("42", None), ("42", "<answer> </answer>"),
     ]  # fmt: skip
-    assert values(*right, *wrong) == [1.0] * len(right) + [0.0] * len(wrong)
+    assert values(warm(*right, *wrong)) == [1.0] * len(right) + [0.0] * len(wrong)
 
 
 def test_aliases_count_as_right():
@@ -92,7 +122,7 @@ def test_aliases_count_as_right():
         await reward.close()
         return found
 
-    assert [one.value for one in asyncio.run(run())] == [1.0, 1.0, 0.0]
+    assert values(asyncio.run(run())) == [1.0, 1.0, 0.0]
 
 
 HOSTILE = ["$9^{9^{9^9}}$", "9**9**9**9**9", "$\\sum_{n=1}^{9999999} \\frac{1}{n^3}$", "$100000000!$"]
@@ -127,29 +157,19 @@ INJECTED = [
 ]  # fmt: skip
 
 
-def test_no_text_forges_a_verdict():
-    assert set(values(*(("7", text) for text in INJECTED))) == {0.0}
+def test_no_text_forges_a_verdict(warm):
+    assert set(values(warm(*(("7", text) for text in INJECTED)))) == {0.0}
 
 
 @given(st.text(alphabet="7$\\{}()[]^_\"'\n ax=<,.%frac", max_size=30))
-def test_any_answer_is_right_or_wrong(fuzz_reward, text):
-    loop, reward = fuzz_reward
-    assert loop.run_until_complete(score(reward, "123456", text)).value == 0.0
-
-
-@pytest.fixture(scope="module")
-def fuzz_reward():
-    loop = asyncio.new_event_loop()
-    reward = make()
-    yield loop, reward
-    loop.run_until_complete(reward.close())
-    loop.close()
+def test_any_answer_is_right_or_wrong(warm, text):
+    assert values(warm(("123456", text))) == [0.0]
 
 
 @pytest.mark.parametrize("gold", ["", " ", "$$"])
-def test_a_gold_answer_without_anything_to_compare_is_an_error(gold):
+def test_a_gold_answer_without_anything_to_compare_is_an_error(warm, gold):
     with pytest.raises(RewardError, check=coded("task-unfit", "'t'")) as caught:
-        scores(make(), (gold, "7"))
+        warm((gold, "7"))
     assert not caught.value.retryable
 
 
@@ -173,7 +193,7 @@ def test_a_dead_worker_is_an_error_not_a_wrong_answer(monkeypatch):
     asyncio.run(run())
 
 
-def test_equal_pairs_are_compared_once(monkeypatch):
+def test_equal_pairs_are_compared_once(warm, monkeypatch):
     runs = []
     run = PythonPool.run
 
@@ -183,19 +203,22 @@ def test_equal_pairs_are_compared_once(monkeypatch):
 
     monkeypatch.setattr(PythonPool, "run", counted)
     roots = [("2\\sqrt{3}", "$\\sqrt{12}$")] * 5
-    assert values(*roots, ("2\\sqrt{3}", "$\\sqrt{13}$"), ("$\\sqrt{13}$", "$\\sqrt{12}$")) == [1.0] * 5 + [0.0] * 2
+    other = [("2\\sqrt{3}", "$\\sqrt{13}$"), ("$\\sqrt{13}$", "$\\sqrt{12}$")]
+    assert values(warm(*roots, *other)) == [1.0] * 5 + [0.0] * 2
     assert len(runs) == 3
 
 
 def test_numbers_and_words_are_compared_without_a_process(monkeypatch):
     monkeypatch.delattr(PythonPool, "run")
-    assert values(("7", "$7$"), ("7", "8"), ("1/3", "0.333333"), ("June 20", "May 20")) == [1.0, 0.0, 1.0, 0.0]
+    pairs = [("7", "$7$"), ("7", "8"), ("1/3", "0.333333"), ("June 20", "May 20")]
+    assert values(scores(make(), *pairs)) == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_settings_reach_math_verify():
+def test_settings_reach_math_verify(warm):
     pairs = [("0.33", "0.334"), ("$x+1$", "$y+1$"), ("$(1,2)$", "$1 < x < 2$")]
-    assert values(*pairs) == [0.0, 0.0, 0.0]
-    assert values(*pairs, precision=2, strict=False, allow_set_relation_comp=True) == [1.0, 1.0, 1.0]
+    assert values(warm(*pairs, allow_set_relation_comp=False)) == [0.0, 0.0, 0.0]
+    assert values(warm(*pairs)) == [0.0, 0.0, 1.0]
+    assert values(warm(*pairs, precision=2, strict=False)) == [1.0, 1.0, 1.0]
 
 
 def test_tier_arithmetic_is_refused():

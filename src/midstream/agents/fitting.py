@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, shortened
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Observation
 
 _SHORTEST_RESULT = 200  # characters: shorter results are not cut further, their turns are left out
@@ -15,7 +15,7 @@ _SHORTEST_RESULT = 200  # characters: shorter results are not cut further, their
 
 def fitting(observation: Observation, tokens: int) -> Observation:
     """The observation as memory and verifier see it: with at most `tokens` of its text, at four characters a token."""
-    text = shortened(observation.text, tokens * CHARACTERS_PER_TOKEN)
+    text = cut_result(observation.text, tokens * CHARACTERS_PER_TOKEN)
     return observation if text is observation.text else observation.model_copy(update={"text": text})
 
 
@@ -40,4 +40,4 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
 
 def _cut(record: MemoryRecord, limit: int) -> MemoryRecord:
     texts = {name: getattr(record, name) for name in ("result", "error")}
-    return record.model_copy(update={name: text and shortened(text, limit) for name, text in texts.items()})
+    return record.model_copy(update={name: text and cut_result(text, limit) for name, text in texts.items()})

@@ -32,6 +32,7 @@ ResultForm = Literal["json", "toon", "auto"]
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = "<!-- user -->\n"
 _OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
+_MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
 _SHORT_TAIL = 200  # characters after the memory that are not worth a warning
 
 
@@ -45,8 +46,9 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
-    Values may stand in any order and in either part; a part that ends up empty is not sent. `lost_sharing` says what an
-    order costs: an engine computes only the beginning that two prompts have in common once.
+    Values may stand in any order and in either part; an empty system part is not sent. The user part must hold text or
+    a value that is never empty: many servers refuse a request without a user message. `lost_sharing` says what an order
+    costs: an engine computes only the beginning that two prompts have in common once.
 
     Args:
         role: names the file that ships with midstream.
@@ -72,6 +74,13 @@ class PromptTemplate:
             )
         self.shows_lessons = "lessons" in names
         self._system, self._user = text.split(_USER_PART)
+        if not PLACE.sub(lambda place: "" if place[1] in _MAY_BE_EMPTY else place[0], self._user).strip():
+            raise RecipeError(
+                f"the user part of the {role}'s prompt file {override} is empty, or can be",
+                code="prompt-invalid",
+                cause="many servers refuse a request without a user message",
+                fix=f"move text, or a value other than {_places(_MAY_BE_EMPTY)}, below the line {_USER_PART.strip()}",
+            )
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""

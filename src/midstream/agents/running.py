@@ -96,9 +96,11 @@ class Record:
         return self.turns[-1]
 
     def end_broken(self, failure: InfrastructureError) -> ErrorInfo:
-        """Record the turn that broke, or the closing requests, with the failed module's."""
+        """Record the turn that broke, or the requests before the first turn or after the last, with the failed ones."""
         error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
-        if self.draft is None:
+        if self.draft is None and not self.turns:
+            self.opening_calls += failure.calls
+        elif self.draft is None:
             self.closing_calls += failure.calls
         else:
             self.draft.add_calls(failure.calls)

@@ -25,7 +25,7 @@ from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
 from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted
-from midstream.sources.records import Faults, shorten
+from midstream.sources.records import Faults, json_excerpt
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
 _OVERLAP = 6  # passages share a sixth of their size with the one before
@@ -137,15 +137,15 @@ def read_documents(
                 faults.add(place, f"it is no JSON: {error}")
                 continue
             if not isinstance(record, dict):
-                faults.add(place, f"it is no object but {shorten(record)}")
+                faults.add(place, f"it is no object but {json_excerpt(record)}")
                 continue
             identity, text, title = map(record.get, fields)
             if isinstance(identity, bool) or not isinstance(identity, str | int):
-                faults.add(place, f"{id_field!r} must be text or a whole number, not {shorten(identity)}")
+                faults.add(place, f"{id_field!r} must be text or a whole number, not {json_excerpt(identity)}")
             elif not isinstance(text, str):
-                faults.add(place, f"{text_field!r} must be text, not {shorten(text)}")
+                faults.add(place, f"{text_field!r} must be text, not {json_excerpt(text)}")
             elif not isinstance(title, str | None):
-                faults.add(place, f"{title_field!r} must be text, not {shorten(title)}")
+                faults.add(place, f"{title_field!r} must be text, not {json_excerpt(title)}")
             elif reason := unfit([identity, text, title]):
                 faults.add(place, f"it cannot be kept: {reason}")
             elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), place)).rowcount:

@@ -37,8 +37,12 @@ def run(options: argparse.Namespace) -> int:
     from midstream.study import plan, read_study, rows, run_arms, shipped_studies
 
     if options.list:
+        shipped = shipped_studies()
+        if options.json:
+            print(json.dumps([study.model_dump(mode="json", include={"name", "title", "arms"}) for study in shipped]))
+            return 0
         table = plain_table(left=["study", "what it compares", "arms"])
-        for study in shipped_studies():
+        for study in shipped:
             table.add_row(*map(Text, (study.name, study.title, ", ".join(arm.name for arm in study.arms))))
         Terminal().print(table)
         return 0
@@ -49,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
     seeds = study.seeds if options.seeds is None else options.seeds
     planned = plan(study, root, seeds=seeds, only=options.only, overrides=options.overrides)
     if options.dry_run:
+        if options.json:
+            print(json.dumps([arm_run.summary() for arm_run in planned]))
+            return 0
         console = Terminal()
         console.print(f"{counted(len(planned), 'run')} in {root}", highlight=False)
         table = plain_table(left=["arm", "recipe", "changes", "runs"])

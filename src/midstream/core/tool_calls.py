@@ -46,11 +46,11 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             raise
         # Nobody cancelled this call, only something inside the tool; the run must not take it for its own end.
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
-    text = shortened(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)
+    text = cut_result(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)
     return ToolResult(text=text.encode("utf-8", "replace").decode(), ok=result.ok, calls=result.calls)
 
 
-def shortened(text: str, limit: int) -> str:
+def cut_result(text: str, limit: int) -> str:
     """The text, or its first `limit` characters and a line that says how many there were."""
     if len(text) <= limit:
         return text

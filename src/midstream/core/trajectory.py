@@ -217,7 +217,7 @@ class Trajectory(Frozen):
     agent: str = ""
     rollout_index: int = 0  # number of the run among those of the same task, from 0
     seed: int = 0
-    opening_calls: tuple[Call, ...] = ()  # before the first turn: the analyst's
+    opening_calls: tuple[Call, ...] = ()  # before the first turn: the analyst's, or a dialogue's that failed
     analysis: str = ""  # of the query, as the prompts show it; empty without an analyst
     turns: tuple[Turn, ...] = ()
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream

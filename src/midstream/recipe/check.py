@@ -296,11 +296,14 @@ def _check_agent(recipe: Recipe) -> None:
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in names and not any(component.type == "mcp" for component in recipe.tools.values()):
+            meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
+            alone = "use recipe direct (the model alone) in place of --tools none"
             raise RecipeError(
                 f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
                 f"{', '.join(names) or 'none'}",
                 code="unknown-tool",
-                fix=f'add [tools.{tool}], or name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}',
+                cause="the prompt asks for calls that nothing would answer",
+                fix=f"add [tools.{tool}], or {meant if names else alone}",
             )
 
 

@@ -286,7 +286,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
-    """The table with every `a.b=value` applied; values are TOML, bare words are strings."""
+    """The table with every `a.b=value` applied in order; values are TOML, bare words are strings.
+
+    A table's first `type` comes before the table's other keys, because it replaces a table of another type.
+    """
+    changes: list[tuple[list[str], Table]] = []
     for override in overrides:
         key, sign, text = override.partition("=")
         parts, problem, values = key.split("."), "", {}
@@ -311,8 +315,12 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
         for part in reversed(parts):
             change = {part: change}
         refuse_secrets(change)
-        table = merge(table, change)
-    return table
+        place, (*inside, last) = len(changes), parts
+        if last == "type" and all(other != parts for other, _ in changes):
+            within = (other[:-1][: len(inside)] == inside for other, _ in changes)
+            place = next((number for number, found in enumerate(within) if found), place)
+        changes.insert(place, (parts, change))
+    return reduce(merge, (change for _, change in changes), table)
 
 
 def merge(base: Table, changes: Table) -> Table:

@@ -34,17 +34,13 @@ _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, o
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
 _OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
+_IN_BASE = re.compile(r"([0-9A-F]*(?:\d|[A-F]{2})[0-9A-F]*)_\{?\d+\}?")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
-_UNIT_NAMES = {
-    name: names.split()[0]
-    for names in (
-        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
-        "in inch inche",
-        "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "s sec second", "min minute", "h hr hour", "day",
-        "week", "yr year", "dollar", "cent",
-    )
-    for name in names.split()
-}  # fmt: skip
+_UNITS = (
+    "mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche; ft foot "
+    "feet; yd yard; mi mile; g gram; kg kilogram; s sec second; min minute; h hr hour; day; week; yr year; dollar; cent"
+)
+_UNIT_NAMES = {name: names.split()[0] for names in _UNITS.split(";") for name in names.split()}
 _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([23]))?", re.IGNORECASE)
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
@@ -68,7 +64,7 @@ class MathConfig(Limits, RewardConfig):
     libraries: tuple[Library, ...] = (LIBRARY,)
     precision: int = Field(default=6, ge=0, le=15)
     strict: bool = True
-    allow_set_relation_comp: bool = False
+    allow_set_relation_comp: bool = True
 
     def build(self, context: Context) -> Math:
         """Build it."""
@@ -105,7 +101,6 @@ class Math:
         self._precision = config.precision
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
         self._seen: SingleFlight[bool | None] = SingleFlight()
-        self._golds: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
         """Refuse a task with a gold answer that states nothing, or a formula that is not closed."""
@@ -127,18 +122,25 @@ class Math:
         if not found.words:
             return Score(value=0.0)
         golds = [state(gold) for gold in task.answers]
-        decided = [self._decide(gold, found) for gold in golds]
+        decided = [self._decide(gold, found, task.question) for gold in golds]
         if True in decided:
             return Score(value=1.0)
         formulas = tuple(gold.formula for gold, right in zip(golds, decided, strict=True) if right is None)
         if not formulas:
             return Score(value=0.0)
-        right = await self._seen.get((formulas, found.formula), lambda: self._compare(task, formulas, found.formula))
-        return Score(value=0.0, parts={"timed_out": 1.0}) if right is None else Score(value=float(right))
+        right = await self._seen.get((formulas, found.formula), partial(self._verdict, task, formulas, found.formula))
+        if right is not None:
+            return Score(value=float(right))
+        for gold in formulas:  # if to compare it with 1 takes too long as well, the gold answer is wrong
+            if await self._seen.get(((gold,), "1"), partial(self._verdict, task, (gold,), "1")) is None:
+                raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
+        return Score(value=0.0, parts={"timed_out": 1.0})
 
-    def _decide(self, gold: Statement, found: Statement) -> bool | None:
+    def _decide(self, gold: Statement, found: Statement, question: str) -> bool | None:
         """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
-        if _same_words(gold.words, found.words):
+        if _same_words(gold.words, found.words, question):
+            return True
+        if (in_base := _IN_BASE.fullmatch(gold.formula)) and in_base[1] == found.formula:
             return True
         if _is_words(gold) or not found.formula:
             return False
@@ -151,36 +153,26 @@ class Math:
             return None
         if _unit(found) and _unit(gold) and _unit(found) != _unit(gold):
             return False
-        values = [number.value / (100 if number.percent else 1) for number in (ours, theirs)]
-        if not (ours.exact and theirs.exact):
-            values = [round(value, self._precision) for value in values]
-        return values[0] == values[1]
+        if ours.exact and theirs.exact:
+            return ours.share == theirs.share
+        return round(ours.share, self._precision) == round(theirs.share, self._precision)
 
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
 
-    async def _compare(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
-        """Whether the answer is right; None if that could not be decided within the limits.
-
-        Then the gold answer is compared with 1: if that takes too long as well, the gold answer is wrong.
-        """
-        right = await self._verdict(task, golds, answer)
-        for gold in golds if right is None else ():
-            found = await self._golds.get(gold, partial(self._verdict, task, (gold,), "1"))
-            if found is None:
-                raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
-        return right
-
     async def _verdict(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
-        """The result of `math_check`, which the worker prints in a line that starts with a secret mark."""
+        """What `math_check` decides, None if it could not within the limits.
+
+        The worker prints it in a line that starts with a secret mark.
+        """
         mark = secrets.token_hex(16)
         asked = json.dumps({"golds": golds, "answer": answer, **self._options})
         result = await self.pool.run(f"{self._source}\n\nreport({asked!r}, {mark!r})")
         if result.reason in ("timeout", "memory", "killed"):
             return None
         head, _, found = result.text.partition(" ")
-        if head != mark or not result.ok:
+        if head != mark or result.reason != "ok":
             if "ModuleNotFoundError" in result.text and LIBRARY in result.text:
                 raise _not_installed()
             raise RewardError(
@@ -223,13 +215,18 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
     return name, found[3] or {"s": "2", "c": "3"}.get((found[1] or "-")[0].lower(), "")
 
 
-def _same_words(gold: str, answer: str) -> bool:
-    """Whether two texts are the same words, with an option's letter before them or the copula of a sentence."""
-    wanted, option = _words(gold), re.match(r"\(?([A-Z])\)\s", answer)
-    return bool(wanted) and wanted in (
-        _words(answer),
-        _words(_COPULA.sub("", answer)),
-        _words(option[1]) if option else 0,
+def _same_words(gold: str, answer: str, question: str) -> bool:
+    """Whether two texts are the same words.
+
+    Before the answer may stand an option's letter or a sentence up to its copula, after it words of the question ("Anna
+    is the liar").
+    """
+    wanted, ours = _words(gold), _words(answer)
+    rest = ours.removeprefix(f"{wanted} ") if wanted else ours
+    option = re.match(r"\(?([A-Z])\)\s", answer)
+    return bool(wanted) and (
+        wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else 0)
+        or (rest != ours and rest in _words(question))
     )
 
 

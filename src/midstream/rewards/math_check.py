@@ -19,6 +19,7 @@ _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
 _FUNCTION_OF = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]\([a-z]\)\s*=")
 _DESCENDING = re.compile(r"^([^<>=]+)>([^<>=]+)>([^<>=]+)$")
 _RELATION = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
+_BOUND = re.compile(r"\s*(?:([^<>\\]+?)(<|\\le)\s*)?[a-zA-Z]\s*(<|>|\\[lg]e)(?![a-z])([^<>]+)")
 _BASE = re.compile(r"\d_\{?\s*(\d+)")
 _RATIO = re.compile(r"\d\s*:\s*\d")
 _TWO_NUMBERS = re.compile(r"(?<![_^\d])\d+ \d")
@@ -68,9 +69,20 @@ def parse(formula: str, other: str = "") -> list[Any]:
     formula = _JOINED_DIGITS.sub(", ", _NAMED.sub(r"\\\1", formula))
     formula = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", formula)
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
+    bounds = [_BOUND.fullmatch(part) for part in formula.split(",")]
+    if r"\cup" in other and all(bounds):  # "x < -2, x > 4", which Math-Verify does not compare with a union
+        formula = r"\cup ".join(_interval(*bound.groups()) for bound in bounds if bound)
     if _RELATION.match(formula):  # "> 3" holds of what the other formula names
         named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
         formula = f"{named[0] if named else 'x'} {formula}"
     # Its default settings: the sandbox compiled their patterns before the fork.
     wanted = [math_verify.LatexExtractionConfig()]
     return math_verify.parse(f"${formula}$", wanted, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+
+def _interval(low: str | None, left: str | None, right: str, high: str) -> str:
+    """The interval of `low < x < high`, `x < high` or `x > high`."""
+    if right in (">", r"\ge"):
+        low, left, right, high = high, right, "<", r"\infty"
+    first, last = "[" if left in (r"\le", r"\ge") else "(", ")" if right == "<" else "]"
+    return first + (low or r"-\infty") + "," + high + last

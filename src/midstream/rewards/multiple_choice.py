@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from midstream.core.answers import words
 from midstream.core.component import RewardConfig
@@ -13,79 +13,103 @@ from midstream.rewards.rule import Rule
 from midstream.rewards.statement import DENIAL, conclusion, plain
 
 MAX_CHARACTERS = 20_000  # of an answer; the last ones are read
-# A capital letter is a choice unless a word next to it makes it something else: "hepatitis B", "A patient", "B cells".
-_BEFORE = frozenset(
-    "answer answers option options choice choices letter choose chose pick select selected exclude eliminate "
-    "reject is it's that's be was were are with say for to as than of but and or nor not neither either both so "
-    "thus therefore hence maybe perhaps only just out over except leaves since because if think believe that "
-    "between considered final still vs from unlike on like against towards toward predicts supports suggests "
-    "implies means gives".split()
+# A clause states an option where every word in it is known: from these lists, or from the question. Words that deny,
+# doubt or set aside are in none, so a denial in new words states nothing. A clause that names an answer goes before one
+# that chooses or concludes, and this before others.
+_ANSWER = frozenset(
+    "answer answers ans solution correct right true antwort richtige respuesta réponse risposta".split()
 )
-_AFTER = frozenset(
-    "and as based because but by due for given is isn't are aren't was wasn't were or since which nor rather "
-    "instead over if while whereas though although would wouldn't must can can't cannot could does doesn't do "
-    "should has have may might will looks seems fits makes matches appears remains sounds describes states says "
-    "follows leaves fails works gives explains best not with in on the it that only alone too also than here to "
-    "from despite unless out vs so therefore".split()
+_CHOICE = frozenset(
+    "choose chose choosing choice pick picked picking select selected selecting selection go going opt opting settle "
+    "lock submit mark so thus hence therefore consequently accordingly conclude conclusion final finally best better "
+    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote".split()
 )
-_BARE = re.compile(r"(?:(?<![\w'])([\w']{2,20})[ ])?(?<![\w⟦+-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w'⟦]+)|)")
+_KNOWN = (_ANSWER | _CHOICE).union(
+    "a am an the this that these it is are was be been do does would could should will shall has have had i i'd i'll "
+    "i'm i've me my we we'd we'll we're our us you let let's to of on in with at by for as and but if yet still now "
+    "then too down up out option options letter statement explanation item response one ones more single which what "
+    "who whose where here there why question because since while whereas although though likely probable probably "
+    "presumably plausible accurate appropriate suitable reasonable sensible logical consistent supported valid sound "
+    "ideal obvious evident safe strongest closest certain sure confident convinced quite very indeed pretty yes ok "
+    "okay overall short summary course all things both each above below given based reasoning analysis evidence "
+    "considered elimination process perhaps maybe inclined lean leaning towards toward favor favors recommend money "
+    "like can answering respond seem seems looks appears fit fits match matches make makes sense hold holds stand "
+    "stands correspond corresponds follow follows point points lead leads bring brings come comes end ends get gets "
+    "find found see means predicts supports suggests implies indicates shows confirms identifies describes satisfies "
+    "applies works wins winner survives qualifies meets aligns agrees captures addresses completes take put stick "
+    "enter write circle report give clear definitely certainly clearly surely obviously simply fairly actually really "
+    "exactly precisely evidently naturally undoubtedly unquestionably absolutely directly logically ultimately "
+    "essentially plainly strongly perfectly closely unambiguously firmly fully completely highly reasonably easily "
+    "truly la le el die ist est es è correcta correcte".split()
+)
+_DENIED = re.compile(
+    rf"{DENIAL}|\b(?:hardly|except|untrue|inaccurate|implausible|unlikely|less|least|worst|"
+    r"rul(?:e[sd]?|ing) .{0,9}out|(?:is|are|was|be) out|(?:eliminat|exclud|discard|dismiss|avoid|mis)\w+|"
+    r"distractors?|traps?|decoys?|tempting|doubt\w*|against|opposite|fails?|almost|(?:was|were) going|disagree\w*|"
+    r"refuse\w*|people|students|many|some|others)\b",
+    re.IGNORECASE,
+)
+# Next to these too, a capital letter is an option.
+_NEAR = _KNOWN.union(
+    "or nor neither either than over reject except between vs unlike like might may cannot can".split()
+)
+_BARE = re.compile(r"(?:(?<![\w'])([\w']{2,})[ ])?(?<![\w⟦+-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w']+)|)")
 _NAMED = re.compile(
     r"(?:\b(?i:option|choice|letter)s?\s)?[(\[]\s?([A-Za-z])\s?[)\]]"  # "(b)", "option [B]"
     r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])"
     r"(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
 )
-_ALONE = r"(?=\W*(?:\Z|\n)|[.,;:!)]|\s(?:is|because|since|as|and|or)\b)"  # of "no", which other sentences have too
-# Choices next to each other are one: "A, C and D", "B. Oral ulcers", "Ulcers (B)"; not in "I choose B, A is wrong".
-_VERBS = (
-    r"is|was|isn't|wasn't|has|does|doesn't|seems|looks|remains|fits|makes|matches|appears|sounds|works|fails|gives|"
-    r"explains"
-)
-_MODALS = r"would|could|can|cannot|can't|may|might|must|should"
+_ALONE = r"(?=\W*(?:\Z|\n)|[.,:;!)]|\s(?:is|because|since|as|and|or)\b)"  # of "no", which other sentences have too
+# Mentions next to each other are one: "A, C and D", "B. Oral ulcers", "Ulcers (B)"; not in "I choose B, A is wrong".
 _JOINED = re.compile(
-    rf"⟦(\w+)⟧[ ]?[.):,/&=;-]{{0,3}}[ ]?(?:(?:and|or|nor|and/or|as well as)[ ]"
-    rf"(?:(?:also|possibly|maybe|perhaps)[ ])?\(?(?=⟦\w+⟧(?![ ](?:{_VERBS})\b))"
-    rf"|\(?(?=⟦\w+⟧(?![ ](?:{_VERBS}|{_MODALS}|[a-z]+s)\b)))⟦(\w+)⟧"
+    r"⟦(\w+)⟧ ?(?:[,;]? ?(?:and/or|and|or|nor|as well as) (?:(?:also|possibly|maybe|perhaps) )?"
+    r"|(?:(?<=[A-Z]⟧)[.):;=-]{0,3}(?= ?\(?⟦[a-z])|[),/&|+-]{0,2}) ?)\(?(?:the |option )?⟦(\w+)⟧"
+    r"(?! (?:is|was|isn't|wasn't|would|could|can|cannot|can't|may|might|must|should|does|do|has|\w+s)\b)"
 )
-# Asked, supposed, or taken back: "Is it B?", "B? No, C", "if it were B".
-_NOT_SAID = re.compile(
-    r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?"
-    r"|\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|\A.*\b(?:no|wait)[,.:]\s|⟦\w+⟧\?(?=.*⟦)",
-    re.IGNORECASE | re.DOTALL,
-)
+# What one pattern reads in place of another, in this order.
+_READ_AS: Sequence[tuple[str, str]] = (
+    (r"(⟦\w+⟧) ?[.):,-]{1,2}\s?(?=(?:(?:in)?correct|true|false|wrong|right|yes|no)\b)", r"\1 is "),  # "A: incorrect"
+    (rf"\A(\W*⟦\w+⟧)(?:[.):\s]*(?-i:(?=[A-Z]))|\s?[:-]\s(?![^.!?;\n]*(?:{_DENIED.pattern})))", r"\1. "),  # a label
+    # The last "Answer:" goes before all that precedes it.
+    (r"(?s)\A.*(?:\A|\n|[.!?:] )\W*(?:(?:so|thus|therefore),? )?(?:(?:the|my|final|correct|best) ){0,3}"
+     r"(?:answer|ans)\W{0,3}[:=](?=[^\n]*⟦)", "answer is "),
+    (r"(answer|ans)\W{0,3}[:=-]+\s", r"\1 is "),
+    # Taken back, asked or supposed.
+    (r"(?s)\A.*\b(?:no|wait|nope|scratch that|scrap that|on second thoughts?|on reflection|correction|actually|hmm)"
+     r"[,.:!]\s", ""),
+    (r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?", " "),
+    (r"[^.!?,;\n]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
+    (r"\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|⟦\w+⟧\?(?=(?s:.*)⟦)", " "),
+    # The other side of a comparison: "B, not A", "B is better than A".
+    (r",? ?\(?\b(?:and |but )?(?:not|rather than|instead of|over|than|unlike|as opposed to|neither|nor|except|"
+     r"versus|vs|(?:any|every)(?:thing|one)? (?:but|except)|all (?:but|except)|none of|other than|apart from|"
+     r"contrary to|as good as)(?: either)?(?: the| an?| with| for| on| to)? ⟦\w+⟧\)?", ""),
+)  # fmt: skip
+_SENTENCE = re.compile(r"[;!?\n]|\.(?!\d)|(?=\b(?:but|so|thus|hence|therefore|yet|however)\b)", re.IGNORECASE)
 _CLAUSE = re.compile(
-    r"[;!?()\n]|[.,](?!\d)|\s-\s(?=⟦)|(?=\b(?:(?<!thing )(?<!all )but|because|since|as|while|whereas|although|"
-    r"though|so|thus|hence|therefore|yet|which|who|and|leav(?:es|ing)|left with|rather than|instead of|other than|than|"
-    r"unlike|as opposed to|versus|vs|if|whether|unless|over(?= ⟦)|not(?= (?:the |an? )?⟦))\b)",
+    r"[,:()]|\s-\s|(?=\b(?:because|since|while|whereas|although|though|which|and|leav(?:es|ing)|given|if|unless|whether|"
+    r"as(?= (?:it|the|this|that|he|she|they|there|we|⟦)))\b)",
     re.IGNORECASE,
 )
-_DENIED = re.compile(
-    rf"{DENIAL}|\b(?:hardly|none of|except|(?:any|every)thing but|all but|untrue|inaccurate|implausible|unlikely|"
-    r"less likely|rul(?:e|es|ed|ing) (?:⟦\w+⟧ )?out|ruled|cross out|(?:eliminat|exclud|discard|dismiss)\w*|distractor|"
-    r"tempting|doubt|refuse|against|disagree|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|"
-    r"whether|unless|over|so (?:is|are|does|do)|as(?= ⟦)|"
-    r"(?:one|many|some|students|people)(?: \w+)? (?:think|pick|choose|say|guess|assume))\b",
+# Clauses that give a reason or a circumstance may have any words; those with the first of these state nothing.
+_ASIDE = re.compile(
+    r"\W*(?:(because|since|as|while|whereas|although|though|if|unless|whether)|given|for|based|due|when|in|after|by|"
+    r"according|from|looking|considering|among|of|out|at)\b",
     re.IGNORECASE,
 )
-# Clauses that decide, the strongest first: those that name an answer, and those that choose or conclude.
-_CUES = (
-    re.compile(r"\b(?:answer|solution|correct|true|right(?!\s\w|-\w)|right (?:choice|option|one))\b", re.IGNORECASE),
-    re.compile(
-        r"\b(?:choose|chose|choice|pick|select(?:ed)?|go(?:ing)? with|opt|settle|so|thus|hence|therefore|conclude|"
-        r"final|conclusion|finally|best|better|must be|most \w+|say|think|believe)\b",
-        re.IGNORECASE,
-    ),
+# Phrases with one word that may be unknown: "matches the description", "the correct form", "The theory predicts".
+_PHRASES = re.compile(
+    r"\b(?:match(?:es)?|fits?|describes|explains|satisfies|meets|with|by|to|in|of|for|on|from|given) "
+    r"(?:the|this|these|that|all(?: the)?|our|your|every|each) \w+|\bthe only \w+ (?:that|which|to|with|whose) .*"
+    r"|\bthe (?:only|correct|right|true|best|most) \w+"
+    r"|\A\W*(?:the|this|that|our|an?|my) \w+(?: like this)? (?=has|predicts|supports|suggests|implies|indicates)",
+    re.IGNORECASE,
 )
-# Then a letter at the very beginning, as a label; then what states an option at the end of its clause or before words
-# that affirm. An option's text counts only in a sentence: "New London" is not London.
-_LABEL = re.compile(r"\W*⟦\w*[A-Z]\w*⟧(?=\W*\Z|[.,:;!\n]|\s[(A-Z-]|\s(?:because|since|as|and|but|for)\b)")
-_ENDS = (
-    r"(?=\W*\Z|\s?[:=-]|\s(?:it is|for sure|then|here|does|fits|matches|makes|seems|appears|holds|follows|describes|"
-    r"remains|explains|(?:is|are|was|were) (?:likely|more|most|consistent|supported|the|my|what|where|who|when|one))\b"
-    r"|\s(?:is|was)\W*\Z)"
-)
+# An option's text may also end a sentence with unknown words or begin one: "The capital of England is London".
 _STATED = re.compile(
-    rf"⟦\w*[A-Z]\w*⟧{_ENDS}|(?:\A\W*(?:(?:the|an?|but|and|so)\s)?"
-    rf"|\b(?:is|are|was|were|be|[Ii]t's|[Tt]hat's|[a-z]+s)\b.{{0,200}})⟦\w+⟧{_ENDS}"
+    r"(?:\A\W*(?:(?:the|an?|but|and|so)\s)?|\b(?:is|are|was|were|be|it's|that's|[a-z]+s)\b.{0,200})⟦\w*[a-z]\w*⟧"
+    r"(?=\W*\Z|\s(?:is|are|was|were) (?:likely|more|most|consistent|supported|the|my)\b)",
+    re.IGNORECASE,
 )
 
 
@@ -97,8 +121,9 @@ class MultipleChoice(Rule):
     that states it. See `chosen` for which of several mentions decides.
 
     Wrong: no choice; two; a letter with another option's text; one that is denied ("not B", "B is wrong"), asked or
-    only compared ("C is better than B"). A letter next to a word may be part of it: "A patient", "hepatitis B".
-    Paraphrases are not recognized.
+    only compared ("C is better than B"); one in a clause with a word that is neither usual there nor in the question
+    ("B is a red herring"). A letter next to a word may be part of it: "A patient", "hepatitis B". Paraphrases are not
+    recognized.
     """
 
     name = "multiple choice"
@@ -110,7 +135,7 @@ class MultipleChoice(Rule):
     async def value(self, task: Task, answer: str) -> float:
         """Whether what the answer chooses is the gold option."""
         options = _options(task)
-        right, choice = _right(task, options), chosen(answer, options)
+        right, choice = _right(task, options), chosen(answer, options, task.question)
         return float(bool(choice) and choice <= right)
 
 
@@ -121,34 +146,61 @@ class MultipleChoiceConfig(RewardConfig):
     component = MultipleChoice
 
 
-def chosen(answer: str, options: Mapping[str, str]) -> set[str]:
+def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[str]:
     """The letters that an answer names: one, where it is a choice; several for options of the same text.
 
-    Every mention of an option becomes a mark, ⟦B⟧ for its letter and ⟦b⟧ for its text. Clauses that deny are left out.
-    Of the others those decide that name an answer, else those that choose or conclude, else a letter at the very
-    beginning, else those that state an option; and among them letters before texts.
+    Every mention of an option becomes a mark, ⟦B⟧ for its letter and ⟦b⟧ for its text. Of the clauses that state one,
+    those decide that name an answer, else those that choose or conclude, else the others; and among them letters before
+    texts.
     """
-    text = re.sub("[⟦⟧${}]", " ", plain(answer)[-MAX_CHARACTERS:])
+    text = re.sub("[⟦⟧${}]", " ", answer)
+    text = plain(re.sub("[✗✘❌❎]", " is wrong ", re.sub("[→⇒]|[-=]>", " so ", text)))[-MAX_CHARACTERS:]
     said = words(conclusion(text) or text)
     named = {letter for letter, option in options.items() if said == words(option)}
     lettered = re.match(r"\W*([A-Za-z])(?:[.):,\]-]|\W*\Z)", text)
     if said and named and not (lettered and lettered[1].upper() in options):
         return named
 
+    known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
-    text = _NOT_SAID.sub(" ", _marked(text, options))
-    clauses = [clause for clause in _CLAUSE.split(text) if "⟦" in clause and not _DENIED.search(clause)]
-    named_by = [[clause for clause in clauses if cue.search(clause)] for cue in _CUES]
-    if any(" also " in clause for clause in named_by[0]):  # "A, but B is also right"
-        named_by = [clauses]
-    label = _LABEL.match(text)
-    deciding = [
-        *named_by,
-        [label[0]] if label and clauses and clauses[0].startswith(label[0]) else [],
-        [clause for clause in clauses if _STATED.search(clause)],
-    ]
-    marks = re.findall(r"⟦(\w+)⟧", " ".join(next(filter(None, deciding), [])))
+    text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
+    for pattern, replacement in _READ_AS:
+        text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
+    stated: list[list[str]] = [[], [], [], []]  # by how clearly
+    for sentence in _SENTENCE.split(text):
+        found = _stated(sentence, known)
+        if any(found) and re.match(r"(?i)\W*(?:but|yet|however)\b(?!.*\b(?:also|too|equally)\b)", sentence):
+            stated = found
+        else:
+            stated = [[*before, *here] for before, here in zip(stated, found, strict=True)]
+    marks = next(filter(None, stated), [])
     return set("".join([mark for mark in marks if not mark.islower()] or marks).upper())
+
+
+def _stated(sentence: str, known: frozenset[str]) -> list[list[str]]:
+    """The marks that a sentence states, by how clearly: an answer, a choice, the mark alone, a sentence about it."""
+    stated: list[list[str]] = [[], [], [], []]
+    clauses = [(clause, _is_known(clause, known)) for clause in _CLAUSE.split(sentence)]
+    understood = all(is_known or _ASIDE.match(clause) for clause, is_known in clauses)
+    for clause, is_known in clauses:
+        marks = re.findall(r"⟦(\w+)⟧", clause)
+        aside = _ASIDE.match(clause)
+        if not marks or (aside and aside[1]):
+            continue
+        said = set(re.findall(r"[a-zé]+", clause.lower()))
+        if is_known and (understood or said & (_ANSWER | _CHOICE)):
+            stated[0 if said & _ANSWER else 1 if said & _CHOICE else 2] += marks
+        elif _STATED.search(clause) and not _DENIED.search(clause):
+            stated[3] += [mark for mark in marks if mark != mark.upper()]
+    return stated
+
+
+def _is_known(clause: str, known: frozenset[str]) -> bool:
+    """Whether every word of a clause is known, and none denies."""
+    if any(found[0].lower() not in known for found in _DENIED.finditer(clause)):
+        return False
+    rest = re.sub(r"⟦\w+⟧", " ", _PHRASES.sub(" ", clause))
+    return known.issuperset(re.findall(r"\w[\w']*", rest.lower()))
 
 
 def _marked(text: str, options: Mapping[str, str]) -> str:
@@ -163,17 +215,21 @@ def _marked(text: str, options: Mapping[str, str]) -> str:
     text = _NAMED.sub(lambda found: f"⟦{(found[1] or found[2]).upper()}⟧", text)
 
     def bare(found: re.Match[str]) -> str:
+        """A capital letter as a mark, unless a word next to it makes it another thing: "hepatitis B", "A patient"."""
         before, letter, after = found[1] or "", found[2], found[3] or ""
-        follows = not before or before.lower() in _BEFORE or before.endswith(("ly", "ing"))
-        ends = not after or after.lower() in _AFTER or after[0] == "⟦" or re.fullmatch("[A-Z]", after)
-        return (
-            f"{before} ⟦{letter}⟧".lstrip() if follows and ends and (letter in options or letter != "I") else found[0]
-        )
+        follows = not before or _is_near(before)
+        word = letter in "AI" and after and not _is_near(after) and not re.fullmatch("[A-Z]", after)
+        pronoun = letter == "I" and (letter not in options or after)
+        return f"{before} ⟦{letter}⟧".lstrip() if follows and not word and not pronoun else found[0]
 
-    text = re.sub(r"\b(?:[Oo]ption|[Cc]hoice|[Ll]etter)s? ⟦", "⟦", _BARE.sub(bare, text))
+    text = re.sub(r"\b(?:option|choice|letter|statement)s? ⟦", "⟦", _BARE.sub(bare, text), flags=re.IGNORECASE)
     while (joined := _JOINED.sub(r"⟦\1\2⟧", text)) != text:
         text = joined
     return text
+
+
+def _is_near(word: str) -> bool:
+    return word.lower() in _NEAR or word.endswith(("ly", "ing", "n't")) or bool(_DENIED.fullmatch(word))
 
 
 def _right(task: Task, options: Mapping[str, str]) -> set[str]:

@@ -14,7 +14,9 @@ from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 from midstream.rewards.statement import state
 
-_UNIT = r"(?:\^\s*\{?\\circ\}?\s*[CFK]?|[mgslLhAVWNJKCF](?:\s*\^\s*\{?[23]\}?)?(?:/[smhL](?:\s*\^\s*\{?2\}?)?)?)"
+_UNIT = (
+    r"(?:min|sec|\^\s*\{?\\circ\}?\s*[CFK]?|[mgslLhAVWNJKCF](?:\s*\^\s*\{?[23]\}?)?(?:/[smhL](?:\s*\^\s*\{?2\}?)?)?)"
+)
 _SIZE = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+(?![0-9])|[0-9]{1,200})(?:\.[0-9]{0,200})?|\.[0-9]{1,200}"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]{{1,200}})\s+(?=[0-9]+/))?(?P<above>{_SIZE})(?:\s*/\s*(?P<below>[0-9]{{1,200}}))?"
@@ -25,7 +27,10 @@ _NUMBER = re.compile(
 _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|pm|in)(?![a-z])")
 _EQUALS = re.compile(r"=|\\equiv|\\implies")
-_LIST = re.compile(r";|,(?![0-9]{3}(?![0-9]))")
+_LIST = re.compile(r"(?:;|,(?![0-9]{3}(?![0-9])))(?![^()]*\))")
+_COMPUTED = re.compile(r"(?:[-+*/^().,{}\s0-9]|\\(?:times|cdot|div|frac))+=.*")
+_FRACTION = re.compile(r"\\frac\{([0-9.]+)\}\{([0-9.]+)\}")
+_BRACKETS = re.compile(r"\s*(?:\((.*)\)|\[(.*)\]|\\?\{(.*?)\\?\})\s*")
 
 
 class Numeric(Rule):
@@ -56,7 +61,7 @@ class Numeric(Rule):
         return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
 
     def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
-        value = found.value / 100 if found.percent and not (gold.percent or in_percent) else found.value
+        value = found.value if gold.percent or in_percent else found.share
         relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
         return abs(value - gold.value) <= max(relative * abs(gold.value), absolute)
 
@@ -95,6 +100,11 @@ class Number:
     percent: bool
     exact: bool  # written without a decimal point
 
+    @property
+    def share(self) -> Fraction:
+        """The value, of a percentage a hundredth of it."""
+        return self.value / 100 if self.percent else self.value
+
 
 def read(text: str) -> Fraction | None:
     """The single number that a text states, percent or not, or None."""
@@ -103,17 +113,20 @@ def read(text: str) -> Fraction | None:
 
 
 def number_of(formula: str) -> Number | None:
-    """The number that a formula is or ends in ("6 * 7 = 42"), or None."""
-    if _RELATION.search(formula) or (formula.count("=") > 1 and _LIST.search(formula)):
+    """The number that a formula is or ends in ("6 * 7 = 42"), or None.
+
+    Of several it is the last of computations ("3 * 4 = 12, 12 - 7 = 5"), or the one that all state ("0.25, 25%").
+    """
+    if _RELATION.search(formula):
         return None
-    *left, text = _EQUALS.split(formula)
-    if _LIST.search(re.sub(r"\([^()]*\)", "", "".join(left))):
-        return None
-    exactly, *about = text.split(r"\approx")
-    text = re.sub(
-        r"\\frac\{([0-9.]+)\}\{([0-9.]+)\}", r" \1/\2", exactly if re.search(r"[0-9]", exactly) else "".join(about)
-    )
-    while (inner := re.fullmatch(r"\s*(?:\((.*)\)|\[(.*)\]|\\?\{(.*?)\\?\})\s*", text)) is not None:
+    *before, last = _LIST.split(formula)
+    if not all(map(_COMPUTED.fullmatch, before)):
+        numbers = [number_of(part) for part in (*before, last)]
+        one = len({number and number.share for number in numbers}) == 1 and last not in before  # "5,5" may be 5.5
+        return numbers[-1] if one else None
+    exactly, *about = _EQUALS.split(last)[-1].split(r"\approx")
+    text = _FRACTION.sub(r" \1/\2", exactly if re.search(r"[0-9]", exactly) else "".join(about))
+    while (inner := _BRACKETS.fullmatch(text)) is not None:
         text = "".join(filter(None, inner.groups()))
     found = _NUMBER.fullmatch(text.strip())
     if found is None:

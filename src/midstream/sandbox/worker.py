@@ -37,10 +37,9 @@ class PythonResult:
     """The result of code; everything that the code did wrong is data.
 
     `text` holds what it printed, then the value of a last expression as a REPL shows it; if it raised, the error and
-    the lines that led to it. `reason` says how it ended, `ok` is short for `reason == "ok"`.
+    the lines that led to it. `reason` says how it ended, "ok" without an error.
     """
 
-    ok: bool
     text: str
     reason: Reason
 
@@ -49,7 +48,7 @@ class PythonResult:
         """The result of that reason; the text of one that printed too much is cut, and marked as cut."""
         if reason == "output_limit":
             text = f"{text[:output_limit]}\n[output cut after {output_limit} characters]"
-        return cls(reason == "ok", text, reason)
+        return cls(text, reason)
 
     @property
     def usable(self) -> bool:

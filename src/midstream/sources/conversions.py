@@ -16,7 +16,7 @@ from typing import Any
 from midstream.core.seeds import derive_seed
 from midstream.core.text import last_box
 from midstream.sources.questions import Fields, as_text, as_texts, by_letter, letter_of, whole
-from midstream.sources.records import BadRowError, LeftOutError, shorten
+from midstream.sources.records import BadRowError, LeftOutError, json_excerpt
 
 Row = Mapping[str, Any]
 RELEASED_COLUMNS = ("pid", "query", "question", "answer", "options", "choices", "Level", "file_name")
@@ -58,7 +58,7 @@ def dapo(row: Row) -> Fields:
     prompt, judged = row.get("prompt"), row.get("reward_model")
     message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
     if not isinstance(message, dict) or not isinstance(judged, dict):
-        raise BadRowError(f"'prompt' must be one message and 'reward_model' a table, not {shorten(prompt)}")
+        raise BadRowError(f"'prompt' must be one message and 'reward_model' a table, not {json_excerpt(prompt)}")
     question = as_text(message.get("content"), "content")
     if question.startswith("Solve the following math problem"):
         question = question.partition("\n\n")[2].strip()
@@ -72,7 +72,7 @@ def afm(row: Row) -> Fields:
     """A question of AFM's web agent in `extra_info`; those of several answers are left out, as its readers do."""
     found = row.get("extra_info")
     if not isinstance(found, dict):
-        raise BadRowError(f"'extra_info' must be a table, not {shorten(found)}")
+        raise BadRowError(f"'extra_info' must be a table, not {json_excerpt(found)}")
     answers = as_texts(found.get("answer"), "answer")
     if len(answers) > 1:
         raise LeftOutError("it has several answers")

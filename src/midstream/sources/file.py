@@ -24,7 +24,7 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.sources.finite import SPLITS, Finite
 from midstream.sources.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
-from midstream.sources.records import BadRowError, Faults, Record, read_records, record_of, shorten
+from midstream.sources.records import BadRowError, Faults, Record, json_excerpt, read_records, record_of
 
 Split = Literal["train", "validation", "test"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -109,8 +109,8 @@ class RowTasks(Finite):
         if earlier is not task:
             if set(earlier.answers) != set(task.answers):
                 raise BadRowError(
-                    f"its question stands on {place} with another answer: {shorten(earlier.answer)}, here "
-                    f"{shorten(task.answer)} (if both are right, give one row with `aliases`)"
+                    f"its question stands on {place} with another answer: {json_excerpt(earlier.answer)}, here "
+                    f"{json_excerpt(task.answer)} (if both are right, give one row with `aliases`)"
                 )
             if self.config.duplicates == "error":
                 raise BadRowError(f'it repeats {place} (duplicates = "drop" leaves such rows out)')
@@ -126,10 +126,10 @@ class RowTasks(Finite):
         config, row = self.config, dict(record.fields)
         for name in (config.question_field, config.answer_field):
             if row.get(name) is None:
-                raise BadRowError(f"{name!r} is missing or null; its fields are {shorten(list(row))}")
+                raise BadRowError(f"{name!r} is missing or null; its fields are {json_excerpt(list(row))}")
         question = row.pop(config.question_field)
         if not isinstance(question, str):
-            raise BadRowError(f"{config.question_field!r} must be text, not {shorten(question)}")
+            raise BadRowError(f"{config.question_field!r} must be text, not {json_excerpt(question)}")
         question = as_text(question, config.question_field)
         gold = row.pop(config.answer_field)
         answers = as_texts(gold, config.answer_field)
@@ -140,7 +140,7 @@ class RowTasks(Finite):
         listed = row.pop("options", None)
         options = {} if listed is None else by_letter(_listed(listed))
         if options and len(answers) > 1:
-            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {shorten(answers)}")
+            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {json_excerpt(answers)}")
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = Path(self.what).name.split(".")[0]
@@ -170,7 +170,7 @@ class RowTasks(Finite):
             name = _SAME_SPLIT.get(named, named) if isinstance(named, str) else named
             if name not in SPLITS:
                 raise BadRowError(
-                    f"{field or 'split'!r} must be one of {', '.join(SPLITS)}, not {shorten(named)}"
+                    f"{field or 'split'!r} must be one of {', '.join(SPLITS)}, not {json_excerpt(named)}"
                     + ("" if field else ' (split_field = "" keeps the field for rewards)')
                 )
             return name
@@ -302,4 +302,4 @@ def _listed(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadRowError(f"{shorten(value)} is no JSON list: {error}") from error
+        raise BadRowError(f"{json_excerpt(value)} is no JSON list: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.task import Task
-from midstream.sources.records import BadRowError, shorten
+from midstream.sources.records import BadRowError, json_excerpt
 
 _LETTERED = re.compile(r"\s*\(?([A-Z])[.):]\s*(.*)", re.DOTALL)
 
@@ -62,7 +62,7 @@ def as_text(value: Any, name: str) -> str:
     if isinstance(value, int | float):
         return str(value)
     if not isinstance(value, str):
-        raise BadRowError(f"{name!r} must be text or a number, not {shorten(value)}")
+        raise BadRowError(f"{name!r} must be text or a number, not {json_excerpt(value)}")
     if not value.strip():
         raise BadRowError(f"{name!r} is empty")
     return value.strip()
@@ -83,7 +83,7 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
     if isinstance(options, Mapping):
         found = {str(letter).strip(): as_text(text, name) for letter, text in options.items() if text is not None}
         if not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in found):
-            raise BadRowError(f"{name!r} must be named by capital letters, not {shorten(list(found))}")
+            raise BadRowError(f"{name!r} must be named by capital letters, not {json_excerpt(list(found))}")
     elif isinstance(options, list | tuple):
         texts = [as_text(option, name) for option in options]
         matches = [_LETTERED.fullmatch(text) for text in texts]
@@ -94,9 +94,9 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
         if len(texts) > len(letters):
             raise BadRowError(f"{name!r} are {len(texts)}, more than there are letters")
     else:
-        raise BadRowError(f"{name!r} must be a list or a table by letter, not {shorten(options)}")
+        raise BadRowError(f"{name!r} must be a list or a table by letter, not {json_excerpt(options)}")
     if len(found) < 2:
-        raise BadRowError(f"{name!r} must be two or more, not {shorten(options)}")
+        raise BadRowError(f"{name!r} must be two or more, not {json_excerpt(options)}")
     return found
 
 
@@ -107,7 +107,9 @@ def letter_of(answer: str, options: Mapping[str, str]) -> str:
         return lettered[1]
     named = {letter for letter, text in options.items() if answer in (letter, text)}
     if len(named) != 1:
-        raise BadRowError(f"the answer {shorten(answer)} is {'more than one' if named else 'not one'} of the options")
+        raise BadRowError(
+            f"the answer {json_excerpt(answer)} is {'more than one' if named else 'not one'} of the options"
+        )
     return named.pop()
 
 

@@ -227,14 +227,14 @@ def _parse(data: bytes) -> Any:
 def record_of(place: str, value: Any, faults: Faults) -> Iterator[Record]:
     """The record of a JSON object; anything else is a fault, and gives none."""
     if not isinstance(value, dict):
-        faults.add(place, f"it is no object but {shorten(value)}")
+        faults.add(place, f"it is no object but {json_excerpt(value)}")
     elif reason := unfit(value):
         faults.add(place, f"it cannot be kept: {reason}")
     else:
         yield Record(place, value)
 
 
-def shorten(value: Any) -> str:
+def json_excerpt(value: Any) -> str:
     """A value as JSON, shortened for messages."""
     text = "null" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:60] + " ..."

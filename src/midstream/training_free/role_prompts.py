@@ -93,8 +93,8 @@ def transcript(trajectory: Trajectory) -> str:
     last = {call.role: spoken(call.completion) for call in trajectory.closing_calls if call.role == POLICY}
     end = last | {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
     while True:
-        lines = [to_json(_shortened(_turn(turn), limit)) for turn in trajectory.turns]
-        lines.append(to_json(_shortened(end, limit)))
+        lines = [to_json(_cut_texts(_turn(turn), limit)) for turn in trajectory.turns]
+        lines.append(to_json(_cut_texts(end, limit)))
         text = "\n".join(lines)
         if len(text) <= _LONGEST or limit == _LEAST_TEXT:
             return text
@@ -128,12 +128,12 @@ def _turn(turn: Turn) -> dict[str, JsonValue]:
     return shown
 
 
-def _shortened(value: JsonValue, limit: int) -> JsonValue:
+def _cut_texts(value: JsonValue, limit: int) -> JsonValue:
     """`value` with every text in it, at any depth, at most `limit` characters long and a note."""
     if isinstance(value, str):
         if len(value) <= limit:
             return value
         return f"{value[: limit // 2]} [cut: {len(value) - limit} characters] {value[-(limit // 2) :]}"
     if isinstance(value, dict):
-        return {key: _shortened(item, limit) for key, item in value.items()}
-    return [_shortened(item, limit) for item in value] if isinstance(value, Sequence) else value
+        return {key: _cut_texts(item, limit) for key, item in value.items()}
+    return [_cut_texts(item, limit) for item in value] if isinstance(value, Sequence) else value

@@ -11,7 +11,8 @@ import pytest
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call
-from midstream.tools.web.reading import EmbeddingsConfig, Reader, ReadingConfig
+from midstream.tools.web import reading
+from midstream.tools.web.reading import Embeddings, EmbeddingsConfig, Reader, ReadingConfig
 from support.api_server import Answer, Fault
 from support.embeddings_server import EmbeddingsServer
 from support.errors import coded, raises
@@ -85,6 +86,38 @@ def test_a_key_is_sent(monkeypatch: pytest.MonkeyPatch):
 def rows(*vectors: Any) -> Answer:
     data = ",".join(f'{{"embedding": {vector}}}' for vector in vectors)
     return Answer(body=f'{{"data": [{data}]}}')
+
+
+def ranking(*vectors: Any, texts: Sequence[str] = ("a", "b", "c")) -> list[int]:
+    with EmbeddingsServer(faults=[rows(*vectors)]) as server:
+        embeddings = EmbeddingsConfig(base_url=server.url, model="m", max_attempts=1)
+        return asyncio.run(Embeddings(embeddings).ranking(texts, "query"))
+
+
+@pytest.mark.parametrize("size", ["1", "1.7e308", "5e-324"])
+def test_vectors_are_compared_whatever_their_size(size: str):
+    away, near, same = f"[-{size}, {size}]", f"[0, {size}]", f"[{size}, {size}]"
+    assert ranking(same, away, near, same) == [2, 1, 0]
+    assert ranking(same, "[0, 0]", away, same) == [2, 0, 1]
+    with pytest.raises(ToolServerError, check=coded("service-failed")):
+        ranking(same, away, near, f"[1e999, {size}]")
+
+
+def test_a_text_is_embedded_once(monkeypatch: pytest.MonkeyPatch):
+    def sent(*searches: tuple[str, str]) -> list[list[str]]:
+        with EmbeddingsServer() as server:
+
+            async def go() -> None:
+                embeddings = Embeddings(EmbeddingsConfig(base_url=server.url, model="m"))
+                for query, texts in searches:
+                    assert sorted(await embeddings.ranking(texts, query)) == list(range(len(texts)))
+
+            asyncio.run(go())
+            return [asked.body["input"] for asked in server.asked]
+
+    assert sent(("q", "abb"), ("q", "ab"), ("r", "bca")) == [["q", "a", "b"], ["r", "c"]]
+    monkeypatch.setattr(reading, "_KEPT_VECTORS", 3)
+    assert sent(("q", "ab"), ("q", "c"), ("q", "b"), ("q", "a")) == [["q", "a", "b"], ["c"], ["a"]]
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,13 @@ def test_titles_that_no_request_can_hold():
         assert not look_up(server, {"query": "highest"}).ok
 
 
+def test_a_wiki_that_ignores_the_limit():
+    hits = ", ".join(f'{{"title": "Page {number}"}}' for number in range(500))
+    with MediaWikiServer(PAGES, faults=[Answer(body=f'{{"query": {{"search": [{hits}]}}}}')]) as server:
+        result = look_up(server, {"query": "highest"}, pages=1)
+    assert result.text.endswith("Page 8; Page 9")
+
+
 def test_a_page_that_is_found_and_gone():
     gone = Answer(body='{"query": {"search": [{"title": "Deleted"}, {"title": "Toubkal"}]}}')
     with MediaWikiServer(PAGES, faults=[gone]) as server:
@@ -248,6 +255,10 @@ FAULTS: list[Fault] = [
     *(Answer(body=body) for body in ("", "[]", "null", "{}", '{"batchcomplete": true}', '{"query": []}')),
     *(Answer(body=f'{{"query": {{"pages": {pages}}}}}') for pages in ("[]", "[1]", "{}", "[{}]", '[{"title": 3}]')),
     Answer(body='{"query": {"pages": [{"title": "Toubkal", "pageid": 1, "extract": ["a"]}]}}'),
+    *(
+        Answer(body=f'{{"query": {{"pages": [{{"title": "Toubkal", "extract": "a", "fullurl": {url}}}]}}}}')
+        for url in ("3", "null", '["https://a.b"]', '"javascript:a"', '"//a.b"', '"https:///"', '"https://a.b/\\n2. x"')
+    ),
 ]
 
 

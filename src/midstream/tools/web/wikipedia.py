@@ -85,7 +85,8 @@ class MediaWiki:
         query = await self._query(wanted, check)
         info = query.get("searchinfo")
         suggestion = info.get("suggestion") if isinstance(info, dict) else None
-        return [api.valid(hit["title"]) for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
+        titles = [api.valid(hit["title"]) for hit in query["search"]][:limit]  # some wikis ignore `srlimit`
+        return titles, suggestion if isinstance(suggestion, str) else ""
 
     async def page(self, title: str) -> Page | None:
         """The page of that title, redirects followed; None if it does not exist.
@@ -106,6 +107,9 @@ class MediaWiki:
                 return
             if not isinstance(page.get("title"), str) or not isinstance(page.get("extract", ""), str):
                 raise TransientError("the answer holds no page")
+            url = page.get("fullurl", "")
+            if url != "" and not (isinstance(url, str) and re.fullmatch(r"https?://[^\s/]\S*", url)):
+                raise TransientError("the answer holds no address of its page")
             if "extract" not in page:
                 raise api.final(
                     f"MediaWiki gives no text of {page['title']!r}",
@@ -117,7 +121,7 @@ class MediaWiki:
         page = _first(query.get("pages"))  # empty for a page of another wiki
         if "extract" not in page:
             return None
-        return Page(title=api.valid(page["title"]), url=str(page.get("fullurl", "")), text=page["extract"].strip())
+        return Page(title=api.valid(page["title"]), url=page.get("fullurl", ""), text=page["extract"].strip())
 
     async def _query(self, wanted: dict[str, str], check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The field `query` of the wiki's answer, which `check` accepts; raises as `page`."""
