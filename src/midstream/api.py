@@ -14,6 +14,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
     record      the directory to record tools' answers in
     replay      the directory to replay tools' answers from
     listener    receives the run's events (`core/events.py`); by default warnings are printed
+    track       experiment trackers: names ("wandb", "mlflow", "tensorboard", "trackio"), or objects (docs/tracking.md)
     changes     what differs from the recipe (`recipe/overrides.py`)
 """
 
@@ -37,6 +38,7 @@ from midstream.core import lessons, own
 from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
+from midstream.core.protocols import Tracker
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
@@ -72,6 +74,7 @@ from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
+from midstream.trackers import tracked, trackers_of
 from midstream.training_free.budget import Budget
 from midstream.training_free.commit import read_updates
 from midstream.training_free.ledger import Ledger
@@ -84,6 +87,7 @@ from midstream.training_free.validation import validate as measure_library
 _SETTINGS_SHOWN = 3
 
 Key = tuple[str, str]  # set and sampling
+Track = str | Sequence[str | Tracker | type[Tracker]]
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 Comparable = RunDirectory | str | Path
 
@@ -101,6 +105,7 @@ def train(
     exist_ok: bool = False,
     record: Path | None = None,
     replay: Path | None = None,
+    track: Track = (),
     listener: Listener = print_warnings,
 ) -> RunDirectory:
     """Train a recipe's weights ([training]) or its library of lessons ([practice]) to the end.
@@ -122,7 +127,7 @@ def train(
             code="run-exists",
             fix=f"choose another directory with --out, or move {root} away",
         )
-    return _train(root, run, recipe, record=record, replay=replay, listener=listener)
+    return _train(root, run, recipe, record=record, replay=replay, track=track, listener=listener)
 
 
 def resume(
@@ -132,6 +137,7 @@ def resume(
     retry_errors: bool = False,
     record: Path | None = None,
     replay: Path | None = None,
+    track: Track = (),
     listener: Listener = print_warnings,
 ) -> RunDirectory:
     """Resume an interrupted or failed training run, practice run or evaluation; a finished one stays as it is.
@@ -164,7 +170,7 @@ def resume(
         )
     recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
-        return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, listener=listener)
+        return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
         raise UsageError(
             f"{run.root} is a {kind} run: --retry-errors does nothing there",
@@ -174,7 +180,7 @@ def resume(
         )
     if overrides and run.status().state == "finished":
         run.set_status("interrupted", "resumes with other limits")
-    return _train(run.root, run, recipe, record=record, replay=replay, listener=listener)
+    return _train(run.root, run, recipe, record=record, replay=replay, track=track, listener=listener)
 
 
 def evaluate(
@@ -185,6 +191,7 @@ def evaluate(
     unsafe: bool = False,
     record: Path | None = None,
     replay: Path | None = None,
+    track: Track = (),
     listener: Listener = print_warnings,
     **changes: Unpack[EvaluationChanges],
 ) -> RunDirectory:
@@ -219,7 +226,7 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
-    return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, listener=listener)
+    return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 
 def solve(
@@ -443,11 +450,13 @@ def _train(
     *,
     record: Path | None,
     replay: Path | None,
+    track: Track,
     listener: Listener,
 ) -> RunDirectory:
     """Run a session to its end in `run`, or in a new directory at `root`."""
     if run is not None and run.status().state == "finished":
         return run
+    trackers = trackers_of(track)
     budget = None if recipe.practice is None else Budget(recipe.practice.budget)
     _use_threads(recipe, learns=recipe.training is not None or recipe.warm_start is not None)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
@@ -455,7 +464,12 @@ def _train(
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
-        with run.lock(), _status_on_failure(run), served(recipe, listener):
+        with (
+            run.lock(),
+            tracked(run, trackers, listener) as listener,
+            _status_on_failure(run),
+            served(recipe, listener),
+        ):
             ended = run_coroutine(make_session(run, listener).run())
             write_report(run)
             run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
@@ -552,11 +566,13 @@ def _evaluate_in(
     asked: EvaluationInfo,
     *,
     retry_errors: bool,
+    track: Track,
     listener: Listener,
 ) -> RunDirectory:
     """Evaluate what is not done yet in `begun`, or in a new directory at `root`."""
     if begun is not None and begun.status().state == "finished" and not retry_errors:
         return begun
+    trackers = trackers_of(track)
     trained = RunDirectory.open(Path(asked.run)) if asked.run else None
     build = Build(
         recipe,
@@ -602,7 +618,12 @@ def _evaluate_in(
             for reason, count in left_out.items():
                 listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        with begun.lock(), _status_on_failure(begun), closing(store):
+        with (
+            begun.lock(),
+            tracked(begun, trackers, listener) as listener,
+            _status_on_failure(begun),
+            closing(store),
+        ):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
             done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
             if done:

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--retry-errors", "--unsafe")
     shared.add_recording(parser)
+    shared.add(parser, "--track")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
             unsafe=options.unsafe,
             record=options.record,
             replay=options.replay,
+            track=options.track,
             listener=listener,
             **changes,
         )

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_list(parser, "--set", "overrides", "practice.budget.LIMIT=VALUE", limit)
     shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
+    shared.add(parser, "--track")
     shared.add(parser, *shared.OUTPUT)
 
 
@@ -29,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
             retry_errors=options.retry_errors,
             record=options.record,
             replay=options.replay,
+            track=options.track,
             listener=listener,
         )
     if run.info().kind == "evaluation":

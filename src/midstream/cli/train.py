@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--tools", "--library", "--serve-with")
     shared.add_recording(parser)
+    shared.add(parser, "--track")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,7 +25,9 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return shared.dry_run(recipe, "train", options.replay)
     with shared.progress(options) as listener:
-        run = api.train(recipe, options.out, record=options.record, replay=options.replay, listener=listener)
+        run = api.train(
+            recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
+        )
     show_result(run, as_json=options.json)
     if not options.json:
         Terminal().print(f"Report: {run.report_path}", soft_wrap=True)

@@ -492,3 +492,27 @@ class Learner(Protocol):
     def load(self, directory: Path) -> None:
         """Restore the state that `save` wrote."""
         ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives the metrics of a run, as an experiment tracker does; see docs/tracking.md.
+
+    Its methods are called in one thread, in this order: `start`, any number of `log`, `finish`. One that raises is off
+    from then on, and the run continues.
+    """
+
+    def start(self, run: Mapping[str, Any]) -> str | None:
+        """Begin: `run` has `name`, `directory`, `kind`, `recipe`, `seed`, `settings` (every setting) and `id`.
+
+        What it returns is kept in the run directory and is the `id` when the run is resumed; before, `id` is None.
+        """
+        ...
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log metrics, by name, of a training step or an update; 0 is the evaluation before the first."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """End, with "finished", "interrupted" or "failed"."""
+        ...

@@ -1,0 +1,348 @@
+"""Experiment trackers: Weights & Biases, MLflow, TensorBoard, Trackio, or one of your own.
+
+`tracked` stands between a run and its listener: it turns events into flat metrics (`metrics_of`), with the same names
+for all trackers. Each tracker works in a thread of its own and behind a queue, because it may wait for a network. One
+that fails, or does not keep up, is off from then on: a `Note` says so, and the run goes its way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from midstream.core.errors import UsageError
+from midstream.core.events import (
+    BudgetSpent,
+    EvaluationFinished,
+    Listener,
+    Note,
+    RunEvent,
+    StepFinished,
+    UpdateFinished,
+)
+from midstream.core.protocols import Tracker
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write
+
+_WAITING = 1000  # logs that a slow tracker may be behind
+_FINISH_S = 60.0  # to send what is waiting when the run ends
+_UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
+_MLFLOW_TEXT, _MLFLOW_BATCH = 500, 100  # the longest parameter that every store takes, and most in one request
+
+
+# --- from events to metrics -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Metrics by name, all of one `group` (the beginning of their names), at a step or update."""
+
+    group: str
+    step: int
+    values: Mapping[str, float]
+
+
+def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logged | None:
+    """The metrics of an event, None for one without any; `spent` is what a practice run has used so far.
+
+    Names are those of the run's own records: `train/reward_mean`, `train/reward_by_family/NAME`, `time/update_s`,
+    `practice/lessons`, `spent/cost_usd`, `eval/SET/success` (greedy) and `eval/SET/T0.7/success`.
+    """
+    match event:
+        case StepFinished(metrics, timing):
+            values = flat("train", metrics.model_dump(exclude={"step", "policy_version"}))
+            return Logged("train", metrics.step, values | flat("time", timing.model_dump(exclude={"step"})))
+        case UpdateFinished():
+            names = ("reward_mean", "proposed", "fates", "left_out", "lessons")
+            values = flat("practice", {name: getattr(event, name) for name in names})
+            return Logged("practice", event.update, values | flat("spent", event.spent.model_dump()))
+        case EvaluationFinished(result):
+            parts = ["eval", fit(result.set_name), *([] if result.sampling == "greedy" else [fit(result.sampling)])]
+            table = result.model_dump(exclude={"step", "seed", "interval"})
+            low, high = result.interval or (None, None)
+            values = flat("/".join(parts), table | {"interval_low": low, "interval_high": high})
+            return Logged("/".join(parts), result.step or 0, values | flat("spent", spent or {}))
+    return None
+
+
+def flat(prefix: str, table: Mapping[Any, Any]) -> dict[str, float]:
+    """The numbers of nested tables, by their path; what is no number is left out."""
+    found: dict[str, float] = {}
+    for key, value in table.items():
+        name = f"{prefix}/{fit(str(key))}"
+        if isinstance(value, Mapping):
+            found |= flat(name, value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found
+
+
+def fit(text: str) -> str:
+    """`text` as a part of a metric's name: "T=0.7" becomes "T0.7"."""
+    return _UNFIT.sub("_", text.replace("=", "")).strip(".") or "_"
+
+
+# --- a run with trackers ----------------------------------------------------------------------------------------------
+
+
+def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tuple[str, Tracker]]:
+    """The trackers and their names. `track` holds names of those that come with midstream, and trackers of your own.
+
+    Raises `UsageError` for an unknown name, and for an object that is no tracker.
+    """
+    found: dict[str, Tracker] = {}
+    for named in track.split(",") if isinstance(track, str) else track:
+        if isinstance(named, str) and named not in TRACKERS:
+            raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=f"use {', '.join(TRACKERS)}")
+        tracker = TRACKERS[named]() if isinstance(named, str) else named() if isinstance(named, type) else named
+        if not isinstance(tracker, Tracker):
+            raise UsageError(
+                f"{tracker!r} is no tracker", code="component-invalid", fix="give it methods start, log and finish"
+            )
+        found[fit(named if isinstance(named, str) else type(tracker).__name__)] = tracker
+    return list(found.items())
+
+
+@contextmanager
+def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener: Listener) -> Iterator[Listener]:
+    """Yield a listener that feeds the trackers and `listener`; the trackers finish with the context."""
+    info = run.info()
+    about = {
+        "name": run.root.resolve().name,
+        "directory": str(run.root),
+        "kind": info.kind,
+        "recipe": info.recipe_name,
+        "seed": info.seed,
+        "settings": info.resolved,
+    }
+    feeds = [_Feed(name, tracker, about, run.root / "trackers" / f"{name}.json") for name, tracker in trackers]
+    spent: dict[str, Any] = {}
+
+    def note_failures() -> None:
+        for feed in feeds:
+            if feed.failure and not feed.noted:
+                feed.noted = True
+                listener(Note(f"{feed.name} is off, the run continues without it: {feed.failure}"))
+
+    def listen(event: RunEvent) -> None:
+        listener(event)
+        if isinstance(event, BudgetSpent):
+            spent.update(event.spent.model_dump())
+        if logged := metrics_of(event, spent):
+            for feed in feeds:
+                feed.put(logged)
+        note_failures()
+
+    for feed in feeds:
+        feed.thread.start()
+    status = "failed"
+    try:
+        yield listen
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        until = time.monotonic() + _FINISH_S
+        for feed in feeds:
+            feed.put(status)
+        for feed in feeds:
+            feed.thread.join(max(0.0, until - time.monotonic()))
+            if feed.thread.is_alive():
+                feed.failure = feed.failure or f"it did not finish within {_FINISH_S:.0f} s"
+        note_failures()
+
+
+@dataclass
+class _Feed:
+    """A tracker in a thread of its own.
+
+    `kept` holds the id of the tracker's run and the last step of each group that it has, so that a resumed run
+    continues it and does not log a step again.
+    """
+
+    name: str
+    tracker: Tracker
+    about: Mapping[str, Any]
+    kept: Path
+    failure: str = ""  # why it is off
+    noted: bool = False
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting: queue.Queue[Logged | str] = queue.Queue(_WAITING)
+        # A daemon: a tracker that hangs must not keep the process from ending.
+        self.thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
+
+    def put(self, what: Logged | str) -> None:
+        """Log this, or finish with this status."""
+        try:
+            self._waiting.put_nowait(what)
+        except queue.Full:
+            self.failure = self.failure or f"it is {_WAITING:,} logs behind"
+
+    def _work(self) -> None:
+        try:
+            before: dict[str, Any] = {}
+            with suppress(OSError, ValueError):
+                before = json.loads(self.kept.read_text(encoding="utf-8"))
+            steps: dict[str, int] = before.get("steps", {})
+            found = self.tracker.start({**self.about, "id": before.get("id")})
+            self._keep(found, steps)
+            while isinstance(logged := self._waiting.get(), Logged):
+                if self.failure:
+                    return
+                if logged.step and logged.step <= steps.get(logged.group, 0):
+                    continue  # a resumed run repeats the steps after its checkpoint
+                self.tracker.log(logged.values, logged.step)
+                steps[logged.group] = logged.step
+                self._keep(found, steps)
+            self.tracker.finish(logged)
+        except BaseException as error:  # noqa: BLE001 - a tracker may raise anything, SystemExit too
+            self.failure = self.failure or _reason(self.name, error)
+
+    def _keep(self, found: str | None, steps: Mapping[str, int]) -> None:
+        self.kept.parent.mkdir(exist_ok=True)
+        atomic_write(self.kept, json.dumps({"id": found, "steps": steps}).encode() + b"\n")
+
+
+def _reason(name: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and name in TRACKERS:
+        return f"it is not installed: pip install 'midstream[{name}]'"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+# --- the trackers that come with midstream ----------------------------------------------------------------------------
+
+
+class Wandb:
+    """Weights & Biases, project `WANDB_PROJECT`. Without a key it stays on disk, as with `WANDB_MODE=offline`."""
+
+    def start(self, run: Mapping[str, Any]) -> str:
+        """Start or continue the run with this id, which midstream chooses."""
+        wandb = import_module("wandb")
+        offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "midstream"),
+            id=run["id"] or secrets.token_hex(4),
+            name=run["name"],
+            config={name: run[name] for name in ("directory", "kind", "recipe", "seed", "settings")},
+            resume="allow",
+            settings=wandb.Settings(console="off"),  # the terminal is the run's
+            **({"mode": "offline"} if offline else {}),
+        )
+        return self._run.id
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log under the step."""
+        self._run.log(dict(values), step=step)
+
+    def finish(self, status: str) -> None:
+        """Send what is waiting."""
+        self._run.finish(exit_code=int(status != "finished"))
+
+
+class Mlflow:
+    """MLflow at `MLFLOW_TRACKING_URI` (by default a file in this directory), experiment `MLFLOW_EXPERIMENT_NAME`."""
+
+    def start(self, run: Mapping[str, Any]) -> str:
+        """Start or continue a run; the recipe's settings are its parameters."""
+        self._mlflow = mlflow = import_module("mlflow")
+        self._client = client = mlflow.MlflowClient()  # not `mlflow.start_run`, whose active run is the user's
+        if run["id"] is not None:
+            self._id = run["id"]
+            client.update_run(self._id, status="RUNNING")
+            return self._id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "midstream")
+        experiment = client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+        tags = {f"midstream.{key}": str(run[key]) for key in ("directory", "kind")}
+        self._id = client.create_run(experiment_id, run_name=run["name"], tags=tags).info.run_id
+        settings = _texts("", {key: run[key] for key in ("recipe", "seed", "settings")})
+        parameters = [mlflow.entities.Param(key, text[:_MLFLOW_TEXT]) for key, text in settings.items()]
+        for start in range(0, len(parameters), _MLFLOW_BATCH):
+            client.log_batch(self._id, params=parameters[start : start + _MLFLOW_BATCH])
+        return self._id
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log under the step."""
+        now = int(time.time() * 1000)
+        metrics = [self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def finish(self, status: str) -> None:
+        """Set the run's status."""
+        statuses = {"finished": "FINISHED", "interrupted": "KILLED"}
+        self._client.set_terminated(self._id, statuses.get(status, "FAILED"))
+
+
+class TensorBoard:
+    """TensorBoard's files, in `tensorboard/` of the run directory: `tensorboard --logdir runs`."""
+
+    def start(self, run: Mapping[str, Any]) -> None:
+        """Open another file, next to those of earlier sessions; TensorBoard shows them as one run."""
+        self._writer = import_module("tensorboard.summary").Writer(str(Path(run["directory"]) / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log under the step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self, status: str) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class Trackio:
+    """Trackio, project `TRACKIO_PROJECT`; its own variables name a Space, or the local directory."""
+
+    def start(self, run: Mapping[str, Any]) -> str:
+        """Start or continue the run of this name, which is unique in the project."""
+        trackio = import_module("trackio")
+        name = run["id"] or f"{run['name']}-{secrets.token_hex(3)}"
+        config = {key: run[key] for key in ("directory", "kind", "recipe", "seed", "settings")}
+        with redirect_stdout(sys.stderr):  # it prints, and standard output is for results
+            project = os.environ.get("TRACKIO_PROJECT", "midstream")
+            self._run = trackio.init(project=project, name=name, config=config, resume="allow", embed=False)
+        return name
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log under the step."""
+        self._run.log(dict(values), step=step)
+
+    def finish(self, status: str) -> None:
+        """Write what is waiting."""
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+def _texts(prefix: str, table: Mapping[str, Any]) -> dict[str, str]:
+    """The values of nested tables as text, by their path."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        name = f"{prefix}.{_UNFIT.sub('_', key)}".lstrip(".")
+        found |= _texts(name, value) if isinstance(value, Mapping) else {name: str(value)}
+    return found
+
+
+TRACKERS: Mapping[str, type[Tracker]] = {
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+}
+"""Those that come with midstream, by name; each needs the extra of its name."""

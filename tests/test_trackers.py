@@ -1,0 +1,292 @@
+"""Trackers: what they are sent, that none can stop a run, and that each one's own reader finds the run's numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import api
+from midstream import trackers as trackers_module
+from midstream.core.errors import MidstreamError
+from midstream.core.events import (
+    BudgetSpent,
+    EvaluationFinished,
+    Note,
+    Phase,
+    RunEvent,
+    StepFinished,
+    UpdateFinished,
+)
+from midstream.core.metrics import Spent, StepTiming
+from midstream.recipe.overrides import changed_recipe
+from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
+from midstream.trackers import metrics_of, tracked, trackers_of
+from midstream.training_free.commit import read_updates
+from support import fake_run
+from support.errors import coded
+from support.practice_sessions import TINY
+
+
+class Recorder:
+    """A tracker of one's own, which keeps what it is sent."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls = fails, list[tuple[Any, ...]]()
+
+    def start(self, run: Mapping[str, Any]) -> str | None:
+        self._call("start", dict(run))
+        return "its-id"
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._call("log", dict(values), step)
+
+    def finish(self, status: str) -> None:
+        self._call("finish", status)
+
+    def _call(self, name: str, *values: Any) -> None:
+        if name == self.fails:
+            raise SystemExit(f"{name} failed\nat length")
+        self.calls.append((name, *values))
+
+    def logged(self, name: str) -> list[tuple[int, float]]:
+        return [(call[2], call[1][name]) for call in self.calls if call[0] == "log" and name in call[1]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", collect_info("mine", 3, {"a": {"b": 1}}), "")
+
+
+def steps(*numbers: int) -> list[StepFinished]:
+    timings = [StepTiming(step=number, duration_s=2.0) for number in numbers]
+    return [StepFinished(fake_run.metrics(number)[-1], timing) for number, timing in zip(numbers, timings, strict=True)]
+
+
+def feed(run: RunDirectory, tracker: Any, *events: RunEvent) -> list[RunEvent]:
+    """What the run's listener receives."""
+    received: list[RunEvent] = []
+    with tracked(run, trackers_of([tracker]), received.append) as listener:
+        for event in events:
+            listener(event)
+    return received
+
+
+def test_metrics_have_the_names_of_the_records():
+    [step] = steps(1)
+    result = fake_run.report_data().evaluations[0].model_copy(update={"step": 5, "interval": (0.2, 0.4)})
+    update = UpdateFinished(
+        update=2, reward_mean=0.5, proposed=3, fates={"accepted": 1}, left_out={}, lessons=4, spent=Spent(cost_usd=0.1)
+    )
+    trained = metrics_of(step)
+    assert trained is not None
+    assert trained.step == 1
+    assert trained.values["train/reward_mean"] == step.metrics.reward_mean
+    assert trained.values["time/duration_s"] == 2.0
+    assert trained.values["train/tool_use/share/local_search"] == step.metrics.tool_use.share["local_search"]
+    for sampling, name in (("greedy", "eval/test"), ("T=0.7", "eval/test/T0.7")):
+        chosen = result.model_copy(update={"set_name": "test", "sampling": sampling})
+        evaluated = metrics_of(EvaluationFinished(chosen), {"tokens": 7})
+        assert evaluated is not None
+        assert (evaluated.step, evaluated.values[f"{name}/success"]) == (5, result.success)
+        assert (evaluated.values[f"{name}/interval_low"], evaluated.values["spent/tokens"]) == (0.2, 7)
+    practised = metrics_of(update)
+    assert practised is not None
+    assert practised.values["practice/fates/accepted"] == 1
+    assert (practised.step, practised.values["practice/lessons"], practised.values["spent/cost_usd"]) == (2, 4, 0.1)
+    assert metrics_of(Phase("loading")) is None
+    assert all(isinstance(value, float) for value in trained.values.values())
+
+
+@pytest.mark.parametrize("name", ["T=0.7", "a/b", "..", "", "who? me", "größer"])
+def test_any_name_is_fit_for_every_tracker(name):
+    [path] = trackers_module.flat("train", {name: 1})
+    assert path.count("/") == 1
+    assert all(character.isalnum() or character in "_.-/" for character in path)
+    assert not path.endswith(("/", "/.", "/.."))
+
+
+def test_a_resumed_run_continues_the_trackers_run_and_logs_no_step_twice(run):
+    first, second = Recorder(), Recorder()
+    feed(run, first, *steps(1, 2))
+    feed(run, second, *steps(2, 3))
+    about = {"name": "run", "directory": str(run.root), "kind": "training", "recipe": "mine", "seed": 3}
+    assert first.calls[0] == ("start", {**about, "settings": {"a": {"b": 1}}, "id": None})
+    assert second.calls[0] == ("start", {**about, "settings": {"a": {"b": 1}}, "id": "its-id"})
+    assert [step for step, _ in first.logged("train/loss")] == [1, 2]
+    assert [step for step, _ in second.logged("train/loss")] == [3]
+    assert first.calls[-1] == ("finish", "finished")
+
+
+@pytest.mark.parametrize("fails", ["start", "log", "finish"])
+def test_a_tracker_that_fails_is_off_after_one_note_and_the_run_receives_every_event(run, fails):
+    events, broken = steps(1, 2, 3), Recorder(fails)
+    received = feed(run, broken, *events)
+    assert [event for event in received if isinstance(event, StepFinished)] == events
+    [note] = [event for event in received if isinstance(event, Note)]
+    assert f"{fails} failed" in note.text
+    assert "Recorder" in note.text
+
+
+def test_a_tracker_that_hangs_is_left_behind(run, monkeypatch):
+    class Hangs(Recorder):
+        def log(self, values, step):
+            release.wait(30)
+
+    monkeypatch.setattr(trackers_module, "_FINISH_S", 0.1)
+    monkeypatch.setattr(trackers_module, "_WAITING", 2)
+    release = threading.Event()
+    received = feed(run, Hangs(), *steps(1, 2, 3, 4, 5))
+    release.set()
+    assert len([event for event in received if isinstance(event, Note)]) == 1
+    assert len(received) == 6
+
+
+@pytest.mark.parametrize(("stopped", "status"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
+def test_a_tracker_learns_how_the_run_ended(run, stopped, status):
+    tracker = Recorder()
+    with pytest.raises(stopped), tracked(run, trackers_of([tracker]), lambda event: None):
+        raise stopped
+    assert tracker.calls[-1] == ("finish", status)
+
+
+@pytest.mark.parametrize(("track", "code"), [("wandb,banana", "unknown-name"), ([object()], "component-invalid")])
+def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_path):
+    with pytest.raises(MidstreamError, check=coded(code)):
+        api.train("training-free-simulated", tmp_path / "run", track=track)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_that_is_not_installed_is_off_with_the_command_that_installs_it(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
+    [note] = [event for event in feed(run, "wandb", *steps(1)) if isinstance(event, Note)]
+    assert "pip install 'midstream[wandb]'" in note.text
+
+
+def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
+    tracker, overrides = Recorder(), [f"{key}={value}" for key, value in TINY.items()]
+    events: list[RunEvent] = []
+    recipe = changed_recipe("training-free-simulated", overrides=overrides)
+    run = api.train(recipe, tmp_path / "run", track=[tracker], listener=events.append)
+    updates = read_updates(run)
+    assert tracker.logged("practice/reward_mean") == [
+        (place, record.event.reward_mean) for place, record in enumerate(updates, 1)
+    ]
+    [kept] = {result.sampling for result in run.evaluations.read()}
+    success = [(result.step, result.success) for result in run.evaluations.read()]
+    assert tracker.logged(f"eval/test/{kept.replace('=', '')}/success") == success
+    spent = [event.spent.calls for event in events if isinstance(event, BudgetSpent)]
+    assert max(calls for _, calls in tracker.logged("spent/calls")) == spent[-1]
+    evaluated = Recorder()
+    api.evaluate("training-free-simulated", tmp_path / "e", count=2, track=[evaluated], listener=events.append)
+    assert [call[0] for call in evaluated.calls] == ["start", "log", "finish"]
+
+
+def test_the_tracker_of_the_documentation_works(run, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("\n\napi.train")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    [step] = steps(1)
+    feed(run, names["Printed"], step)
+    feed(run, names["Printed"](), step)
+    reward = step.metrics.reward_mean
+    assert capsys.readouterr().out == f"begins run\n1 {reward}\nfinished\ncontinues run\nfinished\n"
+
+
+# --- the four that come with midstream, each read back by its own reader ----------------------------------------------
+
+READ = {
+    "tensorboard": """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(directory + "/run/tensorboard")
+events.Reload()
+found = {
+    tag: [(event.step, float(event.tensor_proto.float_val[0])) for event in events.Tensors(tag)]
+    for tag in events.Tags()["tensors"]
+}
+""",
+    # wandb reads its files in a program that only uploads: here its own messages are taken out of LevelDB's log format.
+    "wandb": """
+import glob
+from wandb.proto import wandb_internal_pb2
+found, ids = {}, set()
+for path in sorted(glob.glob(directory + "/wandb/offline-run-*/*.wandb")):
+    ids.add(path.rsplit("run-", 1)[1])
+    data, place, piece = open(path, "rb").read(), 7, b""
+    while place < len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        piece = piece * (kind in (3, 4)) + data[place + 7 : place + 7 + length]  # 1 whole, 2 first, 3 middle, 4 last
+        place += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(piece)
+            for item in record.history.item:
+                if key := item.key or "/".join(item.nested_key):
+                    found.setdefault(key, []).append((record.history.step.num, float(item.value_json)))
+assert len(ids) == 1, ids
+""",
+    "mlflow": """
+import mlflow
+client = mlflow.MlflowClient()
+[run] = client.search_runs([client.get_experiment_by_name("midstream").experiment_id])
+assert run.info.status == "FINISHED", run.info.status
+assert run.data.params["recipe"] == "training-free-simulated"
+found = {
+    key: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
+    for key in run.data.metrics
+}
+""",
+    "trackio": """
+from trackio.sqlite_storage import SQLiteStorage
+[run] = SQLiteStorage.get_runs("midstream")
+found = {}
+for row in SQLiteStorage.get_logs("midstream", run):
+    for key, value in row.items():
+        if "/" in key:
+            found.setdefault(key, []).append((row["step"], value))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow", "trackio"))]
+)
+def test_its_own_reader_finds_the_numbers_of_an_interrupted_and_resumed_run(name, tmp_path):
+    pytest.importorskip(name, reason=f"{name} is not installed\nfix: pip install -e '.[{name}]'", exc_type=ImportError)
+    tests = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
+        "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }
+
+    def python(*words: str) -> str:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert python(str(tests / "support" / "tracked_run.py"), "run", name) == "[]\n"
+    read = f"directory = {str(tmp_path)!r}\n{READ[name]}\nimport json\nprint('found', json.dumps(found))"
+    found = json.loads(python("-c", read).rpartition("found ")[2])
+    run = RunDirectory.open(tmp_path / "run")
+    rewards = [[place, record.event.reward_mean] for place, record in enumerate(read_updates(run), 1)]
+    assert found["practice/reward_mean"] == [[step, pytest.approx(value)] for step, value in rewards]
+    [sampling] = {result.sampling.replace("=", "") for result in run.evaluations.read()}
+    success = [[result.step, pytest.approx(result.success)] for result in run.evaluations.read()]
+    assert found[f"eval/test/{sampling}/success"] == success
