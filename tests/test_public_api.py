@@ -14,8 +14,9 @@ import midstream
 PUBLIC = """
 Action Agent AgentFlow Build Call Command Engine EngineError Environment ExactMatch Executor Generator
 InfrastructureError Interleaved Memory Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner
-Recipe RecipeError Request Reward RewardError RunDirectory Sampling Score Task Tool ToolResult ToolServerError
-TrainingError Trajectory Turn UsageError Verdict Verifier load_recipe parse_recipe tool
+Recipe RecipeError Request Reward RewardError Run RunDirectory Sampling Score Task Tasks Tool ToolResult
+ToolServerError TrainingError Trajectory Turn UsageError Verdict Verifier compare evaluate load_recipe parse_recipe
+practice resume solve tasks tool train
 """.split()
 
 

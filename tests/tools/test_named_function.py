@@ -130,7 +130,7 @@ def test_a_class_of_tools_takes_the_recipes_name(place):
     )
     assert say(tool) == "whole"
     asyncio.run(tool.close())
-    own = [module for name, module in sys.modules.items() if name.startswith("midstream_tools_")]
+    own = [module for name, module in sys.modules.items() if name.startswith("midstream_own_")]
     assert [vars(module)["COUNT_CLOSED"] for module in own if "COUNT_CLOSED" in vars(module)] == [[1]]
 
 
@@ -161,7 +161,7 @@ def test_a_malformed_reference_is_refused_by_the_check(reference):
 
 
 REFUSED = {
-    "no file": ("none.py:f", "file-not-found", "none.py", "run midstream where the file is"),
+    "no file": ("none.py:f", "file-not-found", "none.py", "give its absolute path"),
     "no module": ("no_such_module:f", "module-not-found", "'no_such_module'", "name the file"),
     "no such name": ("my_tools.py:shoot", "name-not-found", "'shoot'", "shout, count, unclear"),
     "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "use one of"),
