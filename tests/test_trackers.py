@@ -15,6 +15,7 @@ import pytest
 
 from midstream import api
 from midstream import trackers as trackers_module
+from midstream.core import own
 from midstream.core.errors import MidstreamError
 from midstream.core.events import (
     BudgetSpent,
@@ -193,11 +194,10 @@ def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
 def test_the_tracker_of_the_documentation_works(run, capsys):
     page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("\n\napi.train")[0]
-    names: dict[str, Any] = {}
-    exec(code, names)
+    (run.root / "my_tracker.py").write_text(code, encoding="utf-8")
     [step] = steps(1)
-    feed(run, names["Printed"], step)
-    feed(run, names["Printed"](), step)
+    feed(run, f"{run.root}/my_tracker.py:Printed", step)
+    feed(run, own.load(f"{run.root}/my_tracker.py:Printed")(), step)
     reward = step.metrics.reward_mean
     assert capsys.readouterr().out == f"begins run\n1 {reward}\nfinished\ncontinues run\nfinished\n"
 

@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from midstream.core import own
 from midstream.core.errors import UsageError
 from midstream.core.events import (
     BudgetSpent,
@@ -36,6 +37,7 @@ from midstream.core.protocols import Tracker
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
+_EXAMPLE = 'e.g. "my_tracker.py:Tracker"'
 _WAITING = 1000  # logs that a slow tracker may be behind
 _FINISH_S = 60.0  # to send what is waiting when the run ends
 _UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
@@ -98,20 +100,24 @@ def fit(text: str) -> str:
 
 
 def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tuple[str, Tracker]]:
-    """The trackers and their names. `track` holds names of those that come with midstream, and trackers of your own.
+    """The trackers and their names. `track` holds names, references such as "my_tracker.py:Tracker", and objects.
 
     Raises `UsageError` for an unknown name, and for an object that is no tracker.
     """
     found: dict[str, Tracker] = {}
     for named in track.split(",") if isinstance(track, str) else track:
-        if isinstance(named, str) and named not in TRACKERS:
-            raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=f"use {', '.join(TRACKERS)}")
-        tracker = TRACKERS[named]() if isinstance(named, str) else named() if isinstance(named, type) else named
+        tracker: Any = named
+        if isinstance(named, str):
+            if named not in TRACKERS and not own.is_reference(named):
+                fix = f"use {', '.join(TRACKERS)}, or your own; {_EXAMPLE}"
+                raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=fix)
+            tracker = TRACKERS.get(named) or own.load(named, _EXAMPLE)
+        tracker = tracker() if isinstance(tracker, type) else tracker
         if not isinstance(tracker, Tracker):
             raise UsageError(
                 f"{tracker!r} is no tracker", code="component-invalid", fix="give it methods start, log and finish"
             )
-        found[fit(named if isinstance(named, str) else type(tracker).__name__)] = tracker
+        found[named if named in TRACKERS else type(tracker).__name__] = tracker
     return list(found.items())
 
 
