@@ -117,7 +117,8 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
             raise UsageError(
                 f"{tracker!r} is no tracker", code="component-invalid", fix="give it methods start, log and finish"
             )
-        found[named if named in TRACKERS else type(tracker).__name__] = tracker
+        name = named if isinstance(named, str) and named in TRACKERS else type(tracker).__name__
+        found[name] = tracker
     return list(found.items())
 
 

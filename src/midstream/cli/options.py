@@ -37,7 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
     "--out": {"help": "run directory (default: a new one under runs/)"},
-    "--track": {"metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, tensorboard, trackio, FILE.py:NAME"},
+    "--track": {
+        "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, tensorboard, trackio, or FILE.py:NAME",
+    },
     "--json": {"action": "store_true", "help": "print results as JSON on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress"},
 }  # fmt: skip
