@@ -47,9 +47,10 @@ figures: $(VENV)/.installed-train
 	$(pip_install) -e '.[studies]'
 	$(VENV)/bin/midstream study controls --seeds 3
 	$(VENV)/bin/python -m studies.planner --seeds 3 --out runs/study-controls  # which shares the trainings
-	$(VENV)/bin/python -m studies.agents --seeds 3
-	cp runs/study-controls/planner-*.svg runs/study-agents/agents.svg docs/figures/
-	$(VENV)/bin/python -m studies.figures runs/study-controls/study.json docs/figures/controls.svg sampled greedy
+	$(VENV)/bin/midstream study agents --seeds 3
+	cp runs/study-controls/planner-*.svg docs/figures/
+	cp runs/study-controls/study.svg docs/figures/controls.svg
+	cp runs/study-agents/study-curves.svg docs/figures/agents.svg
 
 clean-venv:
 	rm -rf $(VENV)

@@ -25,10 +25,10 @@ from statistics import fmean
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.check import check
+from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
 from midstream.study import chosen
 from studies.common import parser, print_tables, records, reporter, run, write_json
-from studies.figures import Panel, dots, panels
 from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, measured, read_file
 
 BEFORE_AFTER = {FROZEN: True, LABELS["trained"]: False}  # label -> before training
@@ -263,10 +263,10 @@ def draw(name: str, rows: Sequence[StudyRow], scene: Scene, path: Path) -> None:
     sampling = next(iter(scene.temperatures))
     match name:
         case "planners":
-            dots(path, rows, tuple(scene.temperatures), f"Success on {first}")
+            dots(path, rows, [tuple(scene.temperatures)], f"Success on {first}")
         case "tools":
             picked = [row for row in rows if row.name.startswith(f"{ALL}: ")]
-            dots(path, picked, ("before", "after"), f"Share of turns on {first}")
+            dots(path, picked, [("before", "after")], f"Share of turns on {first}")
         case "training":
             titles = {
                 "reward": "Reward, families in equal shares",
@@ -287,11 +287,11 @@ def draw(name: str, rows: Sequence[StudyRow], scene: Scene, path: Path) -> None:
             ]
             panels(path, charts, rows)
         case "sizes":
-            dots(path, rows, tuple(f"{sampling}, {side}" for side in BEFORE_AFTER), f"Success on {first} by size")
+            dots(path, rows, [tuple(f"{sampling}, {side}" for side in BEFORE_AFTER)], f"Success on {first} by size")
         case "recovery":
-            dots(path, rows, ("tool errors", "recovered", "repeats"), "Errors, and what followed them")
+            dots(path, rows, [("tool errors", "recovered", "repeats")], "Errors, and what followed them")
         case "toolsets":
-            dots(path, rows, tuple(BEFORE_AFTER), f"Success on {first} by tools at inference")
+            dots(path, rows, [tuple(BEFORE_AFTER)], f"Success on {first} by tools at inference")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -105,6 +105,8 @@ def test_files_exist(document):
         "recipe.toml",
         "study.json",
         "study.svg",
+        "study-curves.svg",
+        "group-size.toml",
         "report.html",
         "timings.jsonl",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.report.study_tables import study_tables
-from midstream.study import DEFAULT_METRICS, Metric, StudyFile, read_study, rows
+from midstream.study import DEFAULT_METRICS, Metric, StudyFile, plan, read_study, rows
+from support.errors import raises
 from support.fake_run import evaluation
 
 SMALL = (
     "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
     "warm_start.steps=3", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=2",
-    "training.group_size=2", "training.supervised.transcripts=20", "evaluation.validation.per_family=1",
+    "training.group_size=2", "training.supervised.transcripts=20", "training.validate_every=1",
+    "evaluation.validation.per_family=1",
     'evaluation.sets=[{name="test", per_family=1}]',
 )  # fmt: skip
 
@@ -30,10 +33,12 @@ def test_rows_of_every_policy_and_nothing_trained_twice(tmp_path: Path, capsys: 
     arguments = study(tmp_path, "Flow-GRPO", "random planner", "supervised, same number of updates")
     assert main([*arguments, "--json"]) == 0
     first = capsys.readouterr().out
-    names = {row["name"] for row in json.loads(first)}
+    rows, differences, curves = json.loads(first).values()
+    names = {row["name"] for row in rows}
     assert len(names) == 4
-    assert "warm start only" in names
-    assert all(len(row["values"]) == 2 and all(0 <= value <= 1 for value in row["values"]) for row in json.loads(first))
+    assert {row["name"] for row in differences} == names - {"Flow-GRPO"}
+    assert all(len(row["values"]) == 2 and all(0 <= value <= 1 for value in row["values"]) for row in rows)
+    assert {row["name"] for row in curves} == {"0", "1", "2"}, "a supervised arm counts no trajectories"
     assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == json.loads(first)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
     assert {path.parent.name for path in written} == {
@@ -55,9 +60,9 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
     assert "controls" in listed
     assert "Modular and interleaved agents" in listed
     assert main([*study(tmp_path / "runs", "Flow-GRPO"), "--dry-run"]) == 0
-    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines() if "Flow-GRPO" in line] == [
-        ["2", "missing"]
-    ]
+    shown = capsys.readouterr().out
+    assert re.search(r"Flow-GRPO +2 missing +145 ", shown)
+    assert "Left, at most: 290 trajectories" in shown
     assert main(["study", "--list", "--json"]) == 0
     [controls] = [found for found in json.loads(capsys.readouterr().out) if found["name"] == "controls"]
     assert {"Flow-GRPO", "random planner"} <= {arm["name"] for arm in controls["arms"]}
@@ -70,6 +75,7 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
         "missing",
     )
     assert first["changes"][-1] == "seed=0"
+    assert first["at most"]["optimizer steps"] == 2 * 2 + 3
     assert not (tmp_path / "runs").exists()
 
 
@@ -139,9 +145,86 @@ def test_an_error_in_a_later_arm_or_a_metric_is_found_before_anything_is_trained
     assert not (tmp_path / "out").exists()
 
 
+QUESTIONS = {f"How much is {i} plus {i} ?": str(2 * i) for i in range(4)}
+OWN = """
+extends = "direct"
+name = "own"
+engines.model = {{ base_url = "{url}", model = "scripted", max_attempts = 1 }}
+[tasks]
+type = "file"
+path = "{questions}"
+[evaluation]
+sets = [{{ name = "sums" }}]
+"""
+
+
+def own_recipe(directory: Path, *, url: str = "http://127.0.0.1:9/v1", name: str = "own.toml") -> Path:
+    rows = [json.dumps({"question": question, "answer": answer}) for question, answer in QUESTIONS.items()]
+    (directory / "questions.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (directory / name).write_text(OWN.format(url=url, questions=directory / "questions.jsonl"), encoding="utf-8")
+    return directory / name
+
+
+def own_study(directory: Path, *arms: str, more: str = "") -> StudyFile:
+    """A study next to `own.toml`: an arm as it is, and others with these lines."""
+    texts = ['[[arms]]\nname = "plain"\nrecipe = "own.toml"\n']
+    texts += [f'[[arms]]\nname = "arm {place}"\nrecipe = "own.toml"\n{arm}\n' for place, arm in enumerate(arms)]
+    (directory / "study.toml").write_text('name = "mine"\nseeds = 2\n' + "".join(texts) + more, encoding="utf-8")
+    return read_study(directory / "study.toml")
+
+
+def test_paths_are_relative_to_the_file_and_set_is_texts_or_a_table(tmp_path: Path) -> None:
+    own_recipe(tmp_path)
+    texts = 'set = ["evaluation.trials=2", "tasks.path=questions.jsonl", "description=file"]'
+    table = 'set = { evaluation.trials = 2, tasks.path = "questions.jsonl", description = "file" }'
+    planned = plan(own_study(tmp_path, texts, table), tmp_path / "runs")  # the working directory is another
+    first, other = planned.study.arms[1:]
+    assert first.overrides == other.overrides
+    assert first.overrides[1] == f'tasks.path="{tmp_path / "questions.jsonl"}"'
+    assert [run.out.name for run in planned.runs] == [
+        f"{arm}-s{seed}" for arm in ("own", "arm-0", "arm-1") for seed in (0, 1)
+    ]
+    assert not any(run.trained for run in planned.runs), "the recipe learns nothing: it is evaluated as it is"
+    assert planned.study.metrics["after"].set == "sums", "the first set that all arms have"
+
+
+@pytest.mark.parametrize(
+    ("arm", "more", "code", "named"),
+    [
+        ('set = { evaluation.temperatures = [0.0] }', "", "not-comparable", "'before'"),
+        ('set = { evaluation.sets = [{ name = "sums", reward.type = "numeric" }] }', "", "not-comparable", "numeric"),
+        ('set = ["tasks.path=others.jsonl"]', "", "not-comparable", "'arm 0'"),
+        ("set = { agent.max_turn = 3 }", "", "recipe-invalid", "arm 'arm 0': the recipe is invalid: agent.max_turn"),
+        ('recipe = "none.toml"', "", "unknown-recipe", "arm 'arm 0'"),
+        ("", '[metrics]\nm = { value = "success", set = "other" }', "not-comparable", "'m'"),
+    ],
+    ids=["sampling", "reward", "tasks", "key", "recipe", "metric"],
+)  # fmt: skip
+def test_arms_that_cannot_be_compared_are_refused_by_name(
+    arm: str, more: str, code: str, named: str, tmp_path: Path
+) -> None:
+    own_recipe(tmp_path)
+    (tmp_path / "others.jsonl").write_text('{"question": "Who ?", "answer": "you"}', encoding="utf-8")
+    with raises(code, named):
+        arm = arm if arm.startswith("recipe") else f'recipe = "own.toml"\ndirectory = "other"\n{arm}'
+        more = f'[[arms]]\nname = "arm 0"\n{arm}\n{more}'
+        plan(own_study(tmp_path, more=more), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_budgets_and_some_other_tasks_are_noted(tmp_path: Path) -> None:
+    recipe = {"recipe": "flow-grpo-tiny"}
+    arms = [{**recipe, "name": "a"}, {**recipe, "name": "b", "set": {"training": {"steps": 10}}}]
+    [note] = [note for note in plan(StudyFile(name="s", arms=arms), tmp_path).notes if "trajectories" in note]
+    assert "a on 16,640, b on 1,280" in note
+    own_recipe(tmp_path)
+    [note] = plan(own_study(tmp_path, 'set = { evaluation.sets = [{ name = "sums", count = 2 }] }'), tmp_path).notes
+    assert "has 2 tasks, that of arm 'plain' 4; 2 are in both" in note
+
+
 def test_two_arms_that_would_share_a_directory_are_refused() -> None:
     arms = [{"name": "a", "recipe": "one/mine.toml"}, {"name": "b", "recipe": "two/mine.toml"}]
-    with pytest.raises(ValueError, match="two arms have runs in 'mine'"):
+    with raises("name-clash", "mine"):
         StudyFile.model_validate({"name": "s", "arms": arms})
     StudyFile.model_validate({"name": "s", "arms": [arms[0], {**arms[1], "directory": "other"}]})
     StudyFile.model_validate({"name": "s", "arms": [arms[0], {**arms[0], "name": "b"}]})  # one run, two rows
@@ -149,7 +232,7 @@ def test_two_arms_that_would_share_a_directory_are_refused() -> None:
 
 def test_two_rows_of_one_name_are_refused() -> None:
     arm = {"name": "a", "recipe": "flow-grpo-tiny"}
-    with pytest.raises(ValueError, match="same name: a"):
+    with raises("name-clash", "a"):
         StudyFile.model_validate({"name": "s", "arms": [arm, arm]})
 
 

@@ -1,65 +1,81 @@
 """A study: arms (recipes with changes) times seeds, each trained and evaluated, compared with intervals over seeds.
 
-A TOML file names the arms and the numbers to compare:
+A TOML file names the arms and the numbers to compare; its paths are relative to itself:
 
     name = "controls"
 
     [[arms]]
     name = "Flow-GRPO"
-    recipe = "flow-grpo-tiny"
+    recipe = "flow-grpo-tiny"         # a recipe that comes with midstream, or a .toml file
     before = "warm start only"        # a row of its own for its evaluation before training
 
     [[arms]]
     name = "small groups"
     recipe = "flow-grpo-tiny"
-    overrides = ["training.group_size=2"]
+    set = ["training.group_size=2"]
 
     [metrics.greedy]
     value = "success"
     sampling = "greedy"
 
-Runs that are finished in the study's directory are read, not repeated; an interrupted one resumes.
+`plan` checks everything before any work. `run_study` trains what is missing: runs that are finished in the study's
+directory are read, not repeated; an interrupted one resumes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from operator import sub
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import to_jsonable_python
 
 from midstream import api
-from midstream.core.component import validate
+from midstream.core.component import Table, shown, validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UsageError
+from midstream.core.errors import MidstreamError, RecipeError, UsageError
+from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
-from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe
+from midstream.evaluation import SetConfig, sampling_name
+from midstream.recipe.check import check, set_reward
+from midstream.recipe.estimate import set_tasks
+from midstream.recipe.overrides import evaluation_recipe, run_recipe
+from midstream.recipe.schema import Recipe, differing_settings, load_recipe, to_toml, with_overrides
+from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
-from midstream.runs.directory import RunDirectory
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write
 
 Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of each seed
+
+SUCCESS, TOKENS = "success", "new tokens a task"
+
+_SETTINGS_SHOWN = 3
 
 
 class Metric(Settings):
     """A number of each arm.
 
     `value` is a path into the JSON of an `EvaluationResult` ("success", "tool_use.error_rate"), or several whose mean
-    it is. It is read from the evaluation of set `set` (default: the first) with `sampling`, `at` the last evaluated
-    step, the first, or their difference ("gain"). `per_run` divides by the number of trajectories; `missing` stands in
-    for a path that is not there, such as the share of a tool that was never called.
+    it is. It is read from the evaluation of set `set` with `sampling` (default: the first that all arms have), `at` the
+    last evaluated step, the first, or their difference ("gain"). `per_run` divides by the number of trajectories;
+    `missing` stands in for a path that is not there, such as the share of a tool that was never called.
     """
 
     value: str | tuple[str, ...]
     set: str = ""
-    sampling: str = "T=1"
+    sampling: str = ""
     at: Literal["before", "after", "gain"] = "after"
     percent: bool = True
     per_run: bool = False
@@ -72,6 +88,10 @@ class Metric(Settings):
             if path.partition(".")[0] not in EvaluationResult.model_fields:
                 raise ValueError(f"an evaluation has no {path!r}; it has {', '.join(EvaluationResult.model_fields)}")
         return value
+
+    def reads(self, key: api.Key) -> bool:
+        """Whether the number can be read from evaluations of that set and sampling."""
+        return self.set in ("", key[0]) and self.sampling in ("", key[1])
 
     def of(self, evaluations: Sequence[EvaluationResult]) -> float:
         """The number in the evaluations of one run. Raises `RecipeError` if it is not there."""
@@ -89,14 +109,15 @@ class Metric(Settings):
 
     def _first_and_last(self, evaluations: Sequence[EvaluationResult]) -> tuple[EvaluationResult, EvaluationResult]:
         """The evaluations of the metric's set and sampling at the first and the last evaluated step."""
-        name = self.set or (evaluations[0].set_name if evaluations else "")
-        found = [result for result in evaluations if (result.set_name, result.sampling) == (name, self.sampling)]
-        if not found:
+        readable = [result for result in evaluations if self.reads((result.set_name, result.sampling))]
+        if not readable:
             raise RecipeError(
-                f"the study needs an evaluation of set {name!r}, {self.sampling}",
+                f"the study needs an evaluation of {f'set {self.set!r}' if self.set else 'a set'} {self.sampling}",
                 code="missing-key",
                 fix="keep evaluation.sets and evaluation.temperatures of the recipe, or change the metric",
             )
+        wanted = readable[0].set_name, readable[0].sampling
+        found = [result for result in readable if (result.set_name, result.sampling) == wanted]
         return min(found, key=lambda result: result.step or 0), max(found, key=lambda result: result.step or 0)
 
     def _read(self, result: EvaluationResult) -> float:
@@ -127,32 +148,52 @@ DEFAULT_METRICS = {
 
 
 class Arm(Settings):
-    """A recipe with changes, trained into a run a seed; with `train` false only evaluated.
+    """A recipe with changes, run once a seed.
 
-    `before` names a row of its own for the evaluation before training. `directory` begins the names of its runs; by
-    default it is the recipe's name, or the arm's if it has `overrides`.
+    `set` changes settings, as `--set` does: texts `A.B=VALUE`, or a table. A recipe with [training] or [practice] is
+    trained, unless `train` is false; others are evaluated as they are. `before` names a row of its own for the
+    evaluation before training. `directory` begins the names of its runs; by default it is the recipe's name, or the
+    arm's if it has `set`.
     """
 
     name: str
     recipe: str
-    overrides: tuple[str, ...] = ()
+    set: Table = {}
     train: bool = True
     before: str = ""
     directory: str = ""
+
+    @field_validator("set", mode="before")
+    @classmethod
+    def _as_table(cls, value: Any) -> Any:
+        return with_overrides({}, list(map(str, value))) if isinstance(value, list | tuple) else value
+
+    @property
+    def overrides(self) -> list[str]:
+        """The changes of `set`, as `--set` takes them."""
+        return list(_overrides(self.set))
 
     @property
     def runs(self) -> str:
         """The beginning of the names of its runs."""
         slug = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
-        return self.directory or (slug if self.overrides else Path(self.recipe).stem)
+        return self.directory or (slug if self.set else Path(self.recipe).stem)
+
+
+def _overrides(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _overrides(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}=" + ("{}" if value == {} else to_toml({"_": value}).removeprefix("_ = ").strip())
 
 
 class StudyFile(Settings):
     """A study as its file describes it."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names the study's directory
     title: str = ""
-    seeds: int = Field(default=3, ge=1)
+    seeds: int = 3
     arms: tuple[Arm, ...] = Field(min_length=1)
     metrics: dict[str, Metric] = DEFAULT_METRICS
 
@@ -160,10 +201,18 @@ class StudyFile(Settings):
     def _names_differ(self) -> StudyFile:
         names = [name for arm in self.arms for name in (arm.name, arm.before) if name]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"two rows have the same name: {', '.join(twice)}")
-        runs = {(arm.runs, arm.recipe, arm.overrides, arm.train) for arm in self.arms}
+            raise RecipeError(
+                f"two rows of study {self.name!r} have the same name: {', '.join(twice)}",
+                code="name-clash",
+                fix="give each arm, and each `before`, its own name",
+            )
+        runs = {(arm.runs, arm.recipe, *arm.overrides, arm.train) for arm in self.arms}
         if twice := [name for name, count in Counter(run[0] for run in runs).items() if count > 1]:
-            raise ValueError(f"two arms have runs in {twice[0]!r}: give one of them another `directory`")
+            raise RecipeError(
+                f"two arms of study {self.name!r} have runs in {twice[0]!r}",
+                code="name-clash",
+                fix="give one of them another `directory`",
+            )
         return self
 
 
@@ -178,7 +227,10 @@ def shipped_studies() -> list[StudyFile]:
 
 
 def read_study(name: str | Path) -> StudyFile:
-    """The study in a TOML file, by path or by the name of one that comes with midstream. Raises `RecipeError`."""
+    """The study in a TOML file, by path or by the name of one that comes with midstream. Raises `RecipeError`.
+
+    Its paths to recipes, and paths in `set` to files that exist, are relative to the file.
+    """
     path = Path(name) if str(name).endswith(".toml") else SHIPPED / f"{name}.toml"
     if not os.path.exists(path):
         raise RecipeError(
@@ -187,7 +239,28 @@ def read_study(name: str | Path) -> StudyFile:
             cause="it is neither a .toml file nor the name of a study that comes with midstream",
             fix="midstream study --list, or a file like docs/study.md shows",
         )
-    return validate(StudyFile, read_toml(path), "", of=f"study {path}")
+    study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
+    arms = tuple(
+        arm.model_copy(
+            update={
+                "recipe": str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe,
+                "set": _anchored(arm.set, directory),
+            }
+        )
+        for arm in study.arms
+    )
+    return study.model_copy(update={"arms": arms})
+
+
+def _anchored(value: Any, directory: Path) -> Any:
+    """A setting's value, in which paths to what exists in `directory` are absolute: "a.jsonl", "rewards.py:exact"."""
+    if isinstance(value, Mapping):
+        return {key: _anchored(inner, directory) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_anchored(inner, directory) for inner in value]
+    path, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+    is_path = Path(path).suffix or os.sep in path  # a bare word is the name of a type or engine
+    return f"{(directory / path).resolve()}{colon}{name}" if is_path and (directory / path).exists() else value
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
@@ -203,16 +276,21 @@ def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
 def check_seeds(seeds: int) -> None:
     """Raise `UsageError` unless there is at least one seed."""
     if seeds < 1:
-        raise UsageError(f"--seeds {seeds} trains nothing", code="empty-value", fix="e.g. --seeds 3")
+        raise UsageError(f"a study with seeds = {seeds} runs nothing", code="empty-value", fix="e.g. --seeds 3")
+
+
+# --- before any work --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmRun:
-    """One arm with one seed, and its directory."""
+    """One arm with one seed: its recipe, its directory, whether it is trained."""
 
     arm: Arm
     seed: int
-    changes: list[str]
+    recipe: Recipe
+    trained: bool
+    changes: Sequence[str]
     out: Path
 
     @property
@@ -226,37 +304,246 @@ class ArmRun:
         return {**named, "changes": self.changes, "directory": str(self.out), "state": self.state}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A study's runs in `root`, arm by arm; every metric names its set and sampling, and `notes` are for the user."""
+
+    study: StudyFile
+    root: Path
+    runs: Sequence[ArmRun]
+    notes: Sequence[str]
+
+    @property
+    def firsts(self) -> dict[str, ArmRun]:
+        """Each arm's run with the first seed."""
+        return {run.arm.name: run for run in self.runs if run.seed == 0}
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """Each arm's recipe, with the first seed."""
+        return {name: run.recipe for name, run in self.firsts.items()}
+
+
 def plan(
-    study: StudyFile, root: Path, *, seeds: int, only: Sequence[str] = (), overrides: Sequence[str] = ()
-) -> list[ArmRun]:
-    """The runs of a study in `root`. Raises `RecipeError` if a recipe is not valid, before any work of another arm."""
+    study: StudyFile,
+    root: Path,
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Check every arm, and that all can be compared.
+
+    Args:
+        study: the study.
+        root: the directory of its runs.
+        seeds: how many, 0 to `seeds` - 1; by default as the study has it.
+        only: names of arms, by default all.
+        overrides: `A.B=VALUE` settings of every arm.
+
+    Raises:
+        RecipeError: a recipe is not valid; the error names its arm.
+        UsageError: an arm is not known, arms have nothing in common to compare, or a run in `root` has other settings.
+    """
+    seeds = study.seeds if seeds is None else seeds
     check_seeds(seeds)
     names = chosen([arm.name for arm in study.arms], only)
-    planned = []
-    for arm in study.arms:
-        if arm.name in names:
-            check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
+    runs = []
+    for arm in (arm for arm in study.arms if arm.name in names):
+        with _naming(arm.name):
             for seed in range(seeds):
                 changes = [*arm.overrides, *overrides, f"seed={seed}"]
-                planned.append(ArmRun(arm=arm, seed=seed, changes=changes, out=root / f"{arm.runs}-s{seed}"))
-    return planned
+                recipe = load_recipe(arm.recipe, changes)
+                trained = arm.train and (recipe.training is not None or recipe.practice is not None)
+                if not trained:
+                    recipe = evaluation_recipe(arm.recipe, overrides=changes)
+                out = root / f"{arm.runs}-s{seed}"
+                run = ArmRun(arm=arm, seed=seed, recipe=recipe, trained=trained, changes=changes, out=out)
+                _check_unchanged(run)
+                runs.append(run)
+    return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
 
 
-def run_arms(planned: Sequence[ArmRun], *, report: Callable[[str], None] = lambda text: None) -> Seeds:
-    """Train and evaluate what is missing; returns each seed's evaluations by row (arms and `before`)."""
+@contextmanager
+def _naming(arm: str) -> Iterator[None]:
+    """Name the arm in an error."""
+    try:
+        yield
+    except MidstreamError as error:
+        raise type(error)(f"arm {arm!r}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
+
+
+def _check_unchanged(run: ArmRun) -> None:
+    """Check a recipe, and raise `UsageError` if its directory holds a run with other settings."""
+    settings = check(run.recipe)
+    if not (run.out / "run.json").exists():
+        return
+    begun = RunDirectory.open(run.out)
+    trained = begun.info().kind != "evaluation"
+    changed = differing_settings(check(run_recipe(begun)), settings)
+    if trained != run.trained:
+        changed.insert(0, f"train: {trained} | {run.trained}".lower())
+    if changed:
+        raise UsageError(
+            f"{run.out} began with other settings (its own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
+            code="inputs-changed",
+            cause="the study, its recipe or --set was changed since; results of both would be counted as one",
+            fix=f"undo the change, give the arm another `directory`, or start over with --out or without {run.out}",
+        )
+
+
+def _trajectories_a_step(recipe: Recipe) -> int | None:
+    """None of a recipe that does not learn from its own trajectories in steps of equal size."""
+    training = recipe.training
+    if training is None or training.algorithm == "supervised":
+        return None
+    return training.tasks_per_step * training.group_size
+
+
+def _comparable(planned: Plan) -> Plan:
+    """The plan, each metric with the set and sampling that it is read from.
+
+    Raises `UsageError` if arms have no set and sampling in common, or one set with other tasks or another reward.
+    """
+    offered: dict[str, dict[api.Key, SetConfig]] = {}
+    for arm, run in planned.firsts.items():
+        config = run.recipe.evaluation
+        samplings = list(map(sampling_name, config.temperatures))
+        keys = {(chosen.name, sampling): chosen for chosen in config.sets for sampling in samplings}
+        if run.trained and run.recipe.training:  # it is evaluated too, greedily
+            keys[config.validation.name, sampling_name(0)] = config.validation
+        offered[arm] = keys
+    shared = [key for key in next(iter(offered.values())) if all(key in keys for keys in offered.values())]
+    metrics: dict[str, Metric] = {}
+    for name, metric in planned.study.metrics.items():
+        if (key := next(filter(metric.reads, shared), None)) is None:
+            has = "; ".join(f"{arm}: {', '.join(map(' '.join, keys)) or 'none'}" for arm, keys in offered.items())
+            raise UsageError(
+                f"metric {name!r} has no evaluation to read in all arms",
+                code="not-comparable",
+                cause=f"their sets and samplings are {has}",
+                fix="evaluate all arms on one set at one temperature; or change `set` or `sampling` of the metric",
+            )
+        metrics[name] = metric.model_copy(update={"set": key[0], "sampling": key[1]})
+    notes = list(_budget_note(planned.recipes))
+    if find_spec("matplotlib") is None:
+        notes.append("figures need matplotlib: pip install 'midstream[studies]'")
+    for set_name in dict.fromkeys(metric.set for metric in metrics.values()):
+        sets = {arm: chosen for arm, keys in offered.items() for (name, _), chosen in keys.items() if name == set_name}
+        notes += _same_measure(planned.recipes, sets)
+    return replace(planned, study=planned.study.model_copy(update={"metrics": metrics}), notes=notes)
+
+
+def _budget_note(recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    """Yield a note if arms learn from different numbers of trajectories, so that more of them may be all the gain."""
+    trained = {
+        arm: (recipe.training.steps, each)
+        for arm, recipe in recipes.items()
+        if recipe.training and (each := _trajectories_a_step(recipe))
+    }
+    budgets = {arm: steps * each for arm, (steps, each) in trained.items()}
+    if len(set(budgets.values())) > 1:
+        counts = ", ".join(f"{arm} on {count:,}" for arm, count in budgets.items())
+        yield f"the arms train on different numbers of trajectories: {counts}"
+
+
+def _same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetConfig]) -> Iterator[str]:
+    """Compare each arm's set with the first arm's: yields a note if some tasks are not in both.
+
+    Raises `UsageError` if the two have different rewards, or no task in common.
+    """
+    first = next(iter(sets))
+    measures = {
+        arm: (set_reward(recipes[arm], chosen).table(), set_tasks(recipes[arm], chosen)) for arm, chosen in sets.items()
+    }
+    reward, tasks = measures[first]
+    for arm, (other_reward, other_tasks) in measures.items():
+        where, same = f"set {sets[arm].name!r} of arm {arm!r}", f"that of arm {first!r}"
+        if other_reward != reward:
+            raise UsageError(
+                f"{where} is scored by {shown(other_reward)}, {same} by {shown(reward)}",
+                code="not-comparable",
+                cause="scores of two rewards are two quantities: their difference says nothing about the arms",
+                fix="give the set one `reward` in all arms; each recipe's own [reward] then serves training alone",
+            )
+        if tasks is None or other_tasks is None:
+            continue  # they are on the Hugging Face Hub
+        questions = {task.question for task in other_tasks}
+        both = sum(task.question in questions for task in tasks)
+        if not both:
+            raise UsageError(
+                f"{where} has no task in common with {same}",
+                code="not-comparable",
+                cause="the arms have other [tasks], or other settings of [[evaluation.sets]]",
+                fix="evaluate all arms on the same tasks",
+            )
+        if not both == len(tasks) == len(other_tasks):
+            yield f"{where} has {len(other_tasks):,} tasks, {same} {len(tasks):,}; {both:,} are in both"
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyResult:
+    """A study's numbers, each a value a seed, and its files.
+
+    `rows` are the arms' (and their `before`), `differences` those of the others less the first arm's, seed by seed.
+    `curves` are success and new tokens over training: `metric` is "ARM: success", `name` the place.
+    """
+
+    first: str
+    rows: Sequence[StudyRow]
+    differences: Sequence[StudyRow]
+    curves: Sequence[StudyRow]
+    figures: Sequence[Path]
+
+
+def run_study(
+    planned: Plan,
+    *,
+    report: Callable[[str], None] = lambda text: None,
+    progress: Callable[[], AbstractContextManager[Listener]] = lambda: nullcontext(api.print_warnings),
+) -> StudyResult:
+    """Train and evaluate what is missing, then write `study.json` and figures into the study's directory.
+
+    `report` receives a line a run; `progress` makes the listener of each.
+    """
     found: Seeds = {}
-    for planned_run in planned:
-        arm = planned_run.arm
-        report(f"{arm.name}, seed {planned_run.seed}")
-        if arm.train:
-            run = api.train(load_recipe(arm.recipe, planned_run.changes), planned_run.out, exist_ok=True)
-        else:
-            run = api.evaluate(arm.recipe, planned_run.out, overrides=planned_run.changes)
-        evaluations = run.evaluations.read()
+    for place, run in enumerate(planned.runs, 1):
+        arm = run.arm
+        report(f"{arm.name}, seed {run.seed} ({place} of {len(planned.runs)})")
+        with _naming(arm.name), progress() as listener:
+            if run.trained:
+                done = api.train(run.recipe, run.out, exist_ok=True, listener=listener)
+            else:
+                done = api.evaluate(arm.recipe, run.out, overrides=run.changes, listener=listener)
+        evaluations = done.evaluations.read()
         if arm.before:
             found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
         found.setdefault(arm.name, []).append(evaluations)
-    return found
+    table, first = rows(planned.study, found), planned.runs[0].arm.name
+    apart = differences(table, first)
+    curve, x_label = curves(found, planned.recipes)
+    record = {"rows": table, "differences": apart, "curves": curve}
+    atomic_write(planned.root / "study.json", (json.dumps(to_jsonable_python(record), indent=1) + "\n").encode())
+    figures = _draw(planned, table, curve, x_label) if find_spec("matplotlib") else []  # `plan` has noted it
+    return StudyResult(first=first, rows=table, differences=apart, curves=curve, figures=figures)
+
+
+def _draw(planned: Plan, table: Sequence[StudyRow], curve: Sequence[StudyRow], x_label: str) -> list[Path]:
+    """Draw each arm's numbers, successes in one chart, and the curves if there are any; returns the files."""
+    metrics, figures = planned.study.metrics, [planned.root / "study.svg", planned.root / "study-curves.svg"]
+    success = [name for name, metric in metrics.items() if metric.value == "success"]
+    groups = [*filter(None, [success]), *([name] for name in metrics if name not in success)]
+    dots(figures[0], table, groups, planned.study.title or planned.study.name)
+    charts = [
+        Panel(title=metric, x_label=x_label, lines={f"{arm}: {metric}": arm for arm in planned.recipes})
+        for metric in (SUCCESS, TOKENS)
+    ]
+    if curve:
+        panels(figures[1], charts, curve)
+    return figures if curve else figures[:1]
 
 
 def rows(study: StudyFile, found: Seeds) -> list[StudyRow]:
@@ -272,3 +559,41 @@ def rows(study: StudyFile, found: Seeds) -> list[StudyRow]:
         for name, seeds in found.items()
         for metric, settings in study.metrics.items()
     ]
+
+
+def differences(table: Sequence[StudyRow], first: str) -> list[StudyRow]:
+    """Every row less that of the arm `first`, seed by seed: the same seed begins with the same weights and tasks."""
+    base = {row.metric: row.values for row in table if row.name == first}
+    return [
+        replace(row, values=tuple(map(sub, row.values, base[row.metric])), interval=None, signed=True)
+        for row in table
+        if row.name != first
+    ]
+
+
+def curves(found: Seeds, recipes: Mapping[str, Recipe]) -> tuple[list[StudyRow], str]:
+    """Success and new tokens over training, on the set that was evaluated most often; and what the places count.
+
+    The place, a row's `name`, is the number of training trajectories, or the step if an arm does not count those.
+    """
+    evaluated = [
+        (arm, (result.set_name, result.sampling, result.metric), result.step, result)
+        for arm in recipes
+        for evaluations in found[arm]
+        for result in evaluations
+        if result.step is not None
+    ]
+    most = Counter(key for _, key, _, _ in evaluated).most_common(1)
+    drawn = [(arm, step, result) for arm, key, step, result in evaluated if [key] == [key for key, _ in most]]
+    each = {arm: _trajectories_a_step(recipes[arm]) or 0 for arm, _, _ in drawn}
+    counted, points = all(each.values()), dict[tuple[str, int], list[EvaluationResult]]()
+    for arm, step, result in drawn:
+        points.setdefault((arm, step * each[arm] if counted else step), []).append(result)
+    curve = []
+    for (arm, place), results in sorted(points.items(), key=lambda point: point[0][1]):
+        tokens = tuple(result.completion_tokens / (result.tasks * result.trials) for result in results)
+        values = tuple(result.success for result in results)
+        curve.append(StudyRow(name=str(place), metric=f"{arm}: {SUCCESS}", values=values))
+        curve.append(StudyRow(name=str(place), metric=f"{arm}: {TOKENS}", values=tokens, as_percent=False))
+    enough = len({place for _, place in points}) > 2  # before and after alone are no curve
+    return curve if enough else [], "training trajectories" if counted else "step"

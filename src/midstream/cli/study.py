@@ -6,12 +6,16 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
+
+if TYPE_CHECKING:
+    from midstream.study import Plan, StudyResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,54 +33,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is missing, write `study.json`, print it or a table; or list studies, or what a study would run."""
-    from midstream.report.evaluation_tables import plain_table
-    from midstream.report.numbers import counted
-    from midstream.report.study_tables import study_tables
-    from midstream.runs.files import atomic_write
-    from midstream.study import plan, read_study, rows, run_arms, shipped_studies
+    """Run what is missing and print the numbers; or list studies, or what a study would run."""
+    from midstream.study import plan, read_study, run_study
 
     if options.list:
-        shipped = shipped_studies()
-        if options.json:
-            print(json.dumps([study.model_dump(mode="json", include={"name", "title", "arms"}) for study in shipped]))
-            return 0
-        table = plain_table(left=["study", "what it compares", "arms"])
-        for study in shipped:
-            table.add_row(*map(Text, (study.name, study.title, ", ".join(arm.name for arm in study.arms))))
-        Terminal().print(table)
-        return 0
+        return _list(as_json=options.json)
     if options.file is None:
         raise UsageError("no study is named", code="missing-option", fix="midstream study --list, or the file of yours")
-    study, progress = read_study(options.file), Terminal(stderr=True)
+    study, console = read_study(options.file), Terminal(stderr=True)
     root = Path(options.out or f"runs/study-{study.name}")
-    seeds = study.seeds if options.seeds is None else options.seeds
-    planned = plan(study, root, seeds=seeds, only=options.only, overrides=options.overrides)
+    planned = plan(study, root, seeds=options.seeds, only=options.only, overrides=options.overrides)
+    for note in planned.notes:
+        console.print(Text(f"warning: {note}", "bold yellow"), soft_wrap=True)
     if options.dry_run:
-        if options.json:
-            print(json.dumps([arm_run.summary() for arm_run in planned]))
-            return 0
-        console = Terminal()
-        console.print(f"{counted(len(planned), 'run')} in {root}", highlight=False)
-        table = plain_table(left=["arm", "recipe", "changes", "runs"])
-        for arm in dict.fromkeys(arm_run.arm for arm_run in planned):
-            states = Counter(arm_run.state for arm_run in planned if arm_run.arm == arm)
-            changes = "\n".join([*arm.overrides, *options.overrides])
-            found = ", ".join(f"{count} {state}" for state, count in states.items())
-            table.add_row(*map(Text, (arm.name, arm.recipe, changes, found)))
-        console.print(table)
-        return 0
-    found = run_arms(planned, report=lambda text: None if options.quiet else progress.print(text, highlight=False))
-    compared = rows(study, found)
-    record = [
-        {"name": row.name, "metric": row.metric, "values": row.values, "interval": row.interval} for row in compared
-    ]
-    root.mkdir(parents=True, exist_ok=True)
-    atomic_write(root / "study.json", (json.dumps(record, indent=1) + "\n").encode())
+        return _show_plan(planned, as_json=options.json)
+    result = run_study(
+        planned,
+        report=lambda text: None if options.quiet else console.print(text, highlight=False),
+        progress=lambda: shared.progress(options),
+    )
     if options.json:
-        print(json.dumps(record))
-        return 0
-    for place, table in enumerate(study_tables(compared, "arm", study.title or study.name)):
-        table.title = table.title if place == 0 else None
-        Terminal().print(table)
+        print((root / "study.json").read_text(encoding="utf-8"), end="")
+    else:
+        _show_result(planned, result)
     return 0
+
+
+def _list(*, as_json: bool) -> int:
+    from midstream.report.evaluation_tables import plain_table
+    from midstream.study import shipped_studies
+
+    shipped = shipped_studies()
+    if as_json:
+        print(json.dumps([study.model_dump(mode="json", include={"name", "title", "arms"}) for study in shipped]))
+        return 0
+    table = plain_table(left=["study", "what it compares", "arms"])
+    for study in shipped:
+        table.add_row(*map(Text, (study.name, study.title, ", ".join(arm.name for arm in study.arms))))
+    Terminal().print(table)
+    return 0
+
+
+def _show_plan(planned: Plan, *, as_json: bool) -> int:
+    """Print each arm's runs, their states and what one of them does at most."""
+    from midstream.recipe.estimate import counts
+    from midstream.report.evaluation_tables import plain_table
+    from midstream.report.numbers import counted
+
+    most = {name: counts(run.recipe, training=run.trained) for name, run in planned.firsts.items()}
+    if as_json:
+        print(json.dumps([{**run.summary(), "at most": most[run.arm.name]} for run in planned.runs]))
+        return 0
+    console, left = Terminal(), Counter[str]()
+    console.print(f"{counted(len(planned.runs), 'run')} in {planned.root}; each does at most:", highlight=False)
+    table, changes = plain_table(left=["arm", "runs"]), list[str]()
+    for head in most[planned.runs[0].arm.name]:
+        table.add_column(head.replace("optimizer ", "optimizer\n"), justify="right")
+    for name, first in planned.firsts.items():
+        states = Counter(run.state for run in planned.runs if run.arm.name == name)
+        found = "\n".join(f"{count} {state}" for state, count in states.items())
+        table.add_row(Text(name), found, *(f"{count:,}" for count in most[name].values()))
+        changes.append("  ".join([f"{name}: {first.arm.recipe}", *first.arm.overrides]))
+        for head, count in most[name].items():
+            left[head] += count * (states.total() - states["finished"])
+    console.print(table)
+    console.print(Text("\n".join(changes)), soft_wrap=True)
+    sums = ", ".join(f"{count:,} {head}" for head, count in left.items())
+    console.print(f"\nLeft, at most: {sums}", highlight=False)
+    return 0
+
+
+def _show_result(planned: Plan, result: StudyResult) -> None:
+    from midstream.report.study_tables import study_tables
+
+    console = Terminal()
+    title = planned.study.title or planned.study.name
+    groups = {title: result.rows}
+    if any(run.seed for run in planned.runs):
+        groups[f"Difference from {result.first!r}, paired by seed"] = result.differences
+    for title, rows in groups.items():
+        for place, table in enumerate(study_tables(rows, "arm", title)):
+            table.title = table.title if place == 0 else None
+            console.print(table)
+    for path in result.figures:
+        console.print(f"Figure: {path}", soft_wrap=True, highlight=False)

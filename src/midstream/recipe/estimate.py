@@ -16,6 +16,7 @@ from typing import Any
 from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
+from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
@@ -96,6 +97,19 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
     return [*lines, *memory_lines(recipe, training=training)]
 
 
+def counts(recipe: Recipe, *, training: bool) -> dict[str, int]:
+    """What a run does at most, as sums; without `training`, an evaluation. Sets of unknown size are left out."""
+    batches, schedule = batches_of(recipe, training=training), recipe.training if training else None
+    calls, tokens = _requests(recipe, batches, recipe.practice.most_requests() if training and recipe.practice else ())
+    warm = recipe.warm_start.steps if training and recipe.warm_start else 0
+    return {
+        "trajectories": sum(batch.count or 0 for batch in batches),
+        "calls": calls.total(),
+        "new tokens": tokens.total(),
+        "optimizer steps": warm + (schedule.steps * schedule.minibatches if schedule else 0),
+    }
+
+
 # -- trajectories ------------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +159,17 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     return found
 
 
+def set_tasks(recipe: Recipe, chosen: SetConfig) -> list[Task] | None:
+    """The tasks of an evaluation set; None if they would have to be loaded from the Hugging Face Hub."""
+    source = task_source(chosen.tasks or recipe.tasks)
+    return None if _on_hub(source) else draw(source, chosen)
+
+
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
     """The number of tasks of an evaluation set; None if only data on the Hugging Face Hub say it."""
+    if (tasks := set_tasks(recipe, chosen)) is not None:
+        return len(tasks)
     source = task_source(chosen.tasks or recipe.tasks)
-    if not _on_hub(source):
-        return len(draw(source, chosen))
     if chosen.count is not None:
         return chosen.count
     if chosen.per_family is not None:
@@ -209,8 +229,12 @@ def judges(reward: Component) -> Iterator[Asker]:
             yield Asker(name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often)
 
 
-def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> list[str]:
-    calls, tokens = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+Requested = Counter[tuple[str, str]]  # by who asks and engine
+
+
+def _requests(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> tuple[Requested, Requested]:
+    """The most requests, and the tokens that they generate."""
+    calls, tokens = Requested(), Requested()
     for batch in batches:
         for asker in (*askers(recipe, batch.planner), *judges(batch.reward)):
             more_calls, more_tokens = asker.of(batch)
@@ -219,6 +243,11 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     for role in roles:
         calls[role.role, role.engine] += role.count
         tokens[role.role, role.engine] += role.count * role.max_tokens
+    return calls, tokens
+
+
+def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> list[str]:
+    calls, tokens = _requests(recipe, batches, roles)
     if not calls:
         return ["Calls: none, every module is a program."]
     lines = ["Calls, and the tokens they generate, at most; retries come on top:"]

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.report.evaluation_tables import plain_table
-from midstream.report.numbers import percent, t_interval
+from midstream.report.numbers import t_interval
 
 CAPTION = "mean over seeds ± half-width of the 95% Student t interval"
 SHORT = 16  # characters of a name that leaves room for four numbers on a terminal of 80; else three
@@ -19,7 +19,7 @@ SHORT = 16  # characters of a name that leaves room for four numbers on a termin
 class StudyRow:
     """One number of one arm in a study: `values` one a seed, shares in [0, 1] where `as_percent`.
 
-    `interval`, of a single value, is its 95 % interval over tasks.
+    `interval`, of a single value, is its 95 % interval over tasks; the values of a `signed` row are differences.
     """
 
     name: str
@@ -27,6 +27,7 @@ class StudyRow:
     values: tuple[float, ...]
     as_percent: bool = True
     interval: tuple[float, float] | None = None
+    signed: bool = False
 
 
 def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]:
@@ -42,7 +43,8 @@ def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]
             caption = CAPTION
             if any(row.interval for row in picked):
                 caption += "; of one seed, its value and its 95% interval over tasks"
-            table.caption = f"percent, {caption}" if as_percent else caption
+            unit = "points" if any(row.signed for row in picked) else "percent"
+            table.caption = f"{unit}, {caption}" if as_percent else caption
             table.add_column("seeds", justify="right", no_wrap=True)
             for metric in shown:
                 table.add_column(Text(metric), justify="right")
@@ -60,8 +62,9 @@ def _interval(row: StudyRow | None) -> str:
         return "-"
     scale = 100 if row.as_percent else 1
     middle, half = t_interval(row.values)
-    shown = percent(middle).removesuffix("%") if row.as_percent else f"{middle:.2f}"
     digits = 1 if row.as_percent else 2
+    # Adding 0.0 turns the "-0.0" of a tiny loss into "+0.0".
+    shown = f"{round(middle * scale, digits) + 0.0:{'+' if row.signed else ''}.{digits}f}"
     if half is not None:
         return f"{shown} ± {half * scale:.{digits}f}"
     if row.interval is None:

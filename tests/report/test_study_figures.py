@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from studies.figures import Panel, dots, main, panels
 
+from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
 
 pytest.importorskip("matplotlib")
@@ -27,12 +26,12 @@ def words(path: Path) -> str:
 
 
 def test_a_figure_of_dots_holds_every_name_and_mean(tmp_path: Path):
-    dots(tmp_path / "a" / "dots.svg", CONTROLS, ("sampled", "greedy"), "Success & $")
+    dots(tmp_path / "a" / "dots.svg", CONTROLS, [("sampled", "greedy")], "Success & $")
     text = words(tmp_path / "a" / "dots.svg")
     for expected in ("a <b> $x$", "other", "50.0%", "90.0%", "15.0%", "sampled", "greedy", "Success & $"):
         assert expected in text, expected
     assert "hidden" not in text
-    dots(tmp_path / "again.svg", CONTROLS, ("sampled", "greedy"), "Success & $")
+    dots(tmp_path / "again.svg", CONTROLS, [("sampled", "greedy")], "Success & $")
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "a" / "dots.svg").read_bytes()
 
 
@@ -54,10 +53,17 @@ def test_panels_draw_a_line_a_metric_and_leave_out_what_has_no_numbers(tmp_path:
     assert "Nothing" not in text
 
 
-def test_the_shares_of_a_studys_numbers_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    record = [{"name": row.name, "metric": row.metric, "values": row.values} for row in CONTROLS]
-    (tmp_path / "study.json").write_text(json.dumps(record), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["figures", str(tmp_path / "study.json"), str(tmp_path / "x.svg"), "tool errors"])
-    main()
-    assert "hidden" in words(tmp_path / "x.svg")
-    assert "other" not in words(tmp_path / "x.svg")
+def test_each_group_of_metrics_has_a_chart_and_numbers_keep_their_unit(tmp_path: Path):
+    turns = [StudyRow(name=name, metric="turns", values=(2.5, 3.5), as_percent=False) for name in ("other", "$x$")]
+    gain = [StudyRow(name="other", metric="gain", values=(-0.2, -0.4))]
+    dots(tmp_path / "dots.svg", [*CONTROLS, *turns, *gain], [("sampled", "greedy"), ("turns",), ("gain",)], "Three")
+    text = words(tmp_path / "dots.svg")
+    assert all(expected in text for expected in ("sampled", "turns", "gain", "-30.0%"))
+    assert re.search(r"(?<![\d.])3(?![\d.%])", text), "the mean of the turns is no share"
+
+
+def test_ten_arms_have_ten_lines(tmp_path: Path):
+    arms = [f"arm {place}" for place in range(10)]
+    rows = [StudyRow(name=step, metric=arm, values=(0.5,)) for arm in arms for step in ("0", "1", "2")]
+    panels(tmp_path / "panels.svg", [Panel(title="All", x_label="step", lines={arm: arm for arm in arms})], rows)
+    assert all(arm in words(tmp_path / "panels.svg") for arm in arms)

@@ -1,26 +1,22 @@
-"""Figures of a study as SVG: a dot a seed with the 95 % interval of the mean, or lines with a band.
-
-python -m studies.figures runs/study-controls/study.json docs/figures/controls.svg sampled greedy
-"""
+"""Figures of a study as SVG: a dot a seed with the 95 % interval of the mean, or lines with a band."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from midstream.core.errors import UsageError
-from midstream.report.numbers import percent, t_interval
+from midstream.report.numbers import number, percent, t_interval
 from midstream.report.study_tables import StudyRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = ("#d97706", "#2563eb", "#059669", "#db2777")
+COLORS = ("#d97706", "#2563eb", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#525252")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,31 +28,50 @@ class Panel:
     lines: dict[str, str]
 
 
-def dots(path: Path, rows: Sequence[StudyRow], metrics: Sequence[str], title: str) -> None:
-    """Draw shares: one line a name, its `metrics` below each other."""
-    rows = [row for row in rows if row.metric in metrics and row.values]
+def dots(path: Path, rows: Sequence[StudyRow], charts: Sequence[Sequence[str]], title: str) -> None:
+    """Draw charts, two in a row, of the metrics named for each: one line a name, its metrics below each other."""
+    shown = {metric for chart in charts for metric in chart}
+    rows = [row for row in rows if row.metric in shown and row.values]
     names = list(dict.fromkeys(row.name for row in rows))
-    figure = _figure(8, 0.9 + 0.45 * len(names))
-    axes = figure.subplots()
-    height = 0.8 / len(metrics)
+    columns, lines = min(2, len(charts)), -(-len(charts) // 2)
+    figure = _figure(8, 0.5 + lines * (0.5 + 0.45 * len(names)))
+    for place, metrics in enumerate(charts):
+        axes = figure.add_subplot(lines, columns, place + 1)
+        _dots(axes, [row for row in rows if row.metric in metrics], metrics, names)
+        labels = [_plain(fill(name, 28)) for name in names] if place % columns == 0 else []
+        axes.set(ylim=(len(names) - 0.5, -0.5), yticks=range(len(labels)), yticklabels=labels)
+    figure.suptitle(_plain(f"{title}: a dot a seed, a bar the 95 % interval of the mean"), fontsize=10)
+    _save(figure, path)
+
+
+def _dots(axes: Axes, rows: Sequence[StudyRow], metrics: Sequence[str], names: Sequence[str]) -> None:
+    height, shares = 0.8 / len(metrics), all(row.as_percent for row in rows)
     for row in rows:
         place = metrics.index(row.metric)
+        color = COLORS[place % len(COLORS)]
         y = names.index(row.name) + (place - (len(metrics) - 1) / 2) * height
         middle, half = t_interval(row.values)
         if half is not None:
-            low, high = max(0.0, middle - half), min(1.0, middle + half)
-            axes.barh(y, high - low, left=low, height=height * 0.7, color=COLORS[place], alpha=0.2)
-        axes.plot(row.values, [y] * len(row.values), "o", color=COLORS[place], markersize=4, clip_on=False)
-        axes.annotate(percent(middle), (1.02, y), va="center", fontsize=8, annotation_clip=False)
-    for metric, color in zip(metrics, COLORS, strict=False):
-        axes.plot([], [], "o", color=color, label=metric)
-    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), yticks=range(len(names)))
-    axes.set_yticklabels([_plain(name) for name in names])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            low, high = middle - half, middle + half
+            if shares:  # which end at 0 and 1; a gain at -1 and 1
+                low, high = max(-1.0 if min(row.values) < 0 else 0.0, low), min(1.0, high)
+            axes.barh(y, high - low, left=low, height=height * 0.7, color=color, alpha=0.2)
+        axes.plot(
+            row.values, [y] * len(row.values), "o", color=color, markersize=4, clip_on=False, label=_plain(row.metric)
+        )
+        mean = percent(middle) if shares else number(middle)
+        axes.annotate(
+            mean, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, annotation_clip=False
+        )
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(0.0, low), 1 if shares else max(0.0, high))
+    if shares:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(axis="x", linestyle=":")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(metrics), frameon=False, fontsize=8)
-    figure.suptitle(_plain(f"{title}: a dot a seed, a bar the 95 % interval of the mean"), fontsize=10)
-    _save(figure, path)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one a metric
+    axes.legend(
+        handles.values(), handles.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8
+    )
 
 
 def panels(path: Path, charts: Sequence[Panel], rows: Sequence[StudyRow]) -> None:
@@ -66,19 +81,26 @@ def panels(path: Path, charts: Sequence[Panel], rows: Sequence[StudyRow]) -> Non
     for place, chart in enumerate(drawn, 1):
         axes = figure.add_subplot(-(-len(drawn) // 2), 2, place)
         _lines(axes, chart, rows)
+    legends = [axes.get_legend_handles_labels() for axes in figure.axes]
+    if all(labels == legends[0][1] for _, labels in legends) and len(legends[0][1]) > 2:
+        figure.legend(*legends[0], loc="outside lower center", ncols=3, frameon=False, fontsize=8)  # off the lines
+    else:
+        for axes in figure.axes:
+            axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 
 def _lines(axes: Axes, chart: Panel, rows: Sequence[StudyRow]) -> None:
     """Each metric's mean as a line with a dot at each place, within the band of its 95 % interval."""
     drawn = [metric for metric in chart.lines if any(row.metric == metric and row.values for row in rows)]
-    for metric, color in zip(drawn, COLORS, strict=False):
+    for place, metric in enumerate(drawn):
+        color, style = COLORS[place % len(COLORS)], "o-" if place < len(COLORS) else "o:"
         found = sorted((row for row in rows if row.metric == metric and row.values), key=lambda row: float(row.name))
         xs = [float(row.name) for row in found]
         means, halves = zip(*(t_interval(row.values) for row in found), strict=True)
         low = [mean - (half or 0.0) for mean, half in zip(means, halves, strict=True)]
         high = [mean + (half or 0.0) for mean, half in zip(means, halves, strict=True)]
-        axes.plot(xs, means, "o-", color=color, markersize=3, label=_plain(chart.lines[metric]))
+        axes.plot(xs, means, style, color=color, markersize=3, label=_plain(chart.lines[metric]))
         axes.fill_between(xs, low, high, color=color, alpha=0.18, linewidth=0)
     axes.set_ylim(bottom=0)
     if any(row.as_percent for row in rows if row.metric in drawn):
@@ -87,7 +109,6 @@ def _lines(axes: Axes, chart: Panel, rows: Sequence[StudyRow]) -> None:
     axes.set_title(_plain(chart.title), fontsize=10)
     axes.set_xlabel(chart.x_label, fontsize=9)
     axes.grid(axis="y", linestyle=":")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -111,22 +132,3 @@ def _plain(text: str) -> str:
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
-
-
-def main() -> None:
-    """Draw the shares of a study's JSON."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("numbers", type=Path)
-    options.add_argument("figure", type=Path)
-    options.add_argument("metrics", nargs="+")
-    options.add_argument("--title", default="Held-out success")
-    given = options.parse_args()
-    rows = [
-        StudyRow(name=row["name"], metric=row["metric"], values=tuple(row["values"]))
-        for row in json.loads(given.numbers.read_text(encoding="utf-8"))
-    ]
-    dots(given.figure, rows, given.metrics, given.title)
-
-
-if __name__ == "__main__":
-    main()
