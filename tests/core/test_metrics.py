@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.metrics import StepMetrics, ToolUse, tool_use
+from midstream.core.metrics import StepMetrics, StreamMetrics, ToolUse, malformed_example, tool_use
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn
 
 
@@ -147,3 +147,33 @@ def test_the_length_of_a_reply():
     step = StepMetrics(step=1, policy_version=0, reward_mean=0.0, completion_tokens=30, tool_use=ToolUse(turns=4))
     assert step.response_tokens_mean == 7.5
     assert StepMetrics(step=1, policy_version=0, reward_mean=0.0).response_tokens_mean == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "all rewards are 0"),
+        ({"reward_mean": 1.0}, "all rewards are 1"),
+        ({"reward_mean": 0.5}, "the rewards of each group are equal"),
+        ({"groups_uniform": 3, "groups_broken": 1}, "all rewards are 0"),
+        ({"tool_use": ToolUse(turns=9, share={"malformed": 1.0})}, "all 9 replies that should act are malformed"),
+        ({"tool_use": ToolUse(turns=9, share={"malformed": 1.0}), "groups_uniform": 0}, "all 9 replies"),
+        ({"streams": StreamMetrics(trajectories=8)}, "no reply holds an answer"),
+        ({"groups_uniform": 3}, ""),
+        ({"groups": 0, "groups_uniform": 0}, ""),
+    ],
+)
+def test_why_a_step_has_nothing_to_learn_from(changes, words):
+    fields = {"step": 1, "policy_version": 0, "reward_mean": 0.0, "groups": 4, "groups_uniform": 4, **changes}
+    found = StepMetrics(**fields).no_contrast
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+
+
+def test_a_malformed_reply_is_quoted():
+    runs = [
+        Trajectory(id="a#0", task_id="a", turns=(called("x"),)),
+        Trajectory(id="b#0", task_id="b", turns=(malformed("??"),)),
+    ]
+    assert "b#0, turn 1: unreadable: '??'" in malformed_example(runs)
+    assert malformed_example(runs[:1]) == ""

@@ -22,6 +22,7 @@ from midstream.training.session import load_policy
 from midstream.training.sharing import WARN_BELOW
 from support.errors import raises
 from support.killed_training import differences
+from support.tiny_runs import TRAINING, settings
 
 
 def train(recipe, root, *options):
@@ -139,7 +140,9 @@ def test_rows_that_share_little_are_reported_once_however_often_the_run_is_inter
 ):
     assert train(ten_steps, tmp_path / "whole", *LITTLE_SHARED) == 0
     said = capsys.readouterr().err
-    assert said.count("warning: ") == said.count("first differ in what the policy wrote") == 1
+    # The untrained planner's first step has nothing to learn from, either.
+    assert said.count("warning: ") - said.count("has nothing to learn from") == 1
+    assert said.count("first differ in what the policy wrote") == 1
     metrics = RunDirectory.open(tmp_path / "whole").metrics.read()
     low = [one.step for one in metrics if one.sharing < WARN_BELOW]
     assert len(low) > 1, "the test needs another step that could warn"
@@ -229,6 +232,20 @@ def test_a_run_that_draws_tasks_again_resumes_the_same(ten_steps, tmp_path, monk
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
     metrics = RunDirectory.open(tmp_path / "whole").metrics.read()
     assert any(one.groups > 4 for one in metrics)
+
+
+def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_path, capsys):
+    """An untrained planner of three tokens writes nothing that the agent can read."""
+    root = tmp_path / "run"
+    words = [str(ten_steps), "--out", str(root), "--quiet", *settings(TRAINING)]
+    assert main(["train", *words]) == 0
+    out, err = (" ".join(text.split()) for text in capsys.readouterr())
+    assert "warning: step 1 has nothing to learn from: all 2 replies that should act are malformed" in err
+    assert "E.g. " in err
+    assert "nothing to learn from in any of 2 steps: all 2 replies" in out
+    assert "nothing to learn from in any of 2 steps" in (root / "report.html").read_text()
+    assert main(["show", str(root)]) == 0
+    assert "learned nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
 
 
 def test_zero_steps_evaluate_only(ten_steps, tmp_path):

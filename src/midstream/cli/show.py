@@ -19,7 +19,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
-from midstream.report.numbers import counted
+from midstream.report.numbers import counted, nothing_learned
 from midstream.report.practice_data import PracticeData, practice_data
 from midstream.report.run_results import evaluated_trajectories
 from midstream.report.turn_rows import template_of
@@ -92,6 +92,8 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
         for line in data.next_steps:
             console.print(Text(f"  {line}"), soft_wrap=True)
         return
+    if nothing := nothing_learned([step.no_contrast for step in run.metrics.read(skip_damage)], "step"):
+        console.print(Text(nothing, "yellow"), soft_wrap=True)
     sides = [(each.before, each.after) for each in comparisons(run.evaluations.read(skip_damage)) if each.after]
     for before, after in sorted(sides, key=lambda side: side[0][0].set_name != "test"):  # the test set first
         if (name := before[0].set_name) != "validation":

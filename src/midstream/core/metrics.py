@@ -15,6 +15,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from midstream.core.data import Frozen
 from midstream.core.stream import POLICY
+from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Call, Trajectory, Turn
 
 _MARK = re.compile(r"</?[\w|-]+>")
@@ -243,6 +244,37 @@ def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return counter.result()
 
 
+def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, answered: bool = True) -> str:
+    """Why a step or update has nothing to learn from, with what to do; "" if it has something.
+
+    `idle` groups are uniform or broken; `answered` is false if no stream held an answer.
+    """
+    if groups and tools.share.get("malformed") == 1:
+        return (
+            f"all {tools.turns:,} replies that should act are malformed: the model does not keep to the form that the "
+            "agent reads; take a stronger model, or begin with a warm start"
+        )
+    if not groups or idle < groups:
+        return ""
+    if not answered:
+        return "no reply holds an answer between its marks: the model does not know the form; take another template"
+    if reward_mean == 0:
+        return "all rewards are 0: the tasks are too hard for the model, or the reward does not read its answers"
+    if reward_mean == 1:
+        return "all rewards are 1: the model solves every task; take harder ones"
+    return "the rewards of each group are equal: raise the group size or the temperature, or take other tasks"
+
+
+def malformed_example(trajectories: Iterable[Trajectory]) -> str:
+    """The first malformed reply and what is wrong with it, for a message; "" if there is none."""
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            if turn.action is not None and turn.action.error:
+                reply = turn.calls[0].completion.strip() if turn.calls else ""
+                return f" E.g. {trajectory.id}, turn {turn.index}: {turn.action.error}: {shorten(reply, 80)!r}."
+    return ""
+
+
 class Spent(Frozen):
     """What a run has used so far. Tokens are counted by the servers, or estimated if a server gives no count.
 
@@ -298,6 +330,12 @@ class StepMetrics(Frozen):
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = dump(self)
         return fields if self.limits else {name: value for name, value in fields.items() if name != "limits"}
+
+    @property
+    def no_contrast(self) -> str:
+        """Why the step had nothing to learn from; "" if it had something."""
+        idle, answered = self.groups_uniform + self.groups_broken, self.streams is None or self.streams.answered > 0
+        return no_contrast(self.groups, idle, self.reward_mean, self.tool_use, answered=answered)
 
     @property
     def sharing(self) -> float | None:

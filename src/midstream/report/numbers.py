@@ -108,6 +108,13 @@ def sharing(tokens_each: float | None) -> list[str]:
     return [] if tokens_each is None else [f"{tokens_each:.1f} tokens for each unique one"]
 
 
+def nothing_learned(reasons: Sequence[str], each: str) -> str:
+    """Why a run learned nothing, by the reasons of its steps or updates ("" of one that taught); "" if it learned."""
+    if not reasons or not all(reasons):
+        return ""
+    return f"nothing to learn from in any of {counted(len(reasons), each)}: {reasons[-1]}"
+
+
 def mean(values: Sequence[float]) -> float | None:
     """The mean of the finite values, None without any."""
     finite = [value for value in values if math.isfinite(value)]

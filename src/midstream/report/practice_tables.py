@@ -11,7 +11,7 @@ from rich.text import Text
 from midstream.evaluation.pairs import Paired
 from midstream.report import practice_data
 from midstream.report.evaluation_tables import evaluation_table, plain_table, set_table
-from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten
+from midstream.report.numbers import counted, cut, dollars, gain, gains, nothing_learned, percent, shorten
 from midstream.report.practice_data import PracticeData, points, proven
 from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
@@ -61,7 +61,8 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     library = data.library
     rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {proven(library)}"))]
     if data.updates:
-        rows.append(("learned from", Text(data.learned_from)))
+        nothing = nothing_learned([record.no_contrast for record in data.updates], "update")
+        rows.append(("learned from", Text(nothing, "yellow") if nothing else Text(data.learned_from)))
         total = practice_data.total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(words + ("" if data.gated else " (no gate: accepted without a test)"))))

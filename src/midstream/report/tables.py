@@ -23,6 +23,7 @@ from midstream.report.numbers import (
     gains,
     limits_met,
     mean,
+    nothing_learned,
     number,
     percent,
     sharing,
@@ -180,6 +181,7 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
         ("limits", Text(limits_met(summed(step.limits for step in metrics), total("trajectories")), "yellow")),
         ("requests", Text(trouble, "yellow")),
         ("groups", groups),
+        ("learned", Text(nothing_learned([step.no_contrast for step in metrics], "step"), "yellow")),
         ("left out", Text(reasons, "yellow")),
     ]
     return [(name, text) for name, text in rows if text]

@@ -21,7 +21,7 @@ from midstream.report.evaluation_tables import (
     where,
 )
 from midstream.report.html import cell, charts, figure, heads, small_curve, text
-from midstream.report.numbers import Point, buckets, change, cut, duration, mean, percent, running_mean, summed
+from midstream.report.numbers import Point, buckets, change, cut, duration, mean, nothing_learned, percent, running_mean, summed
 
 _AREA_POINTS = 60
 _MOST_BANDS = 7
@@ -61,6 +61,8 @@ def summary(data: ReportData) -> str:
     """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
     steps = len(data.metrics)
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
+    if nothing := nothing_learned([step.no_contrast for step in data.metrics], "step"):
+        sentences.append(f"There was {nothing}.")
     if found := comparisons(data.evaluations):
         # Greedy if that was evaluated.
         kind, before, after = found[0].by_kind()[-1]

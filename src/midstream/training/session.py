@@ -20,7 +20,7 @@ from pathlib import Path
 from midstream.core.component import Component
 from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
-from midstream.core.metrics import StepTiming
+from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
@@ -154,6 +154,8 @@ class TrainingSession(Session):
             cpu_s=time.process_time() - cpu,
             tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
         )
+        if step == 1 and (why := metrics.no_contrast):
+            self.note(f"step 1 has nothing to learn from: {why}.{malformed_example(outcome.trajectories)}")
         if not self._warned:
             warning = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
             if warning is not None:

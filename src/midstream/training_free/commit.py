@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError, UsageError
 from midstream.core.events import UpdateFinished
-from midstream.core.metrics import Spent, StepTiming, ToolUse
+from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
 from midstream.runs import RunDirectory, checksums
@@ -75,6 +75,12 @@ class UpdateRecord(Frozen):
     def pending(self) -> tuple[Operation, ...]:
         """The changes that the next batch takes up again."""
         return tuple(change.operation for change in self.changes if change.fate == "pending")
+
+    @property
+    def no_contrast(self) -> str:
+        """Why the update had nothing to learn from; "" if it had something, such as malformed replies."""
+        idle = self.uniform + len(self.broken)
+        return no_contrast(self.groups, idle, self.mean_reward, self.tool_use) if idle == self.groups else ""
 
     @property
     def event(self) -> UpdateFinished:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
 from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.metrics import malformed_example
 from midstream.core.protocols import Engine
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
@@ -142,6 +143,8 @@ class PracticeSession(Session):
         self.committer.commit(made)
         self.listener(made.record.event)
         self.updates.append(made.record)
+        if step == 1 and (why := made.record.no_contrast):
+            self.note(f"update 1 has nothing to learn from: {why}.{malformed_example(made.trajectories)}")
 
     async def finish(self) -> None:
         """Evaluate with the newest library, unless there was no update."""
