@@ -266,7 +266,7 @@ def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, a
 
 
 def malformed_example(trajectories: Iterable[Trajectory]) -> str:
-    """The first malformed reply and what is wrong with it, for a message; "" if there is none."""
+    """The first malformed reply and what is wrong with it, for a message; "" without one."""
     for trajectory in trajectories:
         for turn in trajectory.turns:
             if turn.action is not None and turn.action.error:
