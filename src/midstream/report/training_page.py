@@ -21,7 +21,18 @@ from midstream.report.evaluation_tables import (
     where,
 )
 from midstream.report.html import cell, charts, figure, heads, small_curve, text
-from midstream.report.numbers import Point, buckets, change, cut, duration, mean, nothing_learned, percent, running_mean, summed
+from midstream.report.numbers import (
+    Point,
+    buckets,
+    change,
+    cut,
+    duration,
+    mean,
+    nothing_learned,
+    percent,
+    running_mean,
+    summed,
+)
 
 _AREA_POINTS = 60
 _MOST_BANDS = 7
