@@ -22,7 +22,8 @@ _ANSWER = frozenset(
 _CHOICE = frozenset(
     "choose chose choosing choice pick picked picking select selected selecting selection go going opt opting settle "
     "lock submit mark so thus hence therefore consequently accordingly conclude conclusion final finally best better "
-    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote".split()
+    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote "
+    "matching matches match points corresponds corresponding".split()
 )
 _KNOWN = (_ANSWER | _CHOICE).union(
     "a am an the this that these it is are was be been do does would could should will shall has have had i i'd i'll "
@@ -40,7 +41,11 @@ _KNOWN = (_ANSWER | _CHOICE).union(
     "enter write circle report give clear definitely certainly clearly surely obviously simply fairly actually really "
     "exactly precisely evidently naturally undoubtedly unquestionably absolutely directly logically ultimately "
     "essentially plainly strongly perfectly closely unambiguously firmly fully completely highly reasonably easily "
-    "truly la le el die ist est es è correcta correcte".split()
+    "truly just alone again namely personally everything need needs want wants ask asks asked yield yields "
+    "gives giving matching making meaning leading pointing resulting corresponding sticking standing determine "
+    "determined decide decided deduce infer obtain obtained argue prefer bet put got turns happens proves ought boils "
+    "remain stays alternative good proper listed labeled shown gut instinct la le el die ist est es è correcta "
+    "correcte".split()
 )
 _DENIED = re.compile(
     rf"{DENIAL}|\b(?:hardly|except|untrue|inaccurate|implausible|unlikely|less|least|worst|"
@@ -68,6 +73,7 @@ _JOINED = re.compile(
 )
 # What one pattern reads in place of another, in this order.
 _READ_AS: Sequence[tuple[str, str]] = (
+    (r"\b(?:there is |have )?(?:no|without|beyond)(?: an?)?(?: reasonable)? (?:doubt|question)(?: that)?\b", " "),
     (r"(⟦\w+⟧) ?[.):,-]{1,2}\s?(?=(?:(?:in)?correct|true|false|wrong|right|yes|no)\b)", r"\1 is "),  # "A: incorrect"
     (rf"\A(\W*⟦\w+⟧)(?:[.):\s]*(?-i:(?=[A-Z]))|\s?[:-]\s(?![^.!?;\n]*(?:{_DENIED.pattern})))", r"\1. "),  # a label
     # The last "Answer:" goes before all that precedes it.
@@ -78,7 +84,7 @@ _READ_AS: Sequence[tuple[str, str]] = (
     (r"(?s)\A.*\b(?:no|wait|nope|scratch that|scrap that|on second thoughts?|on reflection|correction|actually|hmm)"
      r"[,.:!]\s", ""),
     (r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?", " "),
-    (r"[^.!?,;\n]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
+    (r"[^.!?,;:()\n-]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
     (r"\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|⟦\w+⟧\?(?=(?s:.*)⟦)", " "),
     # The other side of a comparison: "B, not A", "B is better than A".
     (r",? ?\(?\b(?:and |but )?(?:not|rather than|instead of|over|than|unlike|as opposed to|neither|nor|except|"
@@ -88,7 +94,7 @@ _READ_AS: Sequence[tuple[str, str]] = (
 _SENTENCE = re.compile(r"[;!?\n]|\.(?!\d)|(?=\b(?:but|so|thus|hence|therefore|yet|however)\b)", re.IGNORECASE)
 _CLAUSE = re.compile(
     r"[,:()]|\s-\s|(?=\b(?:because|since|while|whereas|although|though|which|and|leav(?:es|ing)|given|if|unless|whether|"
-    r"as(?= (?:it|the|this|that|he|she|they|there|we|⟦)))\b)",
+    r"as(?= (?:it|the(?! (?:correct|right|best)? ?answer)|this|that|he|she|they|there|we|⟦)))\b)",
     re.IGNORECASE,
 )
 # Clauses that give a reason or a circumstance may have any words; those with the first of these state nothing.
@@ -163,6 +169,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
 
     known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
+    text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)
     text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
     for pattern, replacement in _READ_AS:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
