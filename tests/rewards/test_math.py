@@ -214,6 +214,15 @@ def test_numbers_and_words_are_compared_without_a_process(monkeypatch):
     assert values(scores(make(), *pairs)) == [1.0, 0.0, 1.0, 0.0]
 
 
+def test_words_of_the_question_may_follow_a_gold_of_words():
+    async def run(answer: str) -> float:
+        task = Task(id="t", question="Who is the liar, Anna or Bob?", answer="Anna")
+        return (await make().score(task, Trajectory(id="t#0", task_id="t", answer=answer))).value
+
+    answers = ("Anna is the liar.", "Anna is not the liar.", "Anna or Bob", "Anna is honest", "Bob is the liar.")
+    assert [asyncio.run(run(answer)) for answer in answers] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_settings_reach_math_verify(warm):
     pairs = [("0.33", "0.334"), ("$x+1$", "$y+1$"), ("$(1,2)$", "$1 < x < 2$")]
     assert values(warm(*pairs, allow_set_relation_comp=False)) == [0.0, 0.0, 0.0]
