@@ -6,7 +6,6 @@ or `split_field` says otherwise, so that no question is in both the training and
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
-from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, make_task
 from midstream.tasks.records import BadRowError, Faults, Record, json_excerpt, read_records
 
 Split = Literal["train", "validation", "test"]
@@ -98,11 +97,11 @@ class FileTasks(Finite):
         gold = row.pop(config.answer_field)
         answers = as_texts(gold, config.answer_field)
         if (aliases := row.pop("aliases", None)) not in (None, []):
-            answers += as_texts(_listed(aliases), "aliases")
+            answers += as_texts(from_json(aliases), "aliases")
         own_id, family, reward = (row.pop(name, None) for name in (config.id_field, config.family_field, "reward"))
         split = self._split(question, row)
         listed = row.pop("options", None)
-        options = {} if listed is None else by_letter(_listed(listed))
+        options = {} if listed is None else by_letter(from_json(listed))
         if options and len(answers) > 1:
             raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {json_excerpt(answers)}")
         if "rubric" in row:
@@ -189,13 +188,3 @@ class FileTasksConfig(TasksConfig):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two settings name the field {twice[0]!r}")
         return self
-
-
-def _listed(value: Any) -> Any:
-    """Parse a CSV cell that holds a list as JSON."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise BadRowError(f"{json_excerpt(value)} is no JSON list: {error}") from error
