@@ -64,7 +64,6 @@ _NAMED = re.compile(
     r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])"
     r"(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
 )
-_ALONE = r"(?=\W*(?:\Z|\n)|[.,:;!)]|\s(?:is|because|since|as|and|or)\b)"  # of "no", which other sentences have too
 # Mentions next to each other are one: "A, C and D", "B. Oral ulcers", "Ulcers (B)"; not in "I choose B, A is wrong".
 _JOINED = re.compile(
     r"⟦(\w+)⟧ ?(?:[,;]? ?(?:and/or|and|or|nor|as well as) (?:(?:also|possibly|maybe|perhaps) )?"
@@ -74,18 +73,15 @@ _JOINED = re.compile(
 # What one pattern reads in place of another, in this order.
 _READ_AS: Sequence[tuple[str, str]] = (
     (r"\b(?:there is |have )?(?:no|without|beyond)(?: an?)?(?: reasonable)? (?:doubt|question)(?: that)?\b", " "),
-    (r"(⟦\w+⟧) ?[.):,-]{1,2}\s?(?=(?:(?:in)?correct|true|false|wrong|right|yes|no)\b)", r"\1 is "),  # "A: incorrect"
     (rf"\A(\W*⟦\w+⟧)(?:[.):\s]*(?-i:(?=[A-Z]))|\s?[:-]\s(?![^.!?;\n]*(?:{_DENIED.pattern})))", r"\1. "),  # a label
     # The last "Answer:" goes before all that precedes it.
     (r"(?s)\A.*(?:\A|\n|[.!?:] )\W*(?:(?:so|thus|therefore),? )?(?:(?:the|my|final|correct|best) ){0,3}"
      r"(?:answer|ans)\W{0,3}[:=](?=[^\n]*⟦)", "answer is "),
-    (r"(answer|ans)\W{0,3}[:=-]+\s", r"\1 is "),
     # Taken back, asked or supposed.
     (r"(?s)\A.*\b(?:no|wait|nope|scratch that|scrap that|on second thoughts?|on reflection|correction|actually|hmm)"
      r"[,.:!]\s", ""),
     (r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?", " "),
     (r"[^.!?,;:()\n-]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
-    (r"\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|⟦\w+⟧\?(?=(?s:.*)⟦)", " "),
     # The other side of a comparison: "B, not A", "B is better than A".
     (r",? ?\(?\b(?:and |but )?(?:not|rather than|instead of|over|than|unlike|as opposed to|neither|nor|except|"
      r"versus|vs|(?:any|every)(?:thing|one)? (?:but|except)|all (?:but|except)|none of|other than|apart from|"
@@ -159,7 +155,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
     those decide that name an answer, else those that choose or conclude, else the others; and among them letters before
     texts.
     """
-    text = re.sub("[⟦⟧${}]", " ", answer)
+    text = re.sub("[⟦⟧${}]", " ", answer)  # a cross and an arrow are words, before `plain` drops them
     text = plain(re.sub("[✗✘❌❎]", " is wrong ", re.sub("[→⇒]|[-=]>", " so ", text)))[-MAX_CHARACTERS:]
     said = words(conclusion(text) or text)
     named = {letter for letter, option in options.items() if said == words(option)}
@@ -169,13 +165,14 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
 
     known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
-    text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)
+    text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)  # as Chinese models write
     text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
     for pattern, replacement in _READ_AS:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     stated: list[list[str]] = [[], [], [], []]  # by how clearly
     for sentence in _SENTENCE.split(text):
         found = _stated(sentence, known)
+        # "A looks right, but B is the answer" takes A back.
         if any(found) and re.match(r"(?i)\W*(?:but|yet|however)\b(?!.*\b(?:also|too|equally)\b)", sentence):
             stated = found
         else:
@@ -216,8 +213,7 @@ def _marked(text: str, options: Mapping[str, str]) -> str:
     for option in sorted(set(texts.values()), key=len, reverse=True):
         if len(option) > 1 or option.isdecimal():
             letters = "".join(letter.lower() for letter, other in texts.items() if other.lower() == option.lower())
-            short = _ALONE if re.fullmatch("[a-zA-Z]{2,3}", option) else ""
-            whole = rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d){short}"
+            whole = rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d)"
             text = re.sub(whole, f"⟦{letters}⟧", text, flags=re.IGNORECASE)
     text = _NAMED.sub(lambda found: f"⟦{(found[1] or found[2]).upper()}⟧", text)
 
