@@ -25,7 +25,7 @@ from support.sandboxes import sandbox
 
 # Cases of Math-Verify's own tests (Hugging Face, Apache-2.0): gold, pred, whether they are equal, settings.
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "math.json").read_text("utf-8"))["cases"]
-# Right, and counted as wrong: the reply goes on for 3,800 characters after "The final answer is 20 %". Where a sentence
+# Right, and counted as wrong: the reply has 3,800 characters after "The final answer is 20 %". Where a sentence
 # follows the box, the last 2,000 are read.
 NOT_READ = "Let the percentage of people in Mathopolis"
 OPTIONS = ("precision", "strict", "allow_set_relation_comp")
