@@ -30,6 +30,7 @@ from support.small_server import SmallServer
 
 MODULES = ("planner", "executor", "verifier", "generator")
 CONTEXT, GROUP = 3000, 5
+COUNTS = pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 class Long:
@@ -58,7 +59,7 @@ def run(
     *,
     tool: Long | None = None,
     settings: Mapping[str, Any] | None = None,
-    count: int = 2,
+    count: int,
     deadline_s: float | None = None,
     **loop: Any,
 ) -> list[tuple[Trajectory, ...]]:
@@ -130,32 +131,36 @@ def test_a_small_context_ends_the_turns_and_loses_no_run(kind, listing, settings
     assert all(one.closing_calls[-1].error is None for one in runs)
 
 
-def test_a_server_that_gives_its_context_and_cuts_what_is_far_beyond_is_not_sent_it():
+@COUNTS
+def test_a_server_that_gives_its_context_and_cuts_what_is_far_beyond_is_not_sent_it(count):
     server = SmallServer("cuts", context=1200, listing="/v1/models")
-    check_kept(run(server), "context_limit")
+    check_kept(run(server, count=count), "context_limit")
     assert server.listed == 2  # by each of the two engines
 
 
-def test_a_server_that_has_room_enough_is_asked_for_it_at_most_once():
+@COUNTS
+def test_a_server_that_has_room_enough_is_asked_for_it_at_most_once(count):
     server = SmallServer("vllm", context=100_000, listing="/v1/models", turns=3)
-    groups = run(server)
+    groups = run(server, count=count)
     assert {one.stop_reason for group in groups for one in group} == {"verified"}
     assert (server.listed, server.refused) == (2, 0)
 
 
-def test_a_tool_that_hangs_ends_the_turns_and_loses_no_run():
+@COUNTS
+def test_a_tool_that_hangs_ends_the_turns_and_loses_no_run(count):
     server = SmallServer("vllm", context=100_000)
-    runs = check_kept(run(server, tool=Long(hangs=True), deadline_s=0.7), "time_limit")
+    runs = check_kept(run(server, tool=Long(hangs=True), count=count, deadline_s=0.7), "time_limit")
     assert all(one.turns[0].observation is None for one in runs)
     assert any(one.turns[0].command for one in runs)
 
 
-def test_a_server_that_hangs_ends_the_turns_and_loses_no_run():
+@COUNTS
+def test_a_server_that_hangs_ends_the_turns_and_loses_no_run(count):
     def fault(body: Any) -> str | None:
         return "hang" if body["messages"][0]["content"].startswith("# Verifier") else None
 
     server = SmallServer("vllm", context=100_000, fault_of=fault)
-    runs = check_kept(run(server, deadline_s=0.7), "time_limit")
+    runs = check_kept(run(server, count=count, deadline_s=0.7), "time_limit")
     assert all(one.turns[0].verdict is None for one in runs)
     assert any(one.turns[0].observation for one in runs)
 

@@ -29,6 +29,9 @@ KEYS = [
     f"xai-{HEX}{HEX}",
     f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{HEX}",
     f"Authorization: Bearer {HEX}",
+    "Authorization: Basic abcdef",
+    "authorization: basic dXNlcjpwYXNz",
+    '{"Authorization": "Basic bWU6c2VjcmV0cw=="}',
     "-----BEGIN OPENSSH PRIVATE KEY-----",
     "https://me:s3cret@host/v1",
     f"https://host/v1?api_key={HEX}",
@@ -49,6 +52,8 @@ INNOCENT = [
     "my_tools.py:word_count",
     "<|endoftext|>",
     "The bearer of this letter may enter after 12:30.",
+    "Authorization: Basic authentication, or none",
+    "The basic recipes are tested.",
     "What is the password of the vault on floor 3?",
     "Count the tokens: 12 of 4096",
     "OPENAI_API_KEY",
@@ -76,7 +81,7 @@ def test_a_known_form_is_refused_anywhere_and_not_repeated(value):
     "name",
     ["api_key", "apiKey", "x-api-key", "token", "hf_token", "client_secret", "PASSWORD", "Authorization", "cookie"],
 )
-@pytest.mark.parametrize("value", [HEX, "hunter2hunter", f"Basic {HEX}", "p@ssword", 1234567890])
+@pytest.mark.parametrize("value", [HEX, "hunter2hunter", f"Basic {HEX}", "Basic dXNlcjpwYXNz", "p@ssword", 1234567890])
 def test_a_random_value_under_such_a_name_is_refused(name, value):
     with pytest.raises(RecipeError, check=coded("secret-in-recipe", name)) as caught:
         refuse_secrets({"engines": {"model": {"extra_body": {name: value}}}})

@@ -25,7 +25,7 @@ from support.sandboxes import sandbox
 
 # Cases of Math-Verify's own tests (Hugging Face, Apache-2.0): gold, pred, whether they are equal, settings.
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "math.json").read_text("utf-8"))["cases"]
-# Right, and counted as wrong: the reply goes on for 3,800 characters after "The final answer is 20 %". Where a sentence
+# Right, and counted as wrong: the reply has 3,800 characters after "The final answer is 20 %". Where a sentence
 # follows the box, the last 2,000 are read.
 NOT_READ = "Let the percentage of people in Mathopolis"
 OPTIONS = ("precision", "strict", "allow_set_relation_comp")
@@ -212,6 +212,15 @@ def test_numbers_and_words_are_compared_without_a_process(monkeypatch):
     monkeypatch.delattr(PythonPool, "run")
     pairs = [("7", "$7$"), ("7", "8"), ("1/3", "0.333333"), ("June 20", "May 20")]
     assert values(scores(make(), *pairs)) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_words_of_the_question_may_follow_a_gold_of_words():
+    async def run(answer: str) -> float:
+        task = Task(id="t", question="Who is the liar, Anna or Bob?", answer="Anna")
+        return (await make().score(task, Trajectory(id="t#0", task_id="t", answer=answer))).value
+
+    answers = ("Anna is the liar.", "Anna is not the liar.", "Anna or Bob", "Anna is honest", "Bob is the liar.")
+    assert [asyncio.run(run(answer)) for answer in answers] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_settings_reach_math_verify(warm):

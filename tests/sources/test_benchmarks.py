@@ -206,9 +206,12 @@ def test_dapo_takes_each_question_once_and_counts_the_others(tmp_path):
 
 def test_afm_web_leaves_out_questions_of_several_answers(tmp_path):
     rows = [{"extra_info": {"question": f"{answers}?", "answer": answers}} for answers in (["elm"], ["elm", "oak"])]
-    source, tasks = tasks_of(tmp_path, "afm-web", rows)
-    assert [task.answers for task in tasks] == [("elm",)]
-    assert source.left_out["train"] == {"it has several answers": 1}
+    for form in (rows, [{"extra_info": json.dumps(row["extra_info"])} for row in rows]):
+        source, tasks = tasks_of(tmp_path, "afm-web", form)
+        assert [(task.question, task.answers) for task in tasks] == [("['elm']?", ("elm",))]
+        assert source.left_out["train"] == {"it has several answers": 1}
+    with pytest.raises(UsageError, check=coded("bad-rows", "entry 1")):
+        tasks_of(tmp_path, "afm-web", [{"extra_info": "{'question': 'q'}"}])
 
 
 def test_elsewhere_a_question_that_comes_twice_is_two_tasks(tmp_path):

@@ -1,7 +1,8 @@
 """The tables of `tests/rewards/forms`: how models write answers, and whether each is right.
 
-A line is `gold | form | right` or `wrong`; ⏎ is a line break. A line `options | A. ...; B. ...` holds for the questions
-after it, and then a form that is right for its gold is wrong for every other option. Numbers are a Game of 24's.
+A line is `gold | form | right` or `wrong`; ⏎ is a line break. Lines `question | ...` and `options | A. ...; B. ...`
+hold for the lines after them, and a form that is right for its gold is wrong for every other option. Numbers are those
+of a Game of 24.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from midstream.core.trajectory import Trajectory
 
 
 def forms(name: str) -> Iterator[tuple[str, str, dict, bool]]:
-    """(gold, form, metadata, whether it is right) of every line."""
-    metadata: dict = {}
+    """(gold, form, metadata with the question, whether it is right) of every line."""
+    metadata: dict = {"question": "?"}
     for line in (Path(__file__).parent.parent / "rewards" / "forms" / f"{name}.txt").read_text("utf-8").splitlines():
         gold, _, rest = line.partition(" | ")
+        if gold == "question":
+            metadata = {"question": rest}
+            continue
         if gold == "options":
-            metadata = {
-                "options": dict(re.fullmatch(r"([A-Z])\. (.*)", option).groups() for option in rest.split("; "))
-            }
+            options = dict(re.fullmatch(r"([A-Z])\. (.*)", option).groups() for option in rest.split("; "))
+            metadata = {"question": metadata["question"], "options": options}
             continue
         form, _, verdict = rest.rpartition(" | ")
         assert verdict in ("right", "wrong"), line
@@ -38,7 +41,7 @@ async def misjudged(reward: Reward, name: str, every: int = 1) -> list[str]:
     cases = list(forms(name))[::every]
 
     async def score(gold: str, form: str, metadata: dict) -> float:
-        task = Task(id="t", question="?", answer=gold, metadata=metadata)
+        task = Task(id="t", question=metadata.get("question", "?"), answer=gold, metadata=metadata)
         return (await reward.score(task, Trajectory(id="t#0", task_id="t", answer=form))).value
 
     values = await asyncio.gather(*(score(*case) for *case, _ in cases))

@@ -24,6 +24,19 @@ _BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
 _CLAUSE = re.compile(r"[.,;](?!\w)|(?<=\?)|(?<!:)\n|(?=\b(?:but|so|because|then|and|or|instead)\b)")
 _DENIED = re.compile(rf"[?❌✗✘]|\\(?:ne|approx)\b|{DENIAL}|\b(?:fails?|mistake|unacceptable)\b", re.IGNORECASE)
 _TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
+# An expression without "= 24" is claimed where these are all the words of its clause. None of them denies or doubts.
+_KNOWN = frozenset(
+    "a an the this that these it it's its is are does do can will we we're we've i i'd i'll i've you us me my our to "
+    "of in on at by for from with as which so thus therefore hence and or but either here there then now first "
+    "second final finally one single another also all each every exactly once only out line way ways answer answers "
+    "solution solutions expression equation formula result target number numbers valid possible correct right plain "
+    "text code latex job idea use uses using used write written working works work make makes making get gets "
+    "getting give gives given have has found find reach reaches hit hits yield yields equal equals obtain produce "
+    "produces exist exists simply just several many free them think say submit go add subtract multiply divide times "
+    "plus minus sum product difference quotient combine combining group grouping indeed yes sure frac x begin end "
+    "align".split()
+)
+_WORD = re.compile("[a-z][a-z']*")
 _CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
 _DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
 _SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
@@ -78,8 +91,9 @@ class Game24RewardConfig(RewardConfig):
 def solves(answer: str, given: Sequence[int]) -> bool:
     """Whether every solution that a text claims uses the given numbers, each once, and makes 24.
 
-    Steps on the way claim nothing, nor does an expression that is denied, tried without success, or said to make
-    another number. Where clauses name an answer, a solution or an expression, their claims alone count.
+    Steps on the way claim nothing, nor does an expression that is denied, tried without success, said to make another
+    number, or neither said to make 24 nor in a clause of known words. Where clauses name an answer, a solution or an
+    expression, their claims alone count.
     """
     named: list[bool] = []
     others: list[bool] = []
@@ -88,6 +102,8 @@ def solves(answer: str, given: Sequence[int]) -> bool:
         for sides in () if denied else map(_sides, _runs(clause)):
             values = {value for value, _ in sides}
             size = max((len(numbers) for _, numbers in sides), default=0)
+            if len(sides) == 1 and values == {TARGET} and not _KNOWN.issuperset(_WORD.findall(clause.lower())):
+                continue
             right = values == {TARGET} and any(sorted(numbers) == sorted(given) for _, numbers in sides)
             step = size < len(given) and (not cue or (sides and values != {TARGET}))
             elsewhere = len(values) == 1 < len(sides) and values != {TARGET}

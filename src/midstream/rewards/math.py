@@ -98,14 +98,14 @@ class Math:
         if sandbox.tier != "remote" and not installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")
-        self._precision = config.precision
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
         self._seen: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
         """Refuse a task with a gold answer that states nothing, or a formula that is not closed."""
         for gold in task.answers:
-            if not _readable(state(gold)):
+            stated = state(gold)
+            if not (stated.formula or _is_words(stated)) or stated.formula.count("{") != stated.formula.count("}"):
                 raise RecipeError(
                     f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
                     code="task-unfit",
@@ -155,7 +155,7 @@ class Math:
             return False
         if ours.exact and theirs.exact:
             return ours.share == theirs.share
-        return round(ours.share, self._precision) == round(theirs.share, self._precision)
+        return round(ours.share, self._options["precision"]) == round(theirs.share, self._options["precision"])
 
     async def close(self) -> None:
         """End the processes."""
@@ -196,10 +196,6 @@ def _not_installed() -> UnsupportedError:
     )
 
 
-def _readable(gold: Statement) -> bool:
-    return bool(gold.formula or _is_words(gold)) and gold.formula.count("{") == gold.formula.count("}")
-
-
 def _is_words(statement: Statement) -> bool:
     """Whether it is to be compared as words: no value, a word before the value ("June 20"), a date or a time of day."""
     return bool(_DATE.search(statement.words)) or (
@@ -222,11 +218,10 @@ def _same_words(gold: str, answer: str, question: str) -> bool:
     is the liar").
     """
     wanted, ours = _words(gold), _words(answer)
-    rest = ours.removeprefix(f"{wanted} ") if wanted else ours
     option = re.match(r"\(?([A-Z])\)\s", answer)
     return bool(wanted) and (
         wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else 0)
-        or (rest != ours and rest in _words(question))
+        or (ours.startswith(f"{wanted} is ") and ours.removeprefix(wanted) in _words(question))
     )
 
 

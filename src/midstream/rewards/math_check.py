@@ -23,6 +23,7 @@ _BOUND = re.compile(r"\s*(?:([^<>\\]+?)(<|\\le)\s*)?[a-zA-Z]\s*(<|>|\\[lg]e)(?![
 _BASE = re.compile(r"\d_\{?\s*(\d+)")
 _RATIO = re.compile(r"\d\s*:\s*\d")
 _TWO_NUMBERS = re.compile(r"(?<![_^\d])\d+ \d")
+_CHAIN = re.compile(r"^(?:(?:\([^()]*\)|[^()=,;<>])+=){2,}")
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan)(?:\s*\^\s*\{?\d\}?)?)\s*[({]?\s*(\d+)\s*\^\s*\{?\\circ\s*\}?\s*[)}]?")
 _JOINED_DIGITS = re.compile(r"(?<=\d),(?=-?\d)(?!\d{3}(?!\d))")
 
@@ -68,6 +69,8 @@ def parse(formula: str, other: str = "") -> list[Any]:
     formula = _PLAIN_SET.sub(r"\\{\1\\}", _FUNCTION_OF.sub("", _MEMBER.sub("", formula.replace("%", r"\%"))))
     formula = _JOINED_DIGITS.sub(", ", _NAMED.sub(r"\\\1", formula))
     formula = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", formula)
+    if "=" not in other:
+        formula = _CHAIN.sub("", formula)  # "v = (4 - 1, 0 - 2) = (3, -2)"
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
     bounds = [_BOUND.fullmatch(part) for part in formula.split(",")]
     if r"\cup" in other and all(bounds):  # "x < -2, x > 4", which Math-Verify does not compare with a union

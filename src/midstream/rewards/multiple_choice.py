@@ -22,7 +22,8 @@ _ANSWER = frozenset(
 _CHOICE = frozenset(
     "choose chose choosing choice pick picked picking select selected selecting selection go going opt opting settle "
     "lock submit mark so thus hence therefore consequently accordingly conclude conclusion final finally best better "
-    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote".split()
+    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote "
+    "matching matches match points corresponds corresponding".split()
 )
 _KNOWN = (_ANSWER | _CHOICE).union(
     "a am an the this that these it is are was be been do does would could should will shall has have had i i'd i'll "
@@ -40,7 +41,11 @@ _KNOWN = (_ANSWER | _CHOICE).union(
     "enter write circle report give clear definitely certainly clearly surely obviously simply fairly actually really "
     "exactly precisely evidently naturally undoubtedly unquestionably absolutely directly logically ultimately "
     "essentially plainly strongly perfectly closely unambiguously firmly fully completely highly reasonably easily "
-    "truly la le el die ist est es è correcta correcte".split()
+    "truly just alone again namely personally everything need needs want wants ask asks asked yield yields "
+    "gives giving matching making meaning leading pointing resulting corresponding sticking standing determine "
+    "determined decide decided deduce infer obtain obtained argue prefer bet put got turns happens proves ought boils "
+    "remain stays alternative good proper listed labeled shown gut instinct la le el die ist est es è correcta "
+    "correcte".split()
 )
 _DENIED = re.compile(
     rf"{DENIAL}|\b(?:hardly|except|untrue|inaccurate|implausible|unlikely|less|least|worst|"
@@ -59,7 +64,6 @@ _NAMED = re.compile(
     r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])"
     r"(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
 )
-_ALONE = r"(?=\W*(?:\Z|\n)|[.,:;!)]|\s(?:is|because|since|as|and|or)\b)"  # of "no", which other sentences have too
 # Mentions next to each other are one: "A, C and D", "B. Oral ulcers", "Ulcers (B)"; not in "I choose B, A is wrong".
 _JOINED = re.compile(
     r"⟦(\w+)⟧ ?(?:[,;]? ?(?:and/or|and|or|nor|as well as) (?:(?:also|possibly|maybe|perhaps) )?"
@@ -68,18 +72,16 @@ _JOINED = re.compile(
 )
 # What one pattern reads in place of another, in this order.
 _READ_AS: Sequence[tuple[str, str]] = (
-    (r"(⟦\w+⟧) ?[.):,-]{1,2}\s?(?=(?:(?:in)?correct|true|false|wrong|right|yes|no)\b)", r"\1 is "),  # "A: incorrect"
+    (r"\b(?:there is |have )?(?:no|without|beyond)(?: an?)?(?: reasonable)? (?:doubt|question)(?: that)?\b", " "),
     (rf"\A(\W*⟦\w+⟧)(?:[.):\s]*(?-i:(?=[A-Z]))|\s?[:-]\s(?![^.!?;\n]*(?:{_DENIED.pattern})))", r"\1. "),  # a label
     # The last "Answer:" goes before all that precedes it.
     (r"(?s)\A.*(?:\A|\n|[.!?:] )\W*(?:(?:so|thus|therefore),? )?(?:(?:the|my|final|correct|best) ){0,3}"
      r"(?:answer|ans)\W{0,3}[:=](?=[^\n]*⟦)", "answer is "),
-    (r"(answer|ans)\W{0,3}[:=-]+\s", r"\1 is "),
     # Taken back, asked or supposed.
     (r"(?s)\A.*\b(?:no|wait|nope|scratch that|scrap that|on second thoughts?|on reflection|correction|actually|hmm)"
      r"[,.:!]\s", ""),
     (r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?", " "),
-    (r"[^.!?,;\n]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
-    (r"\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|⟦\w+⟧\?(?=(?s:.*)⟦)", " "),
+    (r"[^.!?,;:()\n-]{0,100}\bwould be [^.!?,;\n]* if\b[^.!?\n]*|(?:\A|(?<=[.!?\n] ))(?:had|were) [^.!?\n]*", " "),
     # The other side of a comparison: "B, not A", "B is better than A".
     (r",? ?\(?\b(?:and |but )?(?:not|rather than|instead of|over|than|unlike|as opposed to|neither|nor|except|"
      r"versus|vs|(?:any|every)(?:thing|one)? (?:but|except)|all (?:but|except)|none of|other than|apart from|"
@@ -88,7 +90,7 @@ _READ_AS: Sequence[tuple[str, str]] = (
 _SENTENCE = re.compile(r"[;!?\n]|\.(?!\d)|(?=\b(?:but|so|thus|hence|therefore|yet|however)\b)", re.IGNORECASE)
 _CLAUSE = re.compile(
     r"[,:()]|\s-\s|(?=\b(?:because|since|while|whereas|although|though|which|and|leav(?:es|ing)|given|if|unless|whether|"
-    r"as(?= (?:it|the|this|that|he|she|they|there|we|⟦)))\b)",
+    r"as(?= (?:it|the(?! (?:correct|right|best)? ?answer)|this|that|he|she|they|there|we|⟦)))\b)",
     re.IGNORECASE,
 )
 # Clauses that give a reason or a circumstance may have any words; those with the first of these state nothing.
@@ -153,7 +155,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
     those decide that name an answer, else those that choose or conclude, else the others; and among them letters before
     texts.
     """
-    text = re.sub("[⟦⟧${}]", " ", answer)
+    text = re.sub("[⟦⟧${}]", " ", answer)  # a cross and an arrow are words, before `plain` drops them
     text = plain(re.sub("[✗✘❌❎]", " is wrong ", re.sub("[→⇒]|[-=]>", " so ", text)))[-MAX_CHARACTERS:]
     said = words(conclusion(text) or text)
     named = {letter for letter, option in options.items() if said == words(option)}
@@ -163,12 +165,14 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
 
     known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
+    text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)  # as Chinese models write
     text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
     for pattern, replacement in _READ_AS:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     stated: list[list[str]] = [[], [], [], []]  # by how clearly
     for sentence in _SENTENCE.split(text):
         found = _stated(sentence, known)
+        # "A looks right, but B is the answer" takes A back.
         if any(found) and re.match(r"(?i)\W*(?:but|yet|however)\b(?!.*\b(?:also|too|equally)\b)", sentence):
             stated = found
         else:
@@ -209,8 +213,7 @@ def _marked(text: str, options: Mapping[str, str]) -> str:
     for option in sorted(set(texts.values()), key=len, reverse=True):
         if len(option) > 1 or option.isdecimal():
             letters = "".join(letter.lower() for letter, other in texts.items() if other.lower() == option.lower())
-            short = _ALONE if re.fullmatch("[a-zA-Z]{2,3}", option) else ""
-            whole = rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d){short}"
+            whole = rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d)"
             text = re.sub(whole, f"⟦{letters}⟧", text, flags=re.IGNORECASE)
     text = _NAMED.sub(lambda found: f"⟦{(found[1] or found[2]).upper()}⟧", text)
 

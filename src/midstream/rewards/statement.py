@@ -141,7 +141,7 @@ _NEGATED = re.compile(
 _MADE_ANOTHER = re.compile(
     r"\b(?:half|twice|double|triple|thrice|thirds?|quarters?|fifths?|tenths?|root|squares?|cubes?|power|multiples?|factors?"
     r"|divisors?|divisible|logarithm|reciprocal|inverse|divided|multiplied|between|within|up|base|factorial|times)\b"
-    r"(?:\W+(?:of|by|the|a|an|to))*\W*$",
+    r"(?:\W+(?:of|by|the|a|an|to))*[^\w:]*$",
     re.IGNORECASE,
 )
 _MAKES_ANOTHER = re.compile(
@@ -162,15 +162,17 @@ _IN_WORDS: Sequence[Form] = (
     (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
     (r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", ""),  # the value once more
+    # A remark on the value: "(about 16.7%)", "(the area is 63)", "since x^2 \ge 0".
+    (r"(?i)(?<=[\w)}\]%]) \((?:about|approximately|roughly|the)\s[^()]*\)|(?<=[\d)}\]%]),? (?:since|because)\b.*", ""),
     (r"\b(\d+) (?:in|out of) (?!\d{4})(\d+)\b", r"\1/\2"),
-    (r"(?i)(?<![\w)}] )\b(?:minus|negative)\s+(?=\d)", "-"),
+    (r"(?i)(?<![\d)}] )(?<!\b[a-z] )\b(?:minus|negative)\s+(?=\d)", "-"),
     *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
     (rf"(?i)\b(?:at least|no (?:less|fewer) than|(?:greater|more) than or equal to){_A_VALUE}", r"\\ge "),
     (rf"(?i)\b(?:at most|no more than|(?:less|fewer) than or equal to){_A_VALUE}", r"\\le "),
     (rf"(?i)\b(?:(?:more|greater) than|over|above|exceeds|exceeding){_A_VALUE}", "> "),
     (rf"(?i)\b(?:(?:less|fewer) than|under|below){_A_VALUE}", "< "),
-    (r"(?i)(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)| or (?:more|greater|above|higher)\b)", r"\\ge \1"),
-    (r"(?i)(?<!\d)(-?\d+) or (?:less|fewer|below|lower)\b", r"\\le \1"),
+    (r"(?i)(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)|( [a-z]+)? (?:or (?:more|greater|above|higher)|at least)\b)", r"\\ge \1\2"),
+    (r"(?i)(?<!\d)(-?\d+)( [a-z]+)? (?:or (?:less|fewer|below|lower)|at most)\b", r"\\le \1\2"),
     (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
 _UNITS = (

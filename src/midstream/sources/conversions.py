@@ -15,7 +15,7 @@ from typing import Any
 
 from midstream.core.seeds import derive_seed
 from midstream.core.text import last_box
-from midstream.sources.questions import Fields, as_text, as_texts, by_letter, letter_of, whole
+from midstream.sources.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, whole
 from midstream.sources.records import BadRowError, LeftOutError, json_excerpt
 
 Row = Mapping[str, Any]
@@ -69,8 +69,11 @@ def dapo(row: Row) -> Fields:
 
 
 def afm(row: Row) -> Fields:
-    """A question of AFM's web agent in `extra_info`; those of several answers are left out, as its readers do."""
-    found = row.get("extra_info")
+    """A question of AFM's web agent in `extra_info`, a table or its JSON.
+
+    Those of several answers are left out, as its readers do.
+    """
+    found = from_json(row.get("extra_info"))
     if not isinstance(found, dict):
         raise BadRowError(f"'extra_info' must be a table, not {json_excerpt(found)}")
     answers = as_texts(found.get("answer"), "answer")

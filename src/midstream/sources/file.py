@@ -9,7 +9,6 @@ name their `split`, or `splits` says otherwise, so that no question is in both t
 from __future__ import annotations
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.sources.finite import SPLITS, Finite
-from midstream.sources.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
+from midstream.sources.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, make_task
 from midstream.sources.records import BadRowError, Faults, Record, json_excerpt, read_records, record_of
 
 Split = Literal["train", "validation", "test"]
@@ -134,11 +133,11 @@ class RowTasks(Finite):
         gold = row.pop(config.answer_field)
         answers = as_texts(gold, config.answer_field)
         if (aliases := row.pop("aliases", None)) not in (None, []):
-            answers += as_texts(_listed(aliases), "aliases")
+            answers += as_texts(from_json(aliases), "aliases")
         own_id, family, reward = (row.pop(name, None) for name in (config.id_field, config.family_field, "reward"))
         split = self._split(question, row)
         listed = row.pop("options", None)
-        options = {} if listed is None else by_letter(_listed(listed))
+        options = {} if listed is None else by_letter(from_json(listed))
         if options and len(answers) > 1:
             raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {json_excerpt(answers)}")
         if "rubric" in row:
@@ -293,13 +292,3 @@ class FileTasksConfig(RowsConfig):
     component = FileTasks
 
     path: Path
-
-
-def _listed(value: Any) -> Any:
-    """Parse a CSV cell that holds a list as JSON."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise BadRowError(f"{json_excerpt(value)} is no JSON list: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,16 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
         family=fields.family or family,
         metadata=metadata,
     )
+
+
+def from_json(value: Any) -> Any:
+    """Parse a list or table that is text of JSON, as in a cell of a CSV file; other values are returned unchanged."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadRowError(f"{json_excerpt(value)} is no JSON list or table: {error}") from error
 
 
 def as_text(value: Any, name: str) -> str:
