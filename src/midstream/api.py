@@ -25,6 +25,7 @@ import os
 import shlex
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -44,6 +45,8 @@ from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.settings import require_torch
 from midstream.evaluation import result_name
+from midstream.evaluation.groups import GroupDifference, Member
+from midstream.evaluation.groups import compare_groups as compare_two_groups
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.run import every_set, metric_of
@@ -310,8 +313,7 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
     """
     opened: list[ComparedRun] = []
     for named in (first_run, other_run, *more_runs):
-        text = str(named.root if isinstance(named, RunDirectory) else named)
-        opened.append(_open_compared(text, {other.name for other in opened}))
+        opened.append(_open_compared(_named(named), {other.name for other in opened}))
     first, *others = opened
     for other in others:
         if not first.results.keys() & other.results.keys():
@@ -340,6 +342,52 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
     if not found:
         raise refused[0]
     return Comparison(runs=opened, found=found, refused=refused)
+
+
+def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupComparison:
+    """Compare groups of runs, such as the seeds of two recipes, with the first group, on what all of them have.
+
+    Args:
+        groups: by name, each group's runs as `compare` takes them. Groups with the same seeds are paired by seed.
+
+    Raises:
+        RunError: a run has no finished evaluation.
+        UsageError: fewer than two groups, a run twice, or nothing that can be compared.
+    """
+    if len(groups) < 2 or not all(groups.values()):
+        raise UsageError(
+            f"{len(groups)} groups with {', '.join(str(len(runs)) for runs in groups.values()) or 'no'} runs",
+            code="missing-option",
+            fix="name two groups with a run each, e.g. --group 'a=runs/a-*' 'b=runs/b-*'",
+        )
+    opened = {name: [_open_compared(_named(run), ()) for run in runs] for name, runs in groups.items()}
+    every = [compared for runs in opened.values() for compared in runs]
+    places = Counter(
+        (os.path.realpath(compared.run.root), *(result.step for result in compared.results.values()))
+        for compared in every
+    )
+    if twice := [path for (path, *_), count in places.items() if count > 1]:
+        raise UsageError(f"{twice[0]} is named twice", code="name-clash", fix="name each run once, in one group")
+    keys = [key for key in every[0].results if all(key in compared.results for compared in every)]
+    if not keys:
+        raise UsageError(
+            "the runs have no set and sampling in common",
+            code="not-comparable",
+            cause="; ".join(f"{compared.name} has {', '.join(map(' '.join, compared.results))}" for compared in every),
+            fix="evaluate all on the same set at the same temperature: midstream eval ... --temperature T",
+        )
+    found: list[GroupDifference] = []
+    for key in keys:
+        first, *others = (
+            (name, [_member(compared, compared.results[key]) for compared in runs]) for name, runs in opened.items()
+        )
+        found += [compare_two_groups(first, other, comparisons=len(others)) for other in others]
+    return GroupComparison(groups=opened, found=found)
+
+
+def _member(compared: ComparedRun, result: EvaluationResult) -> Member:
+    questions = frozenset(trajectory.question for trajectory in evaluated_trajectories(compared.run, result))
+    return Member(name=compared.name, seed=compared.run.info().seed, result=result, questions=questions)
 
 
 def validate_library(
@@ -426,6 +474,14 @@ class Comparison:
     runs: Sequence[ComparedRun]
     found: Sequence[Paired]
     refused: Sequence[UsageError]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupComparison:
+    """Groups of runs by name, and every later group against the first, on each set and sampling that all have."""
+
+    groups: Mapping[str, Sequence[ComparedRun]]
+    found: Sequence[GroupDifference]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -636,6 +692,10 @@ def _evaluate_in(
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
+
+
+def _named(run: Comparable) -> str:
+    return str(run.root if isinstance(run, RunDirectory) else run)
 
 
 def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:

@@ -171,3 +171,53 @@ def test_agents_of_two_kinds_stand_side_by_side(capsys):
         ["A", "0.00"],
         ["B", "0.00"],
     ]
+
+
+def groups_on_disk() -> None:
+    """Three seeds of each, b 20 to 30 points above a; another group with other seeds."""
+    for seed, (weak, strong) in enumerate(((10, 18), (12, 24), (8, 18))):
+        for name, right in (("a", weak), ("b", strong)):
+            scores = {f"t{i}": [float(i < right)] for i in range(40)}
+            resolved = {"agent": {"max_turns": 3 if name == "a" else 5}, "seed": seed}
+            write(Path(f"runs/{name}-s{seed}"), scores, run_seed=seed, resolved=resolved)
+    Path("runs/a-notes").mkdir()
+
+
+def test_groups_of_runs(capsys):
+    groups_on_disk()
+    text = compare(capsys, "--group", "a=runs/a-*", "b=runs/b-*")
+    assert "b is better than a by 25.0 points (95% interval" in text
+    assert "differences paired by seed" in text
+    assert "45.0  60.0  45.0" in text
+    assert "settings that differ (a | b):\n  agent.max_turns: 3 | 5" in text
+    again = ["--group", "a=runs/a-s0", "--group", "a=runs/a-s[12]", "--group", "b=runs/b-*", "--json"]
+    [found] = json.loads(compare(capsys, *again))["compared"]
+    assert found["first_values"] == [0.25, 0.3, 0.2]
+    assert found["said"] in text
+
+
+def test_groups_with_one_run_have_no_interval_and_three_share_the_confidence(capsys):
+    groups_on_disk()
+    text = compare(capsys, "--group", "a=runs/a-s0", "b=runs/b-s0")
+    assert "b has +20.0 points against a\n  no interval over runs: a group has one" in text
+    write(Path("runs/c-s7"), WEAK, run_seed=7)
+    write(Path("runs/c-s8"), STRONG, run_seed=8)
+    text = compare(capsys, "--group", "a=runs/a-*", "b=runs/b-*", "c=runs/c-*")
+    assert "97.5% interval" in text
+    assert "not paired" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["runs/a-s0"], "missing-option"),
+        (["--group", "a=runs/a-*"], "missing-option"),
+        (["runs/a-s0", "--group", "a=runs/a-*", "b=runs/b-*"], "missing-option"),
+        (["--group", "a=runs/a-*", "b=runs/none-*"], "file-not-found"),
+        (["--group", "runs/a-*", "b=runs/b-*"], "file-not-found"),
+        (["--group", "a=runs/a-*", "b=runs/a-s0"], "name-clash"),
+    ],
+)
+def test_groups_that_cannot_be_compared(arguments, code, capsys):
+    groups_on_disk()
+    assert printed(refused(capsys, *arguments)).code == code

@@ -51,13 +51,14 @@ def write(
     *,
     trained: bool = False,
     resolved: Mapping[str, Any] | None = None,
+    run_seed: int = 0,
     **about: Any,
 ) -> Path:
     """Add an evaluation to a directory of evaluations, or of a training run; it is made if need be."""
     run = RunDirectory(root)
     if not root.exists():
         what = None if trained else EvaluationInfo()
-        run = RunDirectory.create(root, collect_info("mine", 0, resolved or {}, what), "")
+        run = RunDirectory.create(root, collect_info("mine", run_seed, resolved or {}, what), "")
     result, trajectories = evaluated(scores, **about)
     name = result_name(result.set_name, result.sampling, result.step if trained else None)
     run.trajectories.write(name, trajectories)

@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist, fmean, variance
 
 from midstream.core.trajectory import Trajectory
@@ -86,6 +87,26 @@ def _student(freedom: int) -> float:
     """The 97.5 % quantile of Student's t by Cornish and Fisher's expansion."""
     z = NormalDist().inv_cdf(0.975)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+@cache
+def t_quantile(freedom: float, error: float = 0.05) -> float:
+    """The quantile of Student's t that leaves out `error` / 2 on either side, to six digits; `freedom` at least 1.
+
+    With t = sqrt(`freedom`) tan(a), the probability of |t| is an integral of cos^(`freedom` - 1) from 0 to a: Simpson's
+    rule, and a by bisection.
+    """
+    scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+    def within(angle: float) -> float:
+        heights = [math.cos(angle * place / 100) ** (freedom - 1) for place in range(101)]
+        return scale * angle / 300 * (heights[0] + heights[-1] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < 1 - error else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def pass_at(right: Sequence[int], trials: int) -> dict[int, float]:

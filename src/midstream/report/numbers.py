@@ -9,15 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from midstream.core.text import shorten as shorten
 from midstream.core.trajectory import OUTER_LIMITS
+from midstream.evaluation.estimates import t_quantile
 
 Point = tuple[float, float]
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; the last stands in for more, slightly wide.
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -125,8 +120,8 @@ def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value."""
     if len(values) < 2:
         return values[0] if values else math.nan, None
-    quantile = _T_95[min(len(values) - 1, len(_T_95)) - 1]
-    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), half
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,6 +13,7 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
+from midstream.evaluation.groups import GroupDifference
 from midstream.evaluation.pairs import Paired
 from midstream.report import turn_rows
 from midstream.report.evaluation_tables import Comparison, evaluation_table, label, loss, plain_table, where
@@ -254,9 +256,11 @@ def tool_share_table(letters: Mapping[str, str], several: Sequence[Paired], titl
     return table
 
 
-def sentence(letters: Mapping[str, str], pair: Paired) -> str:
+def sentence(letters: Mapping[str, str], pair: Paired | GroupDifference) -> str:
     """The verdict in words: "B is better than A by 3.2 points (95% interval 1.1 to 5.3)"."""
     first, other = letters[pair.first], letters[pair.other]
+    if pair.interval is None:
+        return f"{other} has {gain(pair.difference)} points against {first}"
     if pair.verdict == "the same":
         return f"{other} and {first} are the same: every turn of every task is equal"
     level = f"{pair.level * 100:.4g}%"
@@ -291,6 +295,28 @@ def success_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Tabl
             "-" if pair.verdict == "the same" else gains(pair.interval),
             *map(str, (pair.wins, pair.losses, pair.ties)),
         )
+    return table
+
+
+def group_table(several: Sequence[GroupDifference]) -> Table:
+    """Mean success of the first group and of each other over their runs, and each run's own."""
+    head = several[0]
+    level = f"{head.level * 100:.4g}% interval"
+    table = plain_table(
+        Text(f"{head.set_name}, {head.sampling}: {head.metric}"),
+        left=["group"],
+        right=["runs", "success", f"against {head.first}", level],
+    )
+    table.add_column("of each, by seed")
+
+    def add(name: str, values: Sequence[float], *against: str) -> None:
+        each = "  ".join(percent(value).removesuffix("%") for value in values)
+        table.add_row(Text(name), str(len(values)), percent(fmean(values)), *(against or ("", "")), each)
+
+    add(head.first, head.first_values)
+    for pair in several:
+        interval = gains(pair.interval) if pair.interval else "-"
+        add(pair.other, pair.other_values, gain(pair.difference), interval)
     return table
 
 
