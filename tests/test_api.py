@@ -11,7 +11,7 @@ import pytest
 
 from midstream import api
 from midstream.core.errors import MidstreamError, UsageError
-from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunStarted, StepFinished
+from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunLoads, RunStarted, StepFinished
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
@@ -33,8 +33,10 @@ def test_training_returns_the_finished_run_and_emits_its_events(trained, capsys)
     run, events = trained
     assert run.status().state == "finished"
     assert (run.root / "report.html").is_file()
-    assert isinstance(events[0], AgentBuilt)
-    assert (events[0].work, events[0].replay) == ("training", "")
+    loads, built, *_ = events
+    assert loads == RunLoads(recipe=run.info().recipe_name, directory=str(run.root), pytorch=True)
+    assert isinstance(built, AgentBuilt)
+    assert (built.work, built.replay) == ("training", "")
     kinds = [type(event) for event in events]
     assert kinds.index(RunStarted) < kinds.index(StepFinished) < kinds.index(RunFinished)
     assert capsys.readouterr() == ("", "")

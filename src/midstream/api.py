@@ -36,8 +36,9 @@ from typing import Any, Unpack
 from rich.text import Text
 
 from midstream.core import lessons, own
+from midstream.core.component import EngineConfig
 from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
-from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
+from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, RunLoads, Work
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.protocols import Tracker
 from midstream.core.task import Task
@@ -514,7 +515,9 @@ def _train(
         return run
     trackers = trackers_of(track)
     budget = None if recipe.practice is None else Budget(recipe.practice.budget)
-    _use_threads(recipe, learns=recipe.training is not None or recipe.warm_start is not None)
+    learns = recipe.training is not None or recipe.warm_start is not None
+    _emit_loads(recipe, root, listener, learns=learns)
+    _use_threads(recipe, learns=learns)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine:
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
@@ -630,6 +633,7 @@ def _evaluate_in(
         return begun
     trackers = trackers_of(track)
     trained = RunDirectory.open(Path(asked.run)) if asked.run else None
+    _emit_loads(recipe, root, listener, learns=trained is not None)
     build = Build(
         recipe,
         adapters=(trained.root if trained else root) / "adapters" / "asked",
@@ -767,6 +771,13 @@ def _check_proven(build: Build, weights: str, listener: Listener) -> None:
     library = build.resolved["agent"].get("library")
     if library is not None and (warning := unproven(library, build.resolved, weights)):
         listener(Note(warning))
+
+
+def _emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool) -> None:
+    """Emit what the run is about to load, before PyTorch's import leaves the screen empty for seconds."""
+    engines = (engine.config for engine in recipe.engines.values())
+    pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
+    listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
 
 
 def _announce(work: Work, build: Build, listener: Listener) -> None:

@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream import api
-from midstream.core.events import AgentBuilt, Listener, Note, RunEvent, ServerStarts
+from midstream.core.events import AgentBuilt, Listener, Note, RunEvent, RunLoads, ServerStarts
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes
 from midstream.recipe.estimate import describe
@@ -92,6 +92,12 @@ def progress(options: argparse.Namespace) -> Iterator[Listener]:
 
         def listen(event: RunEvent) -> None:
             nonlocal display
+            if isinstance(event, RunLoads):
+                if not options.quiet:
+                    what = "PyTorch and the agent" if event.pytorch else "the agent"
+                    line = f"{event.recipe} in {event.directory}: loading {what}"
+                    console.print(line, highlight=False, soft_wrap=True)
+                return
             if isinstance(event, ServerStarts):
                 if not options.quiet:
                     print_server(event, console)

@@ -1,6 +1,6 @@
 """Events of a run as it happens: what a training, practice or evaluation session emits to its listener.
 
-Each begins with `AgentBuilt`; then follow
+Each of these begins with `RunLoads` and `AgentBuilt`, other work with `AgentBuilt`; then follow
 
     training    Phase* RunStarted (StepFinished | EvaluationFinished | Phase | Note)* RunFinished
     practice    RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
@@ -30,6 +30,15 @@ from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, StepTim
 from midstream.core.trajectory import Trajectory
 
 Work = Literal["training", "practice", "evaluation", "solve", "validation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLoads:
+    """A run is about to load what it needs, which takes seconds; `pytorch` says whether PyTorch is part of it."""
+
+    recipe: str
+    directory: str
+    pytorch: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +184,8 @@ class TurnEvent:
 
 
 RunEvent = (
-    AgentBuilt
+    RunLoads
+    | AgentBuilt
     | ServerStarts
     | RunStarted
     | Phase
