@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.core.component import config_class
+from midstream.core.kinds import config_class
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.recipe.registry import COMPONENTS

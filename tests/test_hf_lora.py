@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from midstream.cli.main import main
-from midstream.core.component import register
+from midstream.core.kinds import register
 from midstream.engines.local.pretrained import load_model
 from midstream.recipe.schema import recipes_directory
 from midstream.runs import RunDirectory

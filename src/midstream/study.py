@@ -41,11 +41,12 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from midstream import api
-from midstream.core.component import Table, shown, validate
+from midstream.core.component import Table
 from midstream.core.data import Settings
 from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
+from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
 from midstream.recipe.check import check, set_reward

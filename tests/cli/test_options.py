@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.core import component
+from midstream.core import kinds
 from support.errors import coded, printed
 
 FUNCTION = 'def word_count(text: str) -> int:\n    """Count words."""\n    return len(text.split())\n'
@@ -79,7 +79,7 @@ def test_nothing_is_missing_for_what_is_there_or_replayed(capsys, tmp_path: Path
 
 
 def test_a_component_that_cannot_be_imported_is_named(capsys, monkeypatch):
-    monkeypatch.setitem(component._REGISTRY["tool"], "broken", "no_such_package.tools:Config")
+    monkeypatch.setitem(kinds._REGISTRY["tool"], "broken", "no_such_package.tools:Config")
     code, out, err = dry_run(capsys, "--set", "tools.broken={}")
     assert (code, out) == (2, "")
     assert coded("import-failed", "no_such_package.tools:Config")(printed(err))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.component import config_class, registered
+from midstream.core.kinds import config_class, registered
 from midstream.report import tools as report
 from support.errors import coded, printed
 from support.llm_server import LLMServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core import component
+from midstream.core import component, kinds, tables
 from midstream.core.errors import RecipeError
 from support.errors import coded
 
@@ -13,9 +13,9 @@ def test_settings_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch):
     class Longest(component.ComponentConfig):
         """Settings that are of no kind."""
 
-    monkeypatch.setattr(component, "_REGISTRY", {})
-    component.register("planner", "longest", Longest)
-    component.register("reward", "longest", Longest)
-    assert component.config_class("planner", "longest") is Longest
+    monkeypatch.setattr(kinds, "_REGISTRY", {})
+    kinds.register("planner", "longest", Longest)
+    kinds.register("reward", "longest", Longest)
+    assert kinds.config_class("planner", "longest") is Longest
     with pytest.raises(RecipeError, check=coded("component-invalid", "Longest", "RewardConfig")):
-        component.parse_component("reward", {"type": "longest"}, "reward")
+        tables.parse_component("reward", {"type": "longest"}, "reward")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.component import registered
+from midstream.core.kinds import registered
 from midstream.doctor import installed
 from midstream.doctor.installed import (
     EXTRAS,

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.core.answers import words
-from midstream.core.component import registered
+from midstream.core.kinds import registered
 from midstream.recipe import registry  # noqa: F401 - registers them
 from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
 from midstream.rewards.gaia import Gaia

@@ -19,8 +19,8 @@ from http.client import HTTPConnection
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.component import register
 from midstream.core.errors import EngineError, UnsupportedError
+from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig

@@ -22,8 +22,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from midstream.cli.main import main
-from midstream.core.component import register
 from midstream.core.errors import EngineError, PromptTooLongError
+from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate

@@ -146,7 +146,7 @@ def test_a_module_is_named_with_dots(place):
 def test_a_recipe_builds_it_and_checks_without_importing(place):
     (place / "my_tools.py").write_text("open('imported', 'w').close()\n" + TOOLS)
     chosen = recipe(loud={"type": "function", "function": "my_tools.py:shout"})
-    assert check(chosen)["tools"]["loud"] == {"type": "function", "function": "my_tools.py:shout"}
+    assert check(chosen)["tools"]["loud"] == {"type": "function", "function": f"{place / 'my_tools.py'}:shout"}
     build = Build(chosen)
     assert not (place / "imported").exists()
     [tool] = build.tools
@@ -167,7 +167,7 @@ REFUSED = {
     "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "use one of"),
     "a number": ("my_tools.py:NUMBER", "tool-invalid", ": 3", "docs/own-tool.md"),
     "no hints": ("my_tools.py:unclear", "tool-invalid", "unclear: argument 'text'", "text: str"),
-    "a class with arguments": ("my_tools.py:Needy", "tool-invalid", "Needy", "create the object"),
+    "a class with arguments": ("my_tools.py:Needy", "component-invalid", "Needy", "constructor"),
     "a file that raises": ("bad.py:f", "import-failed", "ZeroDivisionError", "line 2"),
     "a file that exits": ("exits.py:f", "import-failed", "SystemExit", "line 1"),
     "a file that is not Python": ("typo.py:f", "import-failed", "SyntaxError", "typo.py, line 1"),

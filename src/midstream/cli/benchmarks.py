@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.core.component import parse_component
 from midstream.core.errors import UsageError
+from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import task_source

@@ -20,10 +20,11 @@ from typing import Any
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.core.component import Component, ComponentConfig, config_class, registered
+from midstream.core.component import Component, ComponentConfig
 from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.json_schema import schema_error
+from midstream.core.kinds import config_class, registered
 from midstream.core.protocols import Tool
 from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool

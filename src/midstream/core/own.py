@@ -58,6 +58,11 @@ def is_reference(name: object) -> bool:
     return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
 
 
+def name_of(reference: str) -> str:
+    """The name in a reference."""
+    return reference.rpartition(":")[2]
+
+
 def file_of(reference: str) -> Path | None:
     """The file that a reference names; None for a module or an object of a program."""
     place = reference.rpartition(":")[0]
@@ -71,7 +76,7 @@ def anchored(table: Any, directory: Path) -> Any:
     if isinstance(table, list):
         return [anchored(value, directory) for value in table]
     if is_reference(table) and (file := file_of(table)) is not None and (directory / file).is_file():
-        return f"{(directory / file).resolve()}:{table.rpartition(':')[2]}"
+        return f"{(directory / file).resolve()}:{name_of(table)}"
     return table
 
 
@@ -230,7 +235,8 @@ def refuse_while_importing(work: str) -> None:
 
 def used(table: Mapping[str, Any]) -> list[OwnComponent]:
     """What the references of a resolved recipe name, each once. Raises `RecipeError` for what cannot be found."""
-    return [_recorded(reference) for reference in dict.fromkeys(references(table))]
+    own = (reference for reference in dict.fromkeys(references(table)) if not reference.startswith("midstream."))
+    return [_recorded(reference) for reference in own]
 
 
 def _recorded(reference: str) -> OwnComponent:
@@ -243,7 +249,10 @@ def _recorded(reference: str) -> OwnComponent:
     found = load(reference)
     inner = inspect.unwrap(found) if callable(found) else type(found)
     try:
-        source = inspect.getsource(inner).encode()
+        if reference.startswith(f"{_HANDED_OVER}:"):
+            source = inspect.getsource(inner).encode()
+        else:  # the whole module: a function uses its neighbors
+            source = Path(str(import_place(reference.rpartition(":")[0]).__file__)).read_bytes()
     except (OSError, TypeError):  # typed into an interpreter, or compiled
         source = b""
     return OwnComponent(reference=reference, digest=_digest(source))
@@ -262,5 +271,5 @@ def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Pat
     if isinstance(table, str) and (own := recorded.get(table)) and own.copy_name:
         file = file_of(table)
         if file is not None and not file.is_file() and table not in _live:
-            return f"{(directory / own.copy_name).resolve()}:{table.rpartition(':')[2]}"
+            return f"{(directory / own.copy_name).resolve()}:{name_of(table)}"
     return table

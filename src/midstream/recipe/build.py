@@ -21,11 +21,13 @@ from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
-from midstream.core.component import Component, config_class, registered, validate
+from midstream.core.component import Component
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
+from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
 from midstream.core.stream_template import Template, load_template
+from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine

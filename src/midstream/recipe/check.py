@@ -10,20 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from midstream.core.component import (
-    Component,
-    EngineConfig,
-    RewardConfig,
-    Table,
-    TasksConfig,
-    config_class,
-    parse_component,
-    registered,
-    rules,
-)
+from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
 from midstream.core.errors import RecipeError
+from midstream.core.kinds import config_class, registered, rules
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
+from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read

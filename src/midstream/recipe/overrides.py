@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from midstream.core import own
-from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
+from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
+from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.recipe.check import check, reads_world_only

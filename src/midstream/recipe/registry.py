@@ -5,8 +5,10 @@ Each is registered by the name of its settings' class and imported when a recipe
 
 from __future__ import annotations
 
-from midstream.core.component import Kind, register, register_functions
+from midstream.core.component import Kind
+from midstream.core.kinds import register, register_own
 
+MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
@@ -83,6 +85,13 @@ for _kind, _names in COMPONENTS.items():
     for _name, _place in _names.items():
         register(_kind, _name, _place)
 
-# Kinds whose components may be plain functions.
-register_functions("tasks", "midstream.sources.file:function_settings")
-register_functions("reward", "midstream.rewards.own:function_settings")
+# What makes the settings of a component of one's own: a function, a class or an object.
+register_own("tasks", "midstream.sources.file:own_tasks")
+register_own("reward", "midstream.rewards.own:own_reward")
+register_own("tool", "midstream.tools.function:own_tool")
+register_own("engine", "midstream.engines.own:own_engine")
+register_own("agent", "midstream.agents.own_agent:own_agent")
+for _kind in MODULE_KINDS:
+    register_own(_kind, "midstream.agents.own_module:own_module")
+register_own("advantage", "midstream.training.own:own_advantage")
+register_own("loss", "midstream.training.own:own_loss")

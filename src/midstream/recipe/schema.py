@@ -20,12 +20,13 @@ from pydantic import Discriminator, Field, Tag
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
+from midstream.core.component import Component, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 from midstream.core.own import anchored
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
+from midstream.core.tables import parse_component, shown, validate
 from midstream.core.text import shorten
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig

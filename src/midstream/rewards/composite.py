@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import field_validator
 
-from midstream.core.component import Context, Parts, RewardConfig, parse_component, rules
+from midstream.core.component import Context, Parts, RewardConfig
 from midstream.core.errors import RecipeError
+from midstream.core.kinds import rules
 from midstream.core.protocols import Reward
+from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward

@@ -13,10 +13,11 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.core.component import Context, TasksConfig, parse_component
+from midstream.core.component import Context, TasksConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.protocols import TaskSource
+from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.sources import conversions
 from midstream.sources.finite import Finite, check_known

@@ -17,8 +17,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.component import Context, TasksConfig, settings_of
+from midstream.core.component import Context, Kind, TasksConfig
 from midstream.core.errors import RecipeError, UsageError
+from midstream.core.own import name_of
+from midstream.core.own_settings import (
+    class_or_object,
+    described,
+    not_of_kind,
+    own_values,
+    settings_of,
+    where_raised,
+)
+from midstream.core.protocols import TaskSource
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.sources.finite import SPLITS, Finite
@@ -201,40 +211,32 @@ class FileTasks(RowTasks):
 class FunctionTasks(RowTasks):
     """The questions of a function: rows like those of a file, as a list or an iterator.
 
-    A function with a parameter `split` is called for each split and returns its rows, or none.
+    A function with a parameter `split` is called for each split and returns its rows, or none; `seed` receives the
+    setting `split_seed`.
     """
 
     def __init__(self, config: RowsConfig, reference: str, function: Callable[..., Iterable[Any]]) -> None:
-        super().__init__(config, reference.rpartition(":")[2])
+        super().__init__(config, name_of(reference))
         self._reference, self._function = reference, function
 
     def records(self, faults: Faults) -> Iterable[Record]:
         """Yield every row that the function returns. Raises `RecipeError` if it raises, or returns no rows."""
-        splits = SPLITS if "split" in inspect.signature(self._function).parameters else [None]
-        for split in splits:
+        takes = inspect.signature(self._function).parameters
+        for split in SPLITS if "split" in takes else [None]:
+            passed = {"split": split, "seed": self.config.split_seed}
             try:
-                rows = list(self._function(**({} if split is None else {"split": split})))
-            except Exception as error:
+                rows = list(self._function(**{name: passed[name] for name in passed.keys() & takes.keys()}))
+            except Exception as error:  # what a user's function raises can be anything
                 raise RecipeError(
-                    f"{self._reference} gave no tasks: {type(error).__name__}: {error}",
+                    f"{self._reference} gave no tasks: {described(error)}",
                     code="tasks-failed",
-                    cause="it raised this" if error.__traceback__ and error.__traceback__.tb_next else "",
+                    cause=where_raised(error),
                     fix='return a list of rows such as {"question": "...", "answer": "..."}',
                 ) from error
             for number, row in enumerate(rows, 1):
                 place = f"row {number}" + (f" of {split}" if split else "")
                 for record in record_of(place, row, faults):
                     yield record if split is None else Record(place, {**record.fields, "split": split})
-
-
-def function_settings(reference: str, function: Callable[..., Any]) -> type[RowsConfig]:
-    """The settings of a function as a task source: those of its parameters other than `split`."""
-    own = [name for name in inspect.signature(function).parameters if name != "split"]
-
-    def build(self: RowsConfig, context: Context) -> FunctionTasks:
-        return FunctionTasks(self, reference, partial(function, **{name: getattr(self, name) for name in own}))
-
-    return settings_of(RowsConfig, reference, function, build=build, given=("split",))
 
 
 class RowsConfig(TasksConfig):
@@ -292,3 +294,18 @@ class FileTasksConfig(RowsConfig):
     component = FileTasks
 
     path: Path
+
+
+def own_tasks(kind: Kind, reference: str, value: Any) -> type[TasksConfig]:
+    """The settings of a task source of your own: a function of rows, or a class or object with `sample`."""
+    if made := class_or_object(kind, TasksConfig, reference, value, TaskSource, "sample"):
+        return made
+    what = "a function without parameters, or of `split`, that returns rows"
+    is_async = inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value)
+    if is_async or not callable(value) or isinstance(value, type):
+        raise not_of_kind(kind, reference, value, what)
+
+    def build(self: RowsConfig, context: Context) -> FunctionTasks:
+        return FunctionTasks(self, reference, partial(value, **own_values(self)))
+
+    return settings_of(RowsConfig, reference, value, build=build, given=("split", "seed"))

@@ -19,18 +19,14 @@ A `ValueError` from the function is an answer that the model can read; any other
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import copy
 import functools
 import inspect
 import json
 import keyword
 import re
-import threading
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
@@ -43,12 +39,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from midstream.core.component import Context, ToolConfig
+from midstream.core.component import Context, Kind, ToolConfig
 from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.own import load
+from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import Tool, ToolResult
+from midstream.core.threads import in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,23 +133,13 @@ class FunctionTool(Tool, Generic[P, R]):
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function can raise anything
                 return self._answer_or_raise(error)
 
-        # A daemon thread for each call: asyncio's pool has few threads, in which calls would queue, and the program
-        # could not end before they do.
-        done: Future[ToolResult] = Future()
-        done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
-
-        def run() -> None:
+        def work() -> ToolResult:
             try:
-                done.set_result(self._result_of(self._function(**self._validated(arguments))))
+                return self._result_of(self._function(**self._validated(arguments)))
             except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
-                try:
-                    done.set_result(self._answer_or_raise(error))
-                except BaseException as failure:  # noqa: BLE001
-                    done.set_exception(failure)
+                return self._answer_or_raise(error)
 
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
-        return await asyncio.wrap_future(done)
+        return await in_thread(work)
 
     def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""
@@ -362,34 +350,45 @@ class FunctionConfig(ToolConfig):
         Raises `UsageError` if it cannot be imported, or cannot be a tool.
         """
         found = load(self.function, _EXAMPLE)
-        if isinstance(found, FunctionTool):
-            return found.renamed(context.name)
-        if inspect.isfunction(found) or inspect.ismethod(found):
-            return tool(found, name=context.name)
         if isinstance(found, type):
-            try:
-                found = found()
-            except TypeError as error:
-                raise RecipeError(
-                    f"{self.function} cannot be created without arguments: {error}",
-                    code="tool-invalid",
-                    fix="create the object in its module, and name the object",
-                ) from error
-        if not isinstance(found, Tool):
-            raise RecipeError(
-                f"{self.function} is neither a function nor a tool: {found!r:.100}",
-                code="tool-invalid",
-                cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
-                fix="name a typed function with a docstring: docs/own-tool.md",
-            )
-        if why := blocking(unusable_schema(found.parameters)):
-            raise RecipeError(
-                f"the parameters of {self.function} cannot be used: {why}",
-                code="tool-schema-invalid",
-                cause="they are not a JSON schema that is complete in itself",
-                fix="correct the tool's `parameters`",
-            )
-        return _Renamed(found, checked_name(context.name))
+            found = own_tool("tool", self.function, found)().build(context)
+        return _named(self.function, found, context.name)
+
+
+def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
+    """The settings of a tool of your own: of a class its parameters, of a function or an object none."""
+    if isinstance(value, type) and issubclass(value, ToolConfig):
+        return value
+    if isinstance(value, type):
+        return class_settings(ToolConfig, reference, value, lambda made, context: _named(reference, made, context.name))
+
+    def build(self: ToolConfig, context: Context) -> Tool:
+        return _named(reference, value, context.name)
+
+    return settings_of(ToolConfig, reference, lambda: value, build=build)
+
+
+def _named(reference: str, found: Any, name: str) -> Tool:
+    """What a reference names as a tool called `name`. Raises `UsageError` if it cannot be one."""
+    if isinstance(found, FunctionTool):
+        return found.renamed(name)
+    if inspect.isfunction(found) or inspect.ismethod(found):
+        return tool(found, name=name)
+    if not isinstance(found, Tool):
+        raise RecipeError(
+            f"{reference} is neither a function nor a tool: {found!r:.100}",
+            code="tool-invalid",
+            cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
+            fix="name a typed function with a docstring: docs/own-tool.md",
+        )
+    if why := blocking(unusable_schema(found.parameters)):
+        raise RecipeError(
+            f"the parameters of {reference} cannot be used: {why}",
+            code="tool-schema-invalid",
+            cause="they are not a JSON schema that is complete in itself",
+            fix="correct the tool's `parameters`",
+        )
+    return _Renamed(found, checked_name(name))
 
 
 class _Renamed:

@@ -18,6 +18,7 @@ from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
+from midstream.training.own import Advantage
 from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
@@ -54,6 +55,8 @@ class FlowGRPO:
 
     def __post_init__(self) -> None:
         self.success = dict.fromkeys(self.families, 0.0)
+        own: Any = self.config.advantage
+        self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
     def state_dict(self) -> dict[str, float]:
         """What a checkpoint has to hold besides the learner's state."""
@@ -139,7 +142,7 @@ class FlowGRPO:
         if config.shuffle_rewards:
             trained = shuffle_rewards(trained, seed)
         batches = [
-            build_rows(part, config, role=self.role, seed=seed)
+            build_rows(part, config, role=self.role, seed=seed, advantage=self.advantage)
             for part in split_minibatches(trained, min(config.minibatches, len(trained)), seed)
         ]
         if all(batch.groups_broken == batch.groups for batch in batches):

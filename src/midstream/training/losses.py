@@ -149,6 +149,7 @@ class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
+        type: a function of your own in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
         clip_low: the lower bound of the ratio is 1 - `clip_low`
         clip_high: the upper bound of the ratio is 1 + `clip_high`
         dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
@@ -159,6 +160,7 @@ class PolicyLoss(Settings):
         horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
     """
 
+    type: str | None = None
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
@@ -182,12 +184,18 @@ class PolicyLoss(Settings):
         sampling, `ref_logprobs` are the reference policy's: `ValueError` if they are None and `kl_coefficient` is not
         0. Advantages and weights are those of the row, on each of its tokens.
         """
-        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        policy = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)
-        clipped = clipped_tokens(logprobs, old_logprobs, advantages, **clip)
+        policy, clipped = self.policy(logprobs, old_logprobs, advantages)
         if ref_logprobs is None:
             if self.kl_coefficient:
                 raise ValueError(f"kl_coefficient {self.kl_coefficient} needs ref_logprobs")
             return TokenLoss(weights * policy, policy.detach().new_zeros(policy.shape), clipped)
         kl = kl_estimate(logprobs, ref_logprobs, self.kl_kind)
         return TokenLoss(weights * policy + self.kl_coefficient * kl_weights * kl, kl.detach(), clipped)
+
+    def policy(
+        self, logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy loss of each token, unweighted and with gradient, and which tokens were clipped; all [_N]."""
+        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        loss = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)
+        return loss, clipped_tokens(logprobs, old_logprobs, advantages, **clip)

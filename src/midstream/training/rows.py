@@ -27,6 +27,7 @@ from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import row_weights
+from midstream.training.own import Advantage
 from midstream.training.settings import Baseline, TrainingConfig
 
 GroupT = TypeVar("GroupT")
@@ -56,6 +57,7 @@ def build_rows(
     *,
     role: str = "planner",
     seed: int = 0,
+    advantage: Advantage | None = None,
 ) -> RowBatch:
     """Turn groups into rows whose weights make the summed token loss the aggregate over the batch.
 
@@ -68,7 +70,7 @@ def build_rows(
     draw.
 
     `role` is the module that is trained, `seed` that of the draw of uniform groups: a group gets the same draw in any
-    split into mini-batches.
+    split into mini-batches. `advantage` gives the advantages of a group in place of `group_advantages`.
 
     Raises:
         UnsupportedError: no call of `role` in the usable groups has token ids and log-probabilities.
@@ -92,8 +94,11 @@ def build_rows(
             kept = random.Random(derive_seed(seed, "uniform_kl", *names)).random() < config.uniform_kl_fraction
             draw = 1 / config.uniform_kl_fraction if kept else 0.0
             left_out["uniform group whose KL term was not drawn"] += 0 if kept else len(group)
-        advantages = _advantages(group[0].task_id, rewards, group_runs, config)
-        for trajectory, own, advantage in zip(group, group_runs, advantages, strict=True):
+        if advantage is not None:
+            advantages = advantage(rewards, group)
+        else:
+            advantages = _advantages(group[0].task_id, rewards, group_runs, config)
+        for trajectory, own, value in zip(group, group_runs, advantages, strict=True):
             cut_off = trajectory.stop_reason in CUT_OFF or any(
                 last and run[-1].finish_reason == "length" for run, last in own
             )
@@ -103,7 +108,7 @@ def build_rows(
                 [
                     row_of(
                         run,
-                        advantage=advantage if config.credit == "broadcast" or last else 0.0,
+                        advantage=value if config.credit == "broadcast" or last else 0.0,
                         kl_weight=draw,
                         trajectory_id=trajectory.id,
                     )

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
 from midstream.core.component import Component
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
+from midstream.core.kinds import config_class
 from midstream.core.seeds import Seed
+from midstream.core.tables import located, parse_component, validate
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -198,6 +200,8 @@ class TrainingConfig(Settings):
         advantage_over: `trajectories` (the paper) or `turns` (its released code)
         credit: `broadcast` to every turn (the paper), or `final`: only the last turn
         baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
+        advantage: a function of your own in place of `baseline` and `normalize_by_std`: `"my_advantage.py:name"`, or a
+            table with this `type` and its settings
         normalize_by_std: divide advantages by the group's standard deviation
         overlong: see `training.overlong`: a penalty of length
         mask_cut_off: a trajectory that a limit of tokens, of the context or of time ended has no row; its reward still
@@ -222,11 +226,12 @@ class TrainingConfig(Settings):
     learning_rate: float = Field(default=6e-4, gt=0)
     warmup_steps: int = Field(default=5, ge=1)
     decay_steps: int = Field(default=0, ge=0)
-    loss: PolicyLoss = PolicyLoss()
+    loss: SerializeAsAny[PolicyLoss] = PolicyLoss()
     advantage_over: Literal["trajectories", "turns"] = "trajectories"
     credit: Literal["broadcast", "final"] = "broadcast"
     baseline: Baseline = "group_mean"
     normalize_by_std: bool = True
+    advantage: Component | None = None
     overlong: OverlongConfig | None = None
     mask_cut_off: bool = False
     resample_uniform: int = Field(default=0, ge=0)
@@ -257,6 +262,28 @@ class TrainingConfig(Settings):
         if isinstance(given, Mapping):  # anything else fails validation
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _own_loss(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping) or table.get("type") is None:
+            return table
+        named = located("loss", table["type"], "training.loss")
+        return validate(config_class("loss", named), {**table, "type": named}, "training.loss")
+
+    @field_validator("advantage", mode="before")
+    @classmethod
+    def _own_advantage(cls, table: Any) -> Any:
+        table = {"type": table} if isinstance(table, str) else table
+        return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
+
+    @model_validator(mode="after")
+    def _one_advantage(self) -> TrainingConfig:
+        others = {"baseline": "group_mean", "normalize_by_std": True, "advantage_over": "trajectories"}
+        changed = [name for name, default in others.items() if getattr(self, name) != default]
+        if self.advantage is not None and changed:
+            raise ValueError(f"advantage takes the place of {changed[0]}: leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _enough_groups(self) -> TrainingConfig:

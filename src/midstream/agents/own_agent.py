@@ -1,0 +1,289 @@
+"""An agent of your own: a function that asks a model and calls tools, or a class with `run` (`core.protocols.Agent`).
+
+    async def checked(question, tools, model):
+        first = await model(f"Answer in one word. {question}")
+        found = await tools["local_search"](query=first)
+        return await model(f"{question}\\nA first answer was {first}. A search says: {found}\\nAnswer in one word.")
+
+A function's run is recorded like any other: each tool call ends a turn, with the requests before it; the requests after
+the last one are its closing calls. So limits, events, costs and token ids are the same, and its model can be trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, ClassVar
+
+from pydantic import JsonValue
+
+from midstream.agents.rendering import ResultForm, result_writer
+from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
+from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError, UnsupportedError
+from midstream.core.events import TurnListener
+from midstream.core.json_schema import schema_error_async
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.own import name_of
+from midstream.core.own_settings import (
+    called,
+    class_or_object,
+    failure_of,
+    own_values,
+    parameters_of,
+    plain_function,
+    settings_of,
+)
+from midstream.core.protocols import Agent, Dialogue, Engine, LockstepEngine, Request, Tool
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.text import to_json
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Trajectory
+
+GIVEN = ("question", "task", "tools", "model", "models", "lessons")
+ROLE = "policy"  # of the calls of `model`, which are those that training learns from
+_PENDING = Call(role="")  # stands for a request until it is answered
+Chat = str | Sequence[Mapping[str, str] | Message]
+
+
+class AgentSettings(ComponentConfig):
+    """Settings of an agent of your own, next to those that it takes itself."""
+
+    asks = "optional"
+    role: ClassVar[str] = ROLE  # of the calls that are trained
+    dialogues: ClassVar[bool] = False  # it takes tasks that are dialogues
+
+
+class FunctionAgentSettings(AgentSettings):
+    """Settings of a function as an agent.
+
+    Attributes:
+        sampling: see `sampling`; `max_tokens` is the limit of one reply
+        observation_format: how it sees results that are JSON: `json`, `toon` or `auto`
+    """
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+    observation_format: ResultForm = "json"
+
+
+class Reply(str):
+    """The text of a model's reply; `call` is its record, with token counts and finish reason."""
+
+    call: Call
+
+
+class ToolText(str):
+    """The text of a tool's answer; `ok` is false if it gave none, or the arguments were invalid."""
+
+    ok: bool
+
+
+class _Run:
+    """One run under way: its record, and one draft for each turn, in the order in which they began."""
+
+    def __init__(self, contexts: Contexts, settings: FunctionAgentSettings) -> None:
+        self.contexts, self.settings = contexts, settings
+        self.write = result_writer(settings.observation_format)
+        self.drafts: list[Draft] = []
+        self.asked = 0  # requests so far, each of which has its own seed
+
+    def draft(self) -> Draft:
+        """The turn that takes the next request or tool call."""
+        if not self.drafts or self.drafts[-1].action is not None:
+            self.drafts.append(Draft(index=len(self.drafts) + 1))
+        return self.drafts[-1]
+
+    def written(self, record: Record, *, broken: bool) -> None:
+        """Write the turns into the record; the newest stays under way if it broke, and is the closing calls if not."""
+        for draft in self.drafts:
+            draft.calls = [call for call in draft.calls if call is not _PENDING]
+        last = self.drafts.pop() if self.drafts and (broken or self.drafts[-1].action is None) else None
+        record.turns += [draft.turn() for draft in self.drafts]
+        if broken:
+            record.draft = last
+        elif last is not None:
+            record.closing_calls = tuple(last.calls)
+
+
+class Model:
+    """A model, as an agent of your own asks it."""
+
+    def __init__(self, run: _Run, role: str) -> None:
+        self._run, self._role = run, role
+        engine = run.contexts.engines.get(role)
+        # An engine in this process answers one request of a trajectory at a time.
+        one_by_one = isinstance(engine, LockstepEngine)
+        self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if one_by_one else nullcontext()
+
+    async def __call__(
+        self,
+        messages: Chat,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        json_schema: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Ask the model and return its reply.
+
+        Args:
+            messages: a user's message, or a chat as dictionaries with `role` and `content`.
+            temperature: by default that of the agent's settings; so is `max_tokens`.
+            max_tokens: the limit of the reply.
+            stop: texts that end the reply.
+            json_schema: the schema of a reply in JSON, for servers that can hold to one.
+        """
+        run, draft = self._run, self._run.draft()
+        context = run.contexts.begin(self._role, draft.index)
+        assert context.engine is not None, "a recipe names the engine of each model"
+        changed = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop) or None}
+        given = {key: value for key, value in changed.items() if value is not None}
+        request = Request(
+            role=self._role,
+            messages=_chat(messages),
+            sampling=Sampling.model_validate(run.settings.sampling.model_dump() | given),
+            seed=derive_seed(context.seed, run.asked),
+            order=context.order,
+            json_schema=json_schema,
+            deadline_s=context.deadline_s,
+            emit=context.emit,
+        )
+        run.asked += 1
+        place = len(draft.calls)
+        draft.add_calls([_PENDING])
+        async with self._place:
+            call = draft.calls[place] = await context.engine.sample(request)
+        context.emit("call", call)
+        reply = Reply(call.completion)
+        reply.call = call
+        return reply
+
+
+class CallableTool:
+    """A tool, as an agent of your own calls it: `await tools["python"](code="print(1)")` returns its text."""
+
+    def __init__(self, run: _Run, tool: Tool) -> None:
+        self._run, self._tool = run, tool
+        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+
+    async def __call__(self, **arguments: JsonValue) -> ToolText:
+        """Call the tool within its limits; arguments that it does not take are an answer that is not ok."""
+        run = self._run
+        draft = run.draft()
+        emit = run.contexts.emitter(ROLE, draft.index)
+        draft.action = Action(tool=self.name, context=to_json(arguments))
+        draft.add("action", emit)
+        problem = await schema_error_async(arguments, self.parameters)
+        draft.command = Command(tool=self.name, arguments=arguments, error=problem)
+        draft.add("command", emit)
+        if problem is None:
+            draft.observation, calls = await observe(self._tool, arguments, run.write)
+            draft.add_calls(calls)
+        else:
+            draft.observation = Observation(status="error", text=problem)
+        draft.add("observation", emit)
+        text = ToolText(draft.observation.text)
+        text.ok = draft.observation.status == "ok"
+        return text
+
+
+class FunctionAgent(Agent):
+    """A function as an agent; it holds nothing of a task, so any number of runs may share it at once."""
+
+    def __init__(self, reference: str, function: Callable[..., Any], settings: FunctionAgentSettings) -> None:
+        self.name = name_of(reference)
+        self._reference, self._function, self._settings = reference, function, settings
+        self._takes = parameters_of(reference, function).keys() & GIVEN
+        self.shows_lessons = "lessons" in self._takes
+
+    async def run(
+        self,
+        task: Task,
+        tools: Sequence[Tool],
+        engines: Mapping[str, Engine],
+        *,
+        seed: int,
+        order: int = 0,
+        lessons: Lessons = NO_LESSONS,
+        deadline_s: float | None = None,
+        listener: TurnListener | None = None,
+        dialogue: Dialogue | None = None,
+    ) -> Trajectory:
+        """Call the function for one task. Raises `UnsupportedError` for a dialogue."""
+        if dialogue is not None:
+            raise UnsupportedError(
+                f"the agent {self.name} is a function, and was given a task that is a dialogue",
+                code="dialogues-not-supported",
+                fix='set agent.type = "interleaved", or write a class with `run`',
+            )
+        contexts = Contexts(
+            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
+        )
+        record = Record()
+        work = self._work(record, _Run(contexts, self._settings), task, tools)
+        return await record_run(record, work, task=task, agent=self.name, seed=seed)
+
+    async def close(self) -> None:
+        """Does nothing: there is nothing to release."""
+
+    async def _work(self, record: Record, run: _Run, task: Task, tools: Sequence[Tool]) -> None:
+        """The function's run; where a prompt no longer fits the model, it ends without an answer."""
+        values = {
+            "question": task.question,
+            "task": task,
+            "tools": {tool.name: CallableTool(run, tool) for tool in tools},
+            "model": Model(run, ROLE),
+            "models": {role: Model(run, role) for role in run.contexts.engines},
+            "lessons": run.contexts.lessons.get(ROLE, ""),
+        }
+        given = {name: values[name] for name in self._takes}
+        broken = True
+        try:
+            async with until(run.contexts.deadline_s):
+                record.answer = self._checked(await called(self._function, given | own_values(self._settings)))
+            record.stop_reason = "answered" if record.answer is not None else "ended"
+            broken = False
+        except PromptTooLongError as failure:
+            if not any(call is not _PENDING for draft in run.drafts for call in draft.calls):
+                raise  # nothing is sampled yet: the recipe or the task alone is too long
+            record.stop_reason, broken = "context_limit", False
+            run.draft().add_calls(failure.calls)
+        except MidstreamError:
+            raise
+        except Exception as error:  # what a user's function raises can be anything
+            raise failure_of("agent", self._reference, error) from error
+        finally:
+            run.written(record, broken=broken)
+        record.final = record.answer or ""
+        run.contexts.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
+
+    def _checked(self, answer: Any) -> str | None:
+        if answer is None or isinstance(answer, str):
+            return None if answer is None else str(answer)
+        raise InfrastructureError(
+            f"agent {self.name} returned {answer!r:.100}",
+            code="component-failed",
+            fix="return the answer as text, or None",
+            retryable=False,
+        )
+
+
+def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+    """The settings of an agent of your own: a function, or a class or object with `run`."""
+    if made := class_or_object(kind, AgentSettings, reference, value, Agent, "run"):
+        made.role = getattr(value, "role", ROLE)  # type: ignore[attr-defined]
+        made.dialogues = "dialogue" in parameters_of(reference, value.run)  # type: ignore[attr-defined]
+        return made
+    function = plain_function(kind, reference, value, f"a function that takes some of {', '.join(GIVEN)}")
+
+    def build(self: FunctionAgentSettings, context: Context) -> FunctionAgent:
+        return FunctionAgent(reference, function, self)
+
+    return settings_of(FunctionAgentSettings, reference, function, build=build, given=GIVEN)
+
+
+def _chat(messages: Chat) -> tuple[Message, ...]:
+    if isinstance(messages, str):
+        return (Message(role="user", content=messages),)
+    return tuple(message if isinstance(message, Message) else Message.model_validate(message) for message in messages)

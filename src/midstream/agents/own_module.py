@@ -1,0 +1,73 @@
+"""A plain function as an agent's module: `type = "my_planner.py:plan"`.
+
+    def plan(question, tools, memory) -> Action:
+        return Action(sub_goal="calculate", tool="python", context=question)
+
+It receives by name what the method of `core/protocols.py` receives, and returns its result, with or without calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+from midstream.agents.stream_policy import Policy
+from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.core.errors import InfrastructureError, MidstreamError
+from midstream.core.own_settings import (
+    called,
+    class_or_object,
+    failure_of,
+    own_values,
+    parameters_of,
+    plain_function,
+    settings_of,
+)
+from midstream.core.protocols import Analyst, Executor, Generator, Planner, Verifier
+from midstream.core.trajectory import Action, Call, Command, Verdict
+
+# By kind: its protocol, the method, and what the method's result is, next to the calls.
+_MODULES: dict[Kind, tuple[type, str, type]] = {
+    "planner": (Planner, "plan", Action),
+    "executor": (Executor, "command", Command),
+    "verifier": (Verifier, "verify", Verdict),
+    "generator": (Generator, "generate", str),
+    "analyst": (Analyst, "analyze", str),
+    "policy": (Policy, "reply", Call),
+}
+
+
+def own_module(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+    """The settings of a module of your own: a function, or a class or object with its kind's method."""
+    protocol, method, result = _MODULES[kind]
+    if made := class_or_object(kind, ComponentConfig, reference, value, protocol, method):
+        return made
+    names = [name for name in inspect.signature(getattr(protocol, method)).parameters if name != "self"]
+    what = f"a function that takes some of {', '.join(names)} and returns {result.__name__}"
+    function = plain_function(kind, reference, value, f"{what}, or a class with `{method}`")
+    takes = parameters_of(reference, function).keys() & names
+
+    def build(self: ComponentConfig, context: Context) -> Any:
+        async def call(*values: Any) -> Any:
+            given = {name: value for name, value in zip(names, values, strict=True) if name in takes}
+            try:
+                found = await called(function, given | own_values(self))
+            except MidstreamError:
+                raise
+            except Exception as error:  # what a user's function raises can be anything
+                raise failure_of(kind, reference, error) from error
+            with_calls = isinstance(found, tuple) and len(found) == 2
+            text, calls = found if with_calls else (found, ())
+            if not isinstance(text, result) and not (kind == "generator" and text is None):
+                raise InfrastructureError(
+                    f"{kind} {reference} returned {found!r:.100}",
+                    code="component-failed",
+                    fix=f"return {result.__name__}, or ({result.__name__}, calls)",
+                    retryable=False,
+                )
+            return text if kind == "policy" else (text, calls)
+
+        return SimpleNamespace(**{method: call})
+
+    return settings_of(ComponentConfig, reference, function, build=build, given=names, asks="optional")

@@ -1,0 +1,232 @@
+"""The settings of a component of your own: the parameters of its function or class.
+
+Parameters that midstream passes itself, such as a reward's `answer`, are no settings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import create_model
+from pydantic.errors import PydanticUserError
+
+from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.core.data import Settings
+from midstream.core.errors import InfrastructureError, RecipeError
+from midstream.core.own import name_of
+from midstream.core.threads import in_thread
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+_TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "library")  # keys that tables have anyway
+_OPTIONAL = {"dialogue"}  # an agent for questions alone need not take it
+_SHOWN = 500  # characters of a message
+
+
+def settings_of(
+    base: type[SettingsT],
+    reference: str,
+    function: Callable[..., Any],
+    *,
+    given: Collection[str] = (),
+    **attributes: Any,
+) -> type[SettingsT]:
+    """A subclass of `base` whose fields are the parameters of `function`, but for those that are `given` to it.
+
+    `attributes` are those of the class: its `build` and class variables.
+
+    Raises `RecipeError` for a parameter that cannot be a setting.
+    """
+    try:
+        hints = get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    fields: dict[str, Any] = {}
+    for name, parameter in parameters_of(reference, function).items():
+        if name in given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        known = name in hints or parameter.default is not parameter.empty or not given
+        if parameter.kind is parameter.POSITIONAL_ONLY or not known:
+            raise RecipeError(
+                f"{reference}: parameter {name!r} is neither a setting nor one of {', '.join(given)}",
+                code="component-invalid",
+                fix=f"rename it; or make it a setting, with a type and a default: {name}: int = 3",
+            )
+        if name in _TAKEN or name in base.model_fields or hasattr(base, name):
+            raise RecipeError(
+                f"{reference}: a setting cannot be called {name!r}",
+                code="component-invalid",
+                cause="its table has a key of this name already",
+                fix="rename the parameter",
+            )
+        fields[name] = (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
+    try:
+        made: Any = create_model(
+            f"{name_of(reference)}Config",
+            __base__=base,
+            __module__=__name__,
+            __doc__=inspect.getdoc(function),
+            **fields,
+        )
+    except (PydanticUserError, NameError) as error:
+        raise RecipeError(
+            f"a parameter of {reference} cannot be a setting: {error}",
+            code="component-invalid",
+            fix="give it a type that TOML has: str, int, float, bool, a list or a table of them",
+        ) from error
+    for name, value in {**attributes, "own_settings": tuple(fields)}.items():
+        setattr(made, name, value)
+    return made
+
+
+def class_settings(
+    base: type[ComponentConfig],
+    reference: str,
+    cls: type,
+    finish: Callable[[Any, Context], Any] = lambda made, context: made,
+) -> type[ComponentConfig]:
+    """Settings that are the parameters of a class; `context` receives the `Context`. `finish` checks the object."""
+
+    def build(self: ComponentConfig, context: Context) -> Any:
+        passed = given(cls, {"context": context}) | own_values(self)
+        try:
+            made = cls(**passed)
+        except Exception as error:  # what a user's class raises can be anything
+            raise RecipeError(
+                f"{reference} cannot be created: {described(error)}",
+                code="component-invalid",
+                cause=where_raised(error),
+                fix="correct its settings, or its constructor",
+            ) from error
+        return finish(made, context)
+
+    return settings_of(base, reference, cls, given=("context",), build=build, asks="optional")
+
+
+def object_settings(base: type[ComponentConfig], reference: str, value: Any) -> type[ComponentConfig]:
+    """An object as it is; whoever made it closes it."""
+
+    def build(self: ComponentConfig, context: Context) -> Any:
+        return value
+
+    return settings_of(base, reference, lambda: value, build=build, borrowed=True, asks="optional")
+
+
+def own_values(config: ComponentConfig) -> dict[str, Any]:
+    """The settings that are parameters of the user's function or class, by name."""
+    return {name: getattr(config, name) for name in type(config).own_settings}
+
+
+def given(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `values` that `function` has as parameters."""
+    return {name: value for name, value in values.items() if name in inspect.signature(function).parameters}
+
+
+def parameters_of(reference: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a user's function. Raises `RecipeError` if Python does not know them."""
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError) as error:
+        raise RecipeError(
+            f"the parameters of {reference} are not known: {error}",
+            code="component-invalid",
+            fix="name a function that is written with def",
+        ) from error
+
+
+def not_of_kind(kind: Kind, reference: str, value: Any, what: str) -> RecipeError:
+    """The error for an object that is no component of a kind; `what` says what one is."""
+    return RecipeError(
+        f"{reference} is no {kind}: {value!r:.100}",
+        code="component-invalid",
+        cause=f"a {kind} is {what}",
+        fix="docs/extending.md has an example of each kind",
+    )
+
+
+def class_or_object(
+    kind: Kind, base: type[ComponentConfig], reference: str, value: Any, protocol: type, method: str
+) -> type[ComponentConfig] | None:
+    """The settings of a class or object that has `method`; None for anything else, such as a function.
+
+    Raises `RecipeError` if an object lacks something of the protocol, or a method takes other arguments.
+    """
+    if not hasattr(value, method):
+        return None
+    if isinstance(value, type):
+        return class_settings(base, reference, value, lambda made, _: _complete(kind, reference, made, protocol))
+    return object_settings(base, reference, _complete(kind, reference, value, protocol))
+
+
+def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
+    """`value`, which has all that the protocol asks for."""
+    names = [name for name in {**protocol.__annotations__, **vars(protocol)} if not name.startswith("_")]
+    there = dir(value)  # `hasattr` would run properties
+    if missing := [name for name in names if name not in there]:
+        raise RecipeError(
+            f"{reference} is no {kind}: it has no {', '.join(missing)}",
+            code="component-invalid",
+            fix=f"add what is missing; class {type(value).__name__}({protocol.__name__}) inherits most of it",
+        )
+    for name in names:
+        wanted = vars(protocol).get(name)
+        if not inspect.isfunction(wanted):
+            continue
+        passed = [parameter for parameter in inspect.signature(wanted).parameters.values() if parameter.name != "self"]
+        by_name = {parameter.name for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+        try:
+            inspect.signature(getattr(value, name)).bind(
+                *(None for parameter in passed if parameter.name not in by_name),
+                **dict.fromkeys(by_name - _OPTIONAL),
+            )
+        except TypeError as error:
+            shown = ", ".join(parameter.name for parameter in passed)
+            raise RecipeError(
+                f"{reference}: `{name}` of a {kind} is called with ({shown}), and here: {error}",
+                code="component-invalid",
+                fix=f"give it these parameters (core/protocols.py, {protocol.__name__})",
+            ) from error
+    return value
+
+
+def plain_function(kind: Kind, reference: str, value: Any, what: str) -> Callable[..., Any]:
+    """The user's function. Raises `RecipeError` for anything else, and for one that yields in place of returning."""
+    if not callable(value) or isinstance(value, type):
+        raise not_of_kind(kind, reference, value, what)
+    if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
+        raise not_of_kind(kind, reference, value, f"{what}, which returns its result and does not yield it")
+    return value
+
+
+def failure_of(kind: Kind, reference: str, error: Exception) -> InfrastructureError:
+    """The error of a trajectory in which a user's function raised: not the model's doing, and the same again."""
+    return InfrastructureError(
+        f"{kind} {name_of(reference)} raised {described(error)}",
+        code="component-failed",
+        cause=where_raised(error),
+        fix="correct it",
+        retryable=False,
+    )
+
+
+def described(error: BaseException) -> str:
+    """The type and text of a user's exception."""
+    return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+
+
+def where_raised(error: BaseException) -> str:
+    """The line that raised an exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"raised in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+
+
+async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """The result of a user's function; one that is not `async` has a thread, so that other runs do not wait for it."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**values)
+    found = await in_thread(lambda: function(**values))
+    return await found if inspect.isawaitable(found) else found

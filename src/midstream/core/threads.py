@@ -1,0 +1,32 @@
+"""A function of a user's in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, called in a daemon thread with this context.
+
+    asyncio's pool has few threads, in which calls would queue, and the program could not end before they do.
+    """
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except StopIteration as error:  # which no future can hold
+            done.set_exception(RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
+            done.set_exception(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=[run], name="own", daemon=True).start()
+    return await asyncio.wrap_future(done)
