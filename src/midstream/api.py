@@ -52,6 +52,8 @@ from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.run import every_set, metric_of
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
+from midstream.exports.write import Exported, Format
+from midstream.exports.write import export as write_export
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, split, unproven
@@ -69,7 +71,15 @@ from midstream.recipe.overrides import (
     run_table,
     validation_recipe,
 )
-from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, recipes_directory, to_toml, with_overrides
+from midstream.recipe.schema import (
+    MODULES,
+    Recipe,
+    differing_settings,
+    parse_recipe,
+    recipes_directory,
+    to_toml,
+    with_overrides,
+)
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import session_of, validation_settings
 from midstream.report.run_results import evaluated_trajectories, write_report
@@ -389,6 +399,35 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
 def _member(compared: ComparedRun, result: EvaluationResult) -> Member:
     questions = frozenset(trajectory.question for trajectory in evaluated_trajectories(compared.run, result))
     return Member(name=compared.name, seed=compared.run.info().seed, result=result, questions=questions)
+
+
+def export(
+    run: RunDirectory | str | Path,
+    format: Format,
+    out: str | Path,
+    *,
+    part: str = "",
+    module: str | None = None,
+    everything: bool = False,
+) -> Exported:
+    """Write trajectories of a run in the format of another tool (docs/export.md).
+
+    Args:
+        run: the run directory, or its path.
+        format: "trl", "verl", "sft", "parquet", "atif" or "otel".
+        out: the new file; for "atif" the new directory.
+        part: a pattern of parts of the run, e.g. "step-*"; by default all that the format is for.
+        module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
+        everything: of "sft", failures too.
+
+    Raises:
+        UsageError: nothing is left to write, or `out` is there.
+    """
+    run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
+    if module is None:
+        agent: Any = run.info().resolved.get("agent", {})
+        [module, *_] = MODULES.get(agent.get("type", "agentflow"), ("",))
+    return write_export(run, format, Path(out), module=module, parts=part, everything=everything)
 
 
 def validate_library(

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "write the report of a run again",
     "verify": "check every file of a run: is anything damaged or missing?",
     "compare": "which of several evaluations is better, by how much, how surely",
+    "export": "trajectories as a data set for trainers, a table, or traces",
     "library": "what an agent has learned: look at its lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
 }
@@ -50,6 +51,7 @@ EXAMPLES = """examples:
   midstream show runs/demo             numbers; add an id for one trajectory
   midstream verify runs/demo           is any file damaged or missing?
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
+  midstream export runs/demo --format sft --out sft.jsonl
   midstream library show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe next to its controls"""
 

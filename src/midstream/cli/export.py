@@ -1,0 +1,47 @@
+"""`midstream export RUN --format FORMAT --out PATH`: trajectories of a run in the formats of other tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.text import Text
+
+from midstream import api
+from midstream.cli import options as shared
+from midstream.core.terminal import Terminal
+from midstream.exports.write import FORMATS
+from midstream.report.numbers import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`."""
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="what reads it")
+    parser.add_argument("--out", required=True, metavar="PATH", help="the file; for atif the directory")
+    parser.add_argument("--part", default="", metavar="GLOB", help="parts of the run, e.g. 'step-*' or 'eval-test*'")
+    parser.add_argument("--module", metavar="NAME", help="of trl and sft: whose replies (default: the one that learns)")
+    parser.add_argument("--all", dest="everything", action="store_true", help="of sft: failures too")
+    shared.add(parser, *shared.OUTPUT)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file; say what is in it, and what was left out."""
+    with shared.spinner("writing", silent=options.quiet):
+        done = api.export(
+            options.run,
+            options.format,
+            options.out,
+            part=options.part,
+            module=options.module,
+            everything=options.everything,
+        )
+    if options.json:
+        print(json.dumps({**asdict(done), "path": str(done.path)}))
+        return 0
+    console = Terminal()
+    console.print(Text(f"{counted(done.rows, 'row')} in {done.path}"), soft_wrap=True)
+    for reason, count in done.left_out.items():
+        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
+    return 0
