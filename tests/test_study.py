@@ -194,11 +194,12 @@ def test_paths_are_relative_to_the_file_and_set_is_texts_or_a_table(tmp_path: Pa
         ('set = { evaluation.temperatures = [0.0] }', "", "not-comparable", "'before'"),
         ('set = { evaluation.sets = [{ name = "sums", reward.type = "numeric" }] }', "", "not-comparable", "numeric"),
         ('set = ["tasks.path=others.jsonl"]', "", "not-comparable", "'arm 0'"),
+        ("set = { evaluation.sets = [{ name = 'sums', count = 2 }] }", "", "not-comparable", "2 are in both"),
         ("set = { agent.max_turn = 3 }", "", "recipe-invalid", "arm 'arm 0': the recipe is invalid: agent.max_turn"),
         ('recipe = "none.toml"', "", "unknown-recipe", "arm 'arm 0'"),
         ("", '[metrics]\nm = { value = "success", set = "other" }', "not-comparable", "'m'"),
     ],
-    ids=["sampling", "reward", "tasks", "key", "recipe", "metric"],
+    ids=["sampling", "reward", "tasks", "some-tasks", "key", "recipe", "metric"],
 )  # fmt: skip
 def test_arms_that_cannot_be_compared_are_refused_by_name(
     arm: str, more: str, code: str, named: str, tmp_path: Path
@@ -212,14 +213,11 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(
     assert not (tmp_path / "runs").exists()
 
 
-def test_other_budgets_and_some_other_tasks_are_noted(tmp_path: Path) -> None:
+def test_other_budgets_are_noted(tmp_path: Path) -> None:
     recipe = {"recipe": "flow-grpo-tiny"}
     arms = [{**recipe, "name": "a"}, {**recipe, "name": "b", "set": {"training": {"steps": 10}}}]
     [note] = [note for note in plan(StudyFile(name="s", arms=arms), tmp_path).notes if "trajectories" in note]
     assert "a on 16,640, b on 1,280" in note
-    own_recipe(tmp_path)
-    [note] = plan(own_study(tmp_path, 'set = { evaluation.sets = [{ name = "sums", count = 2 }] }'), tmp_path).notes
-    assert "has 2 tasks, that of arm 'plain' 4; 2 are in both" in note
 
 
 def test_two_arms_that_would_share_a_directory_are_refused() -> None:

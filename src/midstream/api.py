@@ -591,10 +591,17 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
+    check_own(run, build.resolved)
+    _announce(run.info().kind, build, listener)
+    _check_proven(build, weights, listener)
+
+
+def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
+    """Check that components of your own are those that a run began with. Raises `RunError` if not."""
     recorded = [component.digest for component in run.info().own]
     changed = [
         component.reference
-        for component, digest in zip(own.used(build.resolved), recorded, strict=True)
+        for component, digest in zip(own.used(resolved), recorded, strict=True)
         if component.digest != digest
     ]
     if changed:
@@ -604,8 +611,6 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             cause="results on both versions would be counted as one",
             fix=f"restore it (a copy of a file is in {run.own_dir}), or start over with --out",
         )
-    _announce(run.info().kind, build, listener)
-    _check_proven(build, weights, listener)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

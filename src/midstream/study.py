@@ -49,6 +49,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
+from midstream.recipe.build import Build, check_machine
 from midstream.recipe.check import check, set_reward
 from midstream.recipe.estimate import set_tasks
 from midstream.recipe.overrides import evaluation_recipe, run_recipe
@@ -362,6 +363,8 @@ def plan(
                 run = ArmRun(arm=arm, seed=seed, recipe=recipe, trained=trained, changes=changes, out=out)
                 _check_unchanged(run)
                 runs.append(run)
+            with Build(recipe) as build:
+                check_machine(build)
     return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
 
 
@@ -391,6 +394,7 @@ def _check_unchanged(run: ArmRun) -> None:
             cause="the study, its recipe or --set was changed since; results of both would be counted as one",
             fix=f"undo the change, give the arm another `directory`, or start over with --out or without {run.out}",
         )
+    api.check_own(begun, settings)
 
 
 def _trajectories_a_step(recipe: Recipe) -> int | None:
@@ -431,34 +435,31 @@ def _comparable(planned: Plan) -> Plan:
         notes.append("figures need matplotlib: pip install 'midstream[studies]'")
     for set_name in dict.fromkeys(metric.set for metric in metrics.values()):
         sets = {arm: chosen for arm, keys in offered.items() for (name, _), chosen in keys.items() if name == set_name}
-        notes += _same_measure(planned.recipes, sets)
+        _check_same_measure(planned.recipes, sets)
     return replace(planned, study=planned.study.model_copy(update={"metrics": metrics}), notes=notes)
 
 
 def _budget_note(recipes: Mapping[str, Recipe]) -> Iterator[str]:
     """Yield a note if arms learn from different numbers of trajectories, so that more of them may be all the gain."""
-    trained = {
-        arm: (recipe.training.steps, each)
+    budgets = {
+        arm: recipe.training.steps * each
         for arm, recipe in recipes.items()
         if recipe.training and (each := _trajectories_a_step(recipe))
     }
-    budgets = {arm: steps * each for arm, (steps, each) in trained.items()}
     if len(set(budgets.values())) > 1:
         counts = ", ".join(f"{arm} on {count:,}" for arm, count in budgets.items())
         yield f"the arms train on different numbers of trajectories: {counts}"
 
 
-def _same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetConfig]) -> Iterator[str]:
-    """Compare each arm's set with the first arm's: yields a note if some tasks are not in both.
-
-    Raises `UsageError` if the two have different rewards, or no task in common.
-    """
-    first = next(iter(sets))
-    measures = {
-        arm: (set_reward(recipes[arm], chosen).table(), set_tasks(recipes[arm], chosen)) for arm, chosen in sets.items()
-    }
-    reward, tasks = measures[first]
-    for arm, (other_reward, other_tasks) in measures.items():
+def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetConfig]) -> None:
+    """Raise `UsageError` if an arm's set has another reward, or other tasks, than the first arm's."""
+    measures = {}
+    for arm, chosen in sets.items():
+        tasks = set_tasks(recipes[arm], chosen)  # None: on the Hugging Face Hub
+        asked = None if tasks is None else frozenset(task.question for task in tasks)
+        measures[arm] = (set_reward(recipes[arm], chosen).table(), asked)
+    (first, (reward, questions)), *others = measures.items()
+    for arm, (other_reward, other_questions) in others:
         where, same = f"set {sets[arm].name!r} of arm {arm!r}", f"that of arm {first!r}"
         if other_reward != reward:
             raise UsageError(
@@ -467,19 +468,14 @@ def _same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetConfig]) 
                 cause="scores of two rewards are two quantities: their difference says nothing about the arms",
                 fix="give the set one `reward` in all arms; each recipe's own [reward] then serves training alone",
             )
-        if tasks is None or other_tasks is None:
-            continue  # they are on the Hugging Face Hub
-        questions = {task.question for task in other_tasks}
-        both = sum(task.question in questions for task in tasks)
-        if not both:
+        if questions is not None and other_questions is not None and other_questions != questions:
+            both = len(questions & other_questions)
             raise UsageError(
-                f"{where} has no task in common with {same}",
+                f"{where} has {len(other_questions):,} tasks, {same} {len(questions):,}; {both:,} are in both",
                 code="not-comparable",
                 cause="the arms have other [tasks], or other settings of [[evaluation.sets]]",
                 fix="evaluate all arms on the same tasks",
             )
-        if not both == len(tasks) == len(other_tasks):
-            yield f"{where} has {len(other_tasks):,} tasks, {same} {len(tasks):,}; {both:,} are in both"
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_other_rewards_and_other_tasks_are_refused() -> None:
     with raises("not-comparable", "exact match", "judge"):
         compare_groups(("a", first), ("b", members((0.1, 0.2), metric="judge")))
     other = [Member(name="x", seed=0, result=RESULT, questions=frozenset({"another?"}))]
-    with raises("not-comparable", "a", "b"):
+    with raises("not-comparable", "x", "0 are in both"):
         compare_groups(("a", first), ("b", other))
 
 

@@ -142,7 +142,9 @@ def _compare_groups(words: Sequence[str], *, as_json: bool) -> int:
         several = [pair for pair in comparison.found if (pair.set_name, pair.sampling) == key]
         console.print(group_table(several))
         for pair in several:
-            console.print(Text(f"{sentence(letters, pair)}\n  {pair.method}", VERDICT_COLORS.get(pair.verdict, "")))
+            console.print(
+                Text(f"{sentence(letters, pair)}\n  {pair.method}", VERDICT_COLORS.get(pair.verdict or "", ""))
+            )
         console.print()
     if notes:
         console.print(Text("\n".join(notes), "yellow"))

@@ -14,7 +14,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.evaluation.estimates import Interval, t_quantile
-from midstream.evaluation.pairs import Verdict
+from midstream.evaluation.pairs import Verdict, check_rewards
 
 PAIRED = "Student's t over differences paired by seed"
 UNPAIRED = "Welch's t over runs, not paired: the groups have other seeds"
@@ -63,30 +63,20 @@ def compare_groups(
     weights) cancels out. With several `comparisons` each gets the level 1 - 0.05 / `comparisons` (Bonferroni).
 
     Raises:
-        UsageError: the members were scored by different rewards, or the groups share no task.
+        UsageError: the members were scored by different rewards, or evaluated on different tasks.
     """
     (first_name, ours), (other_name, theirs) = first, other
-    head, *rest = [*ours, *theirs]
-    for member in rest:
-        if (member.result.metric, member.result.judged) != (head.result.metric, head.result.judged):
+    head = ours[0]
+    check_rewards([(member.name, member.result) for member in (*ours, *theirs)])
+    for member in (*ours, *theirs):
+        if member.questions != head.questions:
             raise UsageError(
-                f"{head.result.set_name!r} was scored by {head.result.metric} in {head.name} and by "
-                f"{member.result.metric} in {member.name}",
+                f"{member.name} has {len(member.questions):,} tasks of {head.result.set_name!r}, {head.name} "
+                f"{len(head.questions):,}; {len(head.questions & member.questions):,} are in both",
                 code="not-comparable",
-                cause="scores of two rewards are two quantities: their difference says nothing about the agents",
-                fix="evaluate all with the same reward",
+                cause="means over other tasks are two quantities; a set's seed, count or file differs",
+                fix="evaluate all on the same set, or compare two runs on what they share: midstream compare RUN RUN",
             )
-    if (
-        frozenset[str]()
-        .union(*(member.questions for member in ours))
-        .isdisjoint(question for member in theirs for question in member.questions)
-    ):
-        raise UsageError(
-            f"{first_name} and {other_name} have no task of {head.result.set_name!r} in common",
-            code="not-comparable",
-            cause="their sets of this name hold other tasks (another seed, count or file)",
-            fix="evaluate both on the same set with the same seed",
-        )
     ours, theirs = (sorted(group, key=lambda member: member.seed) for group in (ours, theirs))
     seeds = [tuple(member.seed for member in group) for group in (ours, theirs)]
     values = [tuple(member.result.success for member in group) for group in (ours, theirs)]

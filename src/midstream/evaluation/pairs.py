@@ -106,16 +106,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
     different rewards, share no task, or have other questions or answers under one id, or if no shared task has a result
     on both sides.
     """
-    scored = (first.result.metric, first.result.judged)
-    if scored != (other.result.metric, other.result.judged):
-        rewards = {side.name: side.result.metric + ", a model," * side.result.judged for side in (first, other)}
-        raise UsageError(
-            f"{first.result.set_name!r} was scored by {rewards[first.name]} in {first.name} "
-            f"and by {rewards[other.name]} in {other.name}",
-            code="not-comparable",
-            cause="scores of two rewards are two quantities: their difference says nothing about the agents",
-            fix="evaluate both with the same reward",
-        )
+    check_rewards([(side.name, side.result) for side in (first, other)])
     ours, theirs = _by_task(first), _by_task(other)
     shared = [task for task in ours if task in theirs]
     if not shared:
@@ -176,6 +167,20 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         tools=tool_shifts(*([side[pair.task_id].tools for pair in pairs] for side in (ours, theirs))),
         differing=tuple(pair for pair in pairs if pair.difference),
     )
+
+
+def check_rewards(results: Sequence[tuple[str, EvaluationResult]]) -> None:
+    """Raise `UsageError` if results of one set, each with its run's name, were scored by different rewards."""
+    (first, head), *others = results
+    for other, result in others:
+        if (result.metric, result.judged) != (head.metric, head.judged):
+            ours, theirs = (each.metric + ", a model," * each.judged for each in (head, result))
+            raise UsageError(
+                f"{head.set_name!r} was scored by {ours} in {first} and by {theirs} in {other}",
+                code="not-comparable",
+                cause="scores of two rewards are two quantities: their difference says nothing about the agents",
+                fix="evaluate both with the same reward",
+            )
 
 
 def difference_interval(differences: Sequence[float], error: float = 0.05) -> Interval:
