@@ -7,6 +7,7 @@ argparse, log records, warnings, tracebacks.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,13 @@ class Terminal(Console):
         for name in ("stdout", "stderr"):
             if isinstance(stream := getattr(sys, name), FileProxy):
                 setattr(sys, name, CleanStream(stream))
+
+
+def plain_text(renderable: RenderableType, width: int = 100) -> str:
+    """What a terminal would show, without colors."""
+    console = Terminal(width=width, file=io.StringIO(), color_system=None)
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 class CleanStream:
