@@ -12,11 +12,14 @@ import pytest
 import midstream
 
 PUBLIC = """
-Action Agent AgentFlow Build Call Command Engine EngineError Environment ExactMatch Executor Generator
-InfrastructureError Interleaved Memory Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner
-Recipe RecipeError Request Reward RewardError Run RunDirectory Sampling Score Task Tasks Tool ToolResult
-ToolServerError TrainingError Trajectory Turn UsageError Verdict Verifier compare evaluate load_recipe parse_recipe
-practice resume solve tasks tool train
+AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError Run Score Task Tasks Tool ToolResult
+Trajectory Turn UsageError aevaluate apractice aresume asolve atrain compare evaluate practice resume reward solve tasks
+tool train
+""".split()
+MORE = """
+Action Agent Build Call Command EngineError Environment ExactMatch Executor Generator Memory Message ModuleContext
+Observation OpenAICompatibleEngine Planner Recipe RecipeError Request Reward RewardError RunDirectory Sampling
+ToolServerError TrainingError Verdict Verifier load_recipe parse_recipe
 """.split()
 
 
@@ -27,9 +30,10 @@ def python(code: str) -> str:
 
 def test_exported_names_are_pinned():
     assert midstream.__all__ == PUBLIC
+    assert sorted(midstream._MODULES) == sorted([*PUBLIC, *MORE])
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [*PUBLIC, *MORE])
 def test_every_name_is_the_object_it_says(name):
     value = getattr(midstream, name)
     assert value.__name__ == name

@@ -1,13 +1,15 @@
 """midstream: agents that learn from the outcome of their own runs.
 
-    from midstream import Build, load_recipe
-    from midstream.rollout import rollout
+    import midstream as ms
 
-    with Build(load_recipe("flow-grpo-tiny")) as build:
-        groups = asyncio.run(rollout(build.environment(), tasks, group_size=8, seed=0))
+    agent = ms.AgentFlow(model="ollama/qwen2.5:7b", tools=["python"])
+    tasks = ms.tasks("questions.jsonl")
+    before = ms.evaluate(agent, tasks.test)
+    run = ms.practice(agent, tasks.train, out="runs/mine")
+    print(ms.compare(before, ms.evaluate(run.agent, tasks.test)))
 
-A name is imported from its module on first use, so `import midstream` is quick and needs no torch. `midstream.api`
-starts and continues runs; `midstream.rollout` is the module.
+docs/python.md has every name. A name is imported from its module on first use, so `import midstream` is quick and needs
+no torch.
 """
 
 from __future__ import annotations
@@ -17,40 +19,49 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.core.version import __version__ as __version__
 
-# Public names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
+# Names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
-    "core.errors": "EngineError InfrastructureError MidstreamError RecipeError RewardError ToolServerError "
-    "TrainingError UsageError",
-    "core.protocols": "Agent Engine Executor Generator ModuleContext Planner Request Reward Tool ToolResult Verifier",
+    "core.errors": "InfrastructureError MidstreamError UsageError",
+    "core.protocols": "Engine Tool ToolResult",
     "core.task": "Task",
-    "core.trajectory": "Action Call Command Memory Message Observation Sampling Score Trajectory Turn Verdict",
-    "engines.openai.engine": "OpenAICompatibleEngine",
+    "core.trajectory": "Score Trajectory Turn",
     "interface.agents": "AgentFlow Interleaved",
+    "interface.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
-    "interface.work": "compare evaluate practice resume solve train",
+    "interface.work": "aevaluate apractice aresume asolve atrain compare evaluate practice resume solve train",
+    "rewards.own": "reward",
+    "tools.function": "tool",
+}
+# Names for components of your own, and for work without these functions.
+_MORE = {
+    "core.errors": "EngineError RecipeError RewardError ToolServerError TrainingError",
+    "core.protocols": "Agent Executor Generator ModuleContext Planner Request Reward Verifier",
+    "core.trajectory": "Action Call Command Memory Message Observation Sampling Verdict",
+    "engines.openai.engine": "OpenAICompatibleEngine",
     "recipe.build": "Build",
     "recipe.schema": "Recipe load_recipe parse_recipe",
     "rewards.exact_match": "ExactMatch",
     "rollout": "Environment",
     "runs": "RunDirectory",
-    "tools.function": "tool",
 }
-_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = {
+    name: f"{__name__}.{module}" for module, names in (*_NAMES.items(), *_MORE.items()) for name in names.split()
+}
+__all__ = sorted(" ".join(_NAMES.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]
 
 # fmt: off
 if TYPE_CHECKING:
     # isort: off
     from midstream.core.errors import (
-        EngineError as EngineError, InfrastructureError as InfrastructureError, MidstreamError as MidstreamError,
-        RecipeError as RecipeError, RewardError as RewardError, ToolServerError as ToolServerError,
-        TrainingError as TrainingError, UsageError as UsageError,
+        EngineError as EngineError, InfrastructureError as InfrastructureError,
+        MidstreamError as MidstreamError, RecipeError as RecipeError, RewardError as RewardError,
+        ToolServerError as ToolServerError, TrainingError as TrainingError, UsageError as UsageError,
     )
     from midstream.core.protocols import (
-        Agent as Agent, Engine as Engine, Executor as Executor, Generator as Generator, ModuleContext as ModuleContext,
-        Planner as Planner, Request as Request, Reward as Reward, Tool as Tool, ToolResult as ToolResult,
-        Verifier as Verifier,
+        Agent as Agent, Engine as Engine, Executor as Executor, Generator as Generator,
+        ModuleContext as ModuleContext, Planner as Planner, Request as Request, Reward as Reward, Tool as Tool,
+        ToolResult as ToolResult, Verifier as Verifier,
     )
     from midstream.core.task import Task as Task
     from midstream.core.trajectory import (
@@ -60,15 +71,18 @@ if TYPE_CHECKING:
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
     from midstream.interface.agents import AgentFlow as AgentFlow, Interleaved as Interleaved
+    from midstream.interface.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
     from midstream.interface.work import (
+        aevaluate as aevaluate, apractice as apractice, aresume as aresume, asolve as asolve, atrain as atrain,
         compare as compare, evaluate as evaluate, practice as practice, resume as resume, solve as solve,
         train as train,
     )
     from midstream.recipe.build import Build as Build
     from midstream.recipe.schema import Recipe as Recipe, load_recipe as load_recipe, parse_recipe as parse_recipe
     from midstream.rewards.exact_match import ExactMatch as ExactMatch
+    from midstream.rewards.own import reward as reward
     from midstream.rollout import Environment as Environment
     from midstream.runs import RunDirectory as RunDirectory
     from midstream.tools.function import tool as tool

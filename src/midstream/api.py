@@ -24,25 +24,24 @@ import asyncio
 import os
 import shlex
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Unpack
-
-from rich.text import Text
 
 from midstream.core import lessons, own
 from midstream.core.component import EngineConfig
 from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
-from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, RunLoads, Work
+from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.protocols import Tracker
 from midstream.core.task import Task
-from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.settings import require_torch
 from midstream.evaluation import result_name
@@ -82,6 +81,7 @@ from midstream.recipe.schema import (
 )
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import session_of, validation_settings
+from midstream.report.progress import print_warnings
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import rollout
@@ -106,12 +106,6 @@ RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 Comparable = RunDirectory | str | Path
 
 
-def print_warnings(event: RunEvent) -> None:
-    """The default listener: print warnings on standard error."""
-    if isinstance(event, Note):
-        Terminal(stderr=True).print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
-
-
 def train(
     recipe: Recipe | str,
     out: str | Path | None = None,
@@ -133,7 +127,7 @@ def train(
         RunError: `out` is not empty, or with `exist_ok` holds a run of another recipe.
     """
     recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
-    root = Path(out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    root = Path(out) if out else _new_root(f"{recipe.name}-s{recipe.seed}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
     if run is not None and (run.info().kind == "evaluation" or check(run_recipe(run)) != check(recipe)):
         raise RunError(
@@ -230,7 +224,7 @@ def evaluate(
         record=os.path.abspath(record) if record else None,
         replay=os.path.abspath(replay) if replay else None,
     )
-    root = Path(out or f"runs/eval-{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    root = Path(out) if out else _new_root(f"eval-{recipe.name}")
     begun = RunDirectory.open(root) if (root / "run.json").exists() else None
     if retry_errors and out is None:
         raise UsageError(
@@ -572,6 +566,20 @@ def _train(
             write_report(run)
             run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
     return run
+
+
+_naming = threading.Lock()
+_new_roots: set[Path] = set()  # directories of this process, whose runs may begin in one second, and in several threads
+
+
+def _new_root(name: str) -> Path:
+    """A run directory under `runs/` that nothing has."""
+    base = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    places = chain([base], (base.with_name(f"{base.name}-{number}") for number in count(2)))
+    with _naming:
+        root = next(place for place in places if place not in _new_roots and not place.exists())
+        _new_roots.add(root)
+    return Path(os.path.relpath(root))
 
 
 def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:

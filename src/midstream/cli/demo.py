@@ -12,6 +12,7 @@ from midstream.cli.show import show_result
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import changed_recipe
 from midstream.report import tables
+from midstream.report.progress import progress
 from midstream.report.run_results import next_steps, run_limits, samples
 from midstream.report.turn_rows import template_of
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(RECIPE, overrides=options.overrides, seed=options.seed)
     if options.dry_run:
         return shared.dry_run(recipe, "train")
-    with shared.progress(options) as listener:
+    with progress(quiet=options.quiet) as listener:
         run = api.train(recipe, options.out or RUN, exist_ok=not options.no_resume, listener=listener)
     show_result(run, as_json=options.json)
     if options.json:

@@ -8,6 +8,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation
 from midstream.recipe.overrides import EvaluationChanges, evaluation_recipe
+from midstream.report.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         trained = api.trained_run(options.target)
         return shared.dry_run(evaluation_recipe(trained or options.target, **changes), "eval", options.replay)
-    with shared.progress(options) as listener:
+    with progress(quiet=options.quiet) as listener:
         run = api.evaluate(
             options.target,
             options.out,

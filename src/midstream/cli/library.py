@@ -29,6 +29,7 @@ from midstream.recipe.schema import MODULES, to_toml
 from midstream.recipe.sessions import validation_settings
 from midstream.report.practice_data import spent_text
 from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
+from midstream.report.progress import progress
 from midstream.training_free.commit import read_library
 from midstream.training_free.library import Library, render_modules
 from midstream.training_free.library_text import edited, to_json, to_markdown
@@ -198,7 +199,7 @@ def validate_library(options: argparse.Namespace) -> int:
         most = f"{2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
         print(f"# At most {most}")
         return 0
-    with shared.spinner("validating", silent=options.quiet) as status, shared.progress(options) as show:
+    with shared.spinner("validating", silent=options.quiet) as status, progress(quiet=options.quiet) as show:
 
         def listen(event: RunEvent) -> None:
             if isinstance(event, Phase) and status is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +11,12 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream import api
-from midstream.core.events import AgentBuilt, Listener, Note, RunEvent, RunLoads, ServerStarts
+from midstream.core.events import Note
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
-from midstream.report.progress import terminal_progress
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
@@ -75,43 +73,6 @@ def agent_changes(options: argparse.Namespace) -> AgentChanges:
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
     """Show on standard error that work is under way."""
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
-
-
-def print_server(event: ServerStarts, console: Terminal) -> None:
-    """Say which server starts, or after how long it answers."""
-    words = f"{event.command} (log {event.log})" if event.ready_s is None else f"answers after {event.ready_s:.0f} s"
-    console.print(f"server  {words}", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def progress(options: argparse.Namespace) -> Iterator[Listener]:
-    """Show a run on standard error while it works; with `--quiet` its warnings only."""
-    console = Terminal(stderr=True)
-    with ExitStack() as screen:
-        display: Listener = api.print_warnings  # until the agent is built
-
-        def listen(event: RunEvent) -> None:
-            nonlocal display
-            if isinstance(event, RunLoads):
-                if not options.quiet:
-                    what = "PyTorch and the agent" if event.pytorch else "the agent"
-                    line = f"{event.recipe} in {event.directory}: loading {what}"
-                    console.print(line, highlight=False, soft_wrap=True)
-                return
-            if isinstance(event, ServerStarts):
-                if not options.quiet:
-                    print_server(event, console)
-                return
-            if not isinstance(event, AgentBuilt):
-                display(event)
-                return
-            for name, value in (("sandbox ", event.sandbox), ("tools   replayed from ", event.replay)):
-                if value and not options.quiet:
-                    console.print(name + value, highlight=False, soft_wrap=True)
-            if event.work in ("training", "practice", "evaluation"):
-                display = screen.enter_context(terminal_progress(event.work, console, quiet=options.quiet))
-
-        yield listen
 
 
 def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", replay: Path | None = None) -> int:

@@ -8,6 +8,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation, show_result
 from midstream.core.terminal import Terminal
+from midstream.report.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Resume, then show the results."""
-    with shared.progress(options) as listener:
+    with progress(quiet=options.quiet) as listener:
         run = api.resume(
             options.run,
             overrides=options.overrides,

@@ -16,12 +16,11 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.errors import RunError, UsageError
 from midstream.core.terminal import Terminal
-from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
 from midstream.report.numbers import counted, nothing_learned
 from midstream.report.practice_data import PracticeData, practice_data
-from midstream.report.run_results import evaluated_trajectories
+from midstream.report.run_results import evaluated_trajectories, run_view
 from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
@@ -67,14 +66,10 @@ def run(options: argparse.Namespace) -> int:
     elif info.kind == "evaluation":
         show_evaluation(run)
     elif info.kind == "practice":
-        console = Terminal()
-        console.print(practice_tables.practice_view(practice_data(run, whole=False)))
-        _print_resume(console, run)
+        Terminal().print(run_view(run))
+        _print_resume(Terminal(), run)
     else:
-        console, training = Terminal(), run_recipe(run).training
-        metrics, evaluations = run.metrics.read(skip_damage), run.evaluations.read(skip_damage)
-        steps = training.steps if training else 0
-        console.print(tables.run_summary(str(run.root), info.recipe_name, steps, metrics, evaluations))
+        Terminal().print(run_view(run))
         _show_status(run)
     return 0
 

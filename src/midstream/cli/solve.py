@@ -12,6 +12,7 @@ from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, agent_recipe
+from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
             nonlocal timeline
             if isinstance(event, ServerStarts):
                 if not silent:
-                    shared.print_server(event, Terminal(stderr=True))
+                    print_server(event, Terminal(stderr=True))
             elif isinstance(event, AgentBuilt) and not silent:
                 template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
                 timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template)

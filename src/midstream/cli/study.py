@@ -13,6 +13,7 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
+from midstream.report.progress import progress
 
 if TYPE_CHECKING:
     from midstream.study import Plan, StudyResult
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     result = run_study(
         planned,
         report=lambda text: None if options.quiet else console.print(text, highlight=False),
-        progress=lambda: shared.progress(options),
+        progress=lambda: progress(quiet=options.quiet),
     )
     if options.json:
         print((root / "study.json").read_text(encoding="utf-8"), end="")

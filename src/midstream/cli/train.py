@@ -9,6 +9,7 @@ from midstream.cli import options as shared
 from midstream.cli.show import show_result
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import changed_recipe
+from midstream.report.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(options.recipe, **shared.agent_changes(options))
     if options.dry_run:
         return shared.dry_run(recipe, "train", options.replay)
-    with shared.progress(options) as listener:
+    with progress(quiet=options.quiet) as listener:
         run = api.train(
             recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
         )

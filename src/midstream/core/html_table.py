@@ -17,6 +17,9 @@ def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
         return f'<{tag} style="text-align: left; white-space: pre-wrap">{html.escape(text)}</{tag}>'
 
     heads = list(rows[0]) if rows else []
-    lines = ["".join(cell("th", head) for head in heads), *("".join(cell("td", row.get(h)) for h in heads) for row in rows)]
+    lines = [
+        "".join(cell("th", head) for head in heads),
+        *("".join(cell("td", row.get(h)) for h in heads) for row in rows),
+    ]
     table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if rows else ""
     return table + "".join(f"<div>{html.escape(visible(note))}</div>" for note in notes)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from midstream.core.component import Table
 from midstream.core.errors import UsageError
+from midstream.core.html_table import html_table
 from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.interface.names import shown_table
 from midstream.recipe.overrides import chosen_tools
-from midstream.recipe.schema import merge, modules_of, read_table
+from midstream.recipe.schema import MODULES, merge, overrides_of, read_table, with_overrides
 
 LOCAL = "local"
 
@@ -22,62 +22,67 @@ class AgentSpec:
 
     Args:
         recipe: the recipe whose agent it changes.
-        model: `"provider/name"`, such as "ollama/qwen2.5:7b" or "openai/gpt-4o-mini"; a name alone is one of OpenAI, or
-            of the server at `base_url`; "local/NAME" is a model of the Hugging Face Hub, or a directory, that is loaded
-            into this process and can be trained; or an `Engine`.
+        model: `"provider/name"`, such as "ollama/qwen2.5:7b" or "openai/gpt-4o-mini"; any name with `base_url`;
+            "local/NAME" is a model of the Hugging Face Hub, or a directory, that is loaded into this process and can be
+            trained; or an `Engine`.
         tools: functions, `Tool`s, names of midstream's tools ("python"), or "my_tools.py:name".
         base_url: the address of an OpenAI-compatible server.
-        settings: other settings of a recipe, by their names: `{"agent.max_turns": 5}`.
-        modules: objects, classes or "file.py:name" in place of prompted modules, by name.
+        settings: others of a recipe, by their names: `{"agent.max_turns": 5}`.
+        modules: objects, classes or "file.py:name" in place of the modules that ask the model, by name.
     """
 
     def __init__(
         self,
         recipe: str,
         model: str | Engine | None,
-        tools: Iterable[Any] | None,
+        tools: Iterable[Any],
         *,
         base_url: str | None,
         settings: Mapping[str, Any] | None,
-        modules: Mapping[str, Any] | None = None,
+        modules: Mapping[str, Any],
     ) -> None:
         table = read_table(recipe)
         if model is not None:
-            table["engines"] = {**table.get("engines", {}), "model": _engine_table(model, base_url)}
-        elif base_url is not None:
-            raise UsageError("base_url without model", code="missing-option", fix='name a model: model="NAME"')
-        if tools is not None:
-            table["tools"] = _tool_tables(tools)
-        for name, module in (modules or {}).items():
+            table["engines"] = {"model": _engine_table(model, base_url)}
+        elif base_url is not None or None in modules.values():
+            raise UsageError(
+                f"{type(self).__name__} has no model",
+                code="missing-option",
+                fix='name one, e.g. model="ollama/qwen2.5:7b", or model="NAME" with base_url="http://localhost:8000/v1"',
+            )
+        else:  # every module is a program
+            table["engines"] = {}
+        table["tools"] = _tool_tables(tools)
+        for name, module in modules.items():
             if module is not None:
-                engine = {"engine": "model"} if isinstance(module, type | str) else {}
-                table["agent"][name] = {**engine, "type": named(module)}
-        for key, value in (settings or {}).items():
-            for part in reversed(key.split(".")):
-                value = {part: value}
-            table = merge(table, value)
-        self._table = table
+                asks = {"engine": "model"} if model is not None and isinstance(module, type | str) else {}
+                table["agent"][name] = {**asks, "type": named(module)}
+        self._table = with_overrides(table, overrides_of(settings))
 
     def table(self) -> Table:
         """The recipe's table of this agent."""
         return merge({}, self._table)
 
     def __repr__(self) -> str:
-        table = self._table
-        engine = table["engines"]["model"]
-        tools = ", ".join(table["tools"]) or "none"
-        return f"<{type(self).__name__} model {engine.get('model', engine['type'])}, tools {tools}>"
+        return f"<{type(self).__name__}: {', '.join(f'{key} {value}' for key, value in self._rows().items())}>"
 
     def _repr_html_(self) -> str:
-        trained = modules_of(self._table["agent"])
-        rows = {"agent": type(self).__name__, "modules": ", ".join(trained), "tools": ", ".join(self._table["tools"])}
-        return shown_table([rows])
+        return html_table([{"agent": type(self).__name__, **self._rows()}])
+
+    def _rows(self) -> dict[str, str]:
+        agent, engines = self._table["agent"], self._table["engines"]
+        rows = {}
+        for module in MODULES[agent.get("type", "agentflow")]:
+            engine = engines.get(agent[module].get("engine"), {})
+            rows[module] = str(engine.get("model", engine.get("type", agent[module]["type"])))
+        return {**rows, "tools": ", ".join(self._table["tools"]) or "none"}
 
 
 class AgentFlow(AgentSpec):
     """Planner, executor, verifier and generator around an evolving memory (arXiv 2510.05592).
 
     Arguments as of `AgentSpec`; `planner`, `executor`, `verifier` and `generator` replace these modules.
+    `planner_model` is that of the planner alone, such as "local/Qwen/Qwen2.5-0.5B-Instruct", which `train` trains.
 
         agent = AgentFlow(model="ollama/qwen2.5:7b", tools=["python"])
     """
@@ -85,9 +90,10 @@ class AgentFlow(AgentSpec):
     def __init__(
         self,
         model: str | Engine | None = None,
-        tools: Iterable[Any] | None = None,
+        tools: Iterable[Any] = (),
         *,
         base_url: str | None = None,
+        planner_model: str | Engine | None = None,
         planner: Any = None,
         executor: Any = None,
         verifier: Any = None,
@@ -96,6 +102,19 @@ class AgentFlow(AgentSpec):
     ) -> None:
         modules = {"planner": planner, "executor": executor, "verifier": verifier, "generator": generator}
         super().__init__("agentflow-prompted", model, tools, base_url=base_url, settings=settings, modules=modules)
+        if not self._table["tools"]:
+            raise UsageError(
+                "AgentFlow has no tools",
+                code="missing-option",
+                cause="its planner chooses a tool in every turn",
+                fix='give it some, e.g. tools=["python"] or your function; Interleaved can do without',
+            )
+        if planner_model is not None:
+            engine = {
+                "engines": {"planner": _engine_table(planner_model, None)},
+                "agent": {"planner": {"engine": "planner"}},
+            }
+            self._table = merge(self._table, engine)
 
 
 class Interleaved(AgentSpec):
@@ -104,28 +123,22 @@ class Interleaved(AgentSpec):
     Arguments as of `AgentSpec`; `template`, of midstream or a TOML file, is the form of its stream, by default the
     model's own function calls; `policy` replaces the model that writes it.
 
-        agent = Interleaved(model="openai/gpt-4o-mini", tools=[word_count])
+        agent = Interleaved(model="openai/gpt-4o-mini", tools=["python"])
     """
 
     def __init__(
         self,
         model: str | Engine | None = None,
-        tools: Iterable[Any] | None = (),
+        tools: Iterable[Any] = (),
         *,
         base_url: str | None = None,
         template: str = "direct",
         policy: Any = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        chosen = {"agent.type": "interleaved" if template != "direct" else "direct", "agent.template": template}
-        super().__init__(
-            "direct",
-            model,
-            tools,
-            base_url=base_url,
-            settings={**chosen, **(settings or {})},
-            modules={"policy": policy},
-        )
+        chosen = {} if template == "direct" else {"agent.type": "interleaved", "agent.template": template}
+        settings = {**chosen, **(settings or {})}
+        super().__init__("direct", model, tools, base_url=base_url, settings=settings, modules={"policy": policy})
 
 
 def named(value: Any) -> str:
@@ -140,11 +153,11 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     if slash and provider == LOCAL:
         return {"type": "transformers_local", "model": name}
     known = slash and provider in PROVIDERS
-    if slash and not known and base_url is None:
+    if not known and base_url is None:
         raise UsageError(
             f"model = {model!r} names no provider",
             code="unknown-name",
-            fix=f"begin with one of: {', '.join(PROVIDERS)}, {LOCAL}; or give base_url",
+            fix=f"begin with one of: {', '.join(f'{known}/' for known in (*PROVIDERS, LOCAL))}; or give base_url",
         )
     table = {"type": "openai_compatible", "model": name if known else model}
     if known:
@@ -152,12 +165,10 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     return table if base_url is None else {**table, "base_url": base_url}
 
 
-def _tool_tables(tools: Iterable[Any]) -> dict[str, Table]:
+def _tool_tables(tools: str | Iterable[str | Tool | Callable[..., Any] | Table]) -> dict[str, Table]:
     """The tables of tools by name."""
-    if isinstance(tools, str):
-        tools = [tools]
     tables: dict[str, Table] = {}
-    for tool in tools:
+    for tool in [tools] if isinstance(tools, str) else tools:
         if isinstance(tool, str):
             found = chosen_tools({}, tool)
         elif isinstance(tool, Mapping):

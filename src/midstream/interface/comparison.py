@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from midstream.core.terminal import plain_text
 from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted, gain, gains, percent
-from midstream.report.tables import compared_screen, effort_table, sentence, tool_share_table
+from midstream.report.tables import compared_screen, effort_table, tool_share_table
 
 _SETTINGS_SHOWN = 8
 
@@ -26,8 +26,8 @@ _SETTINGS_SHOWN = 8
 class Comparison(api.Comparison):
     """Every later run against the first; printed, it is the screen of `midstream compare`.
 
-        found = compare(before, after).found[0]
-        found.difference, found.interval, found.verdict
+    found = compare(before, after).found[0]
+    found.difference, found.interval, found.verdict
     """
 
     @cached_property
@@ -138,7 +138,14 @@ def _differences(letters: Mapping[str, str], first: api.ComparedRun, other: api.
 
 
 def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Two recipes without what only one of them can have: [practice], and the modules of agents of two kinds."""
+    """Two recipes without what changes no result, or what only one of them can have.
+
+    These are the validation set, [practice], and the modules of agents of two kinds.
+    """
+    ours, theirs = (
+        {**side, "evaluation": {key: value for key, value in side.get("evaluation", {}).items() if key != "validation"}}
+        for side in (ours, theirs)
+    )
     if ("practice" in ours) != ("practice" in theirs):
         ours, theirs = ({key: value for key, value in side.items() if key != "practice"} for side in (ours, theirs))
     agents = [side.get("agent", {}) for side in (ours, theirs)]

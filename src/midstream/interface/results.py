@@ -1,56 +1,136 @@
-"""Runs as objects: what they measured, their trajectories, their agent."""
+"""Runs as objects: what they measured, their trajectories, lessons and agent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.html_table import html_table
 from midstream.core.metrics import EvaluationResult
+from midstream.core.terminal import plain_text
 from midstream.core.trajectory import Trajectory
-from midstream.interface.names import data_frame, shown_table
-from midstream.report.run_results import evaluated_trajectories
+from midstream.interface.agents import AgentSpec
+from midstream.recipe.library import read
+from midstream.recipe.overrides import run_table
+from midstream.report.numbers import dollars, number, percent
+from midstream.report.run_results import evaluated_trajectories, run_view, write_report
 from midstream.runs import RunDirectory
+from midstream.training_free.library import Lesson
 
 
 class Run:
-    """A run or an evaluation on disk."""
+    """A training run, a practice run or an evaluation on disk; printed, it is the screen of `midstream show`.
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
+        run = Run("runs/mine")
+        run.evaluations[-1].success, [lesson.text for lesson in run.lessons], run.frame()
+
+    Args:
+        path: the run directory. Raises `RunError` if it is none.
+    """
+
+    def __init__(self, path: str | Path | RunDirectory) -> None:
+        self.directory = path if isinstance(path, RunDirectory) else RunDirectory.open(Path(path))
 
     @property
-    def agent(self) -> Run:
-        """The agent as the run left it, with its weights or lessons; give it to `evaluate` or `solve`."""
-        return self
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.root
+
+    @property
+    def status(self) -> str:
+        """How it stands: "running", "interrupted", "failed" or "finished"."""
+        return self.directory.status().state
+
+    @property
+    def agent(self) -> RunAgent:
+        """The agent as the run left it, with its weights or lessons; `solve` and `evaluate` take it."""
+        return RunAgent(self.directory)
 
     @property
     def evaluations(self) -> list[EvaluationResult]:
         """Every evaluation, in the order of the run."""
         return self.directory.evaluations.read()
 
-    def trajectories(self) -> list[Trajectory]:
-        """The trajectories of all evaluations."""
-        return [found for result in self.evaluations for found in evaluated_trajectories(self.directory, result)]
+    @property
+    def lessons(self) -> list[Lesson]:
+        """The lessons that a practice run has learned, those in the prompts alone."""
+        return list(read(self.path).rendered) if self.directory.info().kind == "practice" else []
+
+    @property
+    def report(self) -> Path:
+        """The HTML report of a training or practice run, which is written if it is not there."""
+        if self.directory.info().kind == "evaluation":
+            raise UsageError(
+                f"{self.path} holds an evaluation, which has no report",
+                code="wrong-kind-of-run",
+                fix="print the run, or ask it for frame() or trajectories()",
+            )
+        if not self.directory.report_path.exists():
+            write_report(self.directory)
+        return self.directory.report_path
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Read the trajectories of all evaluations, one after the other."""
+        for result in self.evaluations:
+            yield from evaluated_trajectories(self.directory, result)
 
     def frame(self) -> Any:
-        """The trajectories of all evaluations as a pandas data frame, one row each."""
-        return data_frame([_row(trajectory) for trajectory in self.trajectories()])
-
-    def __repr__(self) -> str:
-        return f"<run {self.directory.root}>"
-
-    def _repr_html_(self) -> str:
-        return shown_table(
-            [{"set": result.set_name, "success": f"{result.success:.1%}"} for result in self.evaluations]
+        """A pandas data frame with a row for each trajectory of an evaluation. Needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UnsupportedError(
+                "a data frame needs pandas, not installed here", code="missing-extra", fix="pip install pandas"
+            ) from error
+        return pandas.DataFrame(
+            [
+                {
+                    "set": result.set_name,
+                    "sampling": result.sampling,
+                    "step": result.step,
+                    "task": trajectory.task_id,
+                    "question": trajectory.question,
+                    "answer": trajectory.answer,
+                    "gold": trajectory.gold,
+                    "reward": trajectory.reward.value if trajectory.reward else None,
+                    "turns": len(trajectory.turns),
+                    "stop_reason": trajectory.stop_reason,
+                    "status": trajectory.status,
+                    "cost_usd": trajectory.cost_usd,
+                }
+                for result in self.evaluations
+                for trajectory in evaluated_trajectories(self.directory, result)
+            ]
         )
 
+    def __repr__(self) -> str:
+        return f"<{self.directory.info().kind} run {self.path}: {self.status}>"
 
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "task": trajectory.task_id,
-        "question": trajectory.question,
-        "answer": trajectory.answer,
-        "gold": trajectory.gold,
-        "reward": trajectory.reward.value if trajectory.reward else None,
-        "turns": len(trajectory.turns),
-        "status": trajectory.status,
-    }
+    def __str__(self) -> str:
+        return plain_text(run_view(self.directory))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "set": result.set_name,
+                "sampling": result.sampling,
+                "step": result.step,
+                "tasks": result.tasks,
+                "success": percent(result.success),
+                "95% interval": " to ".join(map(percent, result.interval)),
+                "errors": result.errors,
+                "tokens": number(result.prompt_tokens + result.completion_tokens),
+                "cost": dollars(result.cost_usd),
+            }
+            for result in self.evaluations
+        ]
+        return html_table(rows, [repr(self).strip("<>"), *(f"{lesson.id}: {lesson.text}" for lesson in self.lessons)])
+
+
+class RunAgent(AgentSpec):
+    """The agent of a run, with its newest weights or lessons."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory, self._table = directory, run_table(directory)

@@ -13,12 +13,12 @@ from typing import Any
 
 from midstream.core.component import Table
 from midstream.core.errors import UsageError
+from midstream.core.html_table import html_table
 from midstream.core.kinds import registered
 from midstream.core.own import is_reference, reference_of
 from midstream.core.protocols import TaskSource
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
-from midstream.interface.names import shown_table
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.sources.benchmarks import BENCHMARKS
 
@@ -85,7 +85,7 @@ class Tasks:
         return self._tasks[place]
 
     def _repr_html_(self) -> str:
-        return shown_table(
+        return html_table(
             [{"id": task.id, "question": task.question, "answer": task.answer} for task in self._tasks[:_SHOWN]]
         )
 

@@ -1,7 +1,17 @@
-"""Solve, evaluate, train, practice, compare: what the commands do, for agents, tasks and rewards as objects.
+"""Solve, evaluate, train, practice: what the commands do, for agents, tasks and rewards as objects.
 
 Each function works in a script, in a running event loop and in a notebook; the form with an `a` before its name is
-awaited instead. Work in a directory (`out`) that was begun before continues there.
+awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` continues, or the same call with the same
+`out`. Several functions have these arguments:
+
+    seed              the run seed
+    out               the run directory, by default a new one under `runs/`; one that holds this very run is continued
+    settings          others of a recipe, by their names (docs/recipes.md): `{"rollout.concurrency": 4}`
+    unsafe            run code that a model writes without a sandbox
+    record, replay    the directory to record tools' answers in, or to answer from
+    track             experiment trackers, by name or as objects (docs/tracking.md)
+    listener          receives the run's events; by default progress is shown where standard error is a terminal
+    quiet             show warnings only
 """
 
 from __future__ import annotations
@@ -9,180 +19,88 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from functools import partial
+from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from midstream import api
 from midstream.core.component import Table
+from midstream.core.errors import UsageError
+from midstream.core.events import Listener
 from midstream.core.own import refuse_while_importing
 from midstream.core.trajectory import Trajectory
+from midstream.interface import comparison
 from midstream.interface.agents import AgentSpec, named
-from midstream.interface.results import Run
+from midstream.interface.comparison import Comparison
+from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.recipe.overrides import Source
-from midstream.recipe.schema import merge, parse_recipe
+from midstream.recipe.schema import merge, modules_of, overrides_of, parse_recipe, read_table, with_overrides
+from midstream.report.progress import print_warnings, progress
+from midstream.training.settings import TrainingConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
-AnyAgent = AgentSpec | Run | str | os.PathLike[str]
+Place = str | os.PathLike[str]
+AnyAgent = AgentSpec | Run | Place
 """An agent, a run whose agent is meant, or a recipe or run by its name or path."""
 
-
-def solve(agent: AnyAgent, question: str) -> Trajectory:
-    """Answer one question.
-
-    print(solve(AgentFlow(model="ollama/qwen2.5:7b"), "What is 45 plus 17 ?").answer)
-    """
-    return _here("solve", api.solve, question, _source(agent))
-
-
-def evaluate(
-    agent: AnyAgent,
-    tasks: Tasks | None = None,
-    *,
-    reward: Any = None,
-    trials: int | None = None,
-    temperature: float | None = None,
-    out: str | None = None,
-) -> Run:
-    """Run the agent on tasks and score its answers.
-
-    Args:
-        agent: an agent, a run, or a recipe's name.
-        tasks: what to measure on, by default the sets of its recipe.
-        reward: a function, a reward's name, or a table; by default that of each task.
-        trials: attempts at each task.
-        temperature: of the planner or policy; by default its own.
-        out: the evaluation's directory; by default a new one.
-    """
-    sets: list[Table] = [] if tasks is None else [_set(tasks, reward)]
-    work = partial(api.evaluate, _source(agent), out, sets=sets, trials=trials, temperature=temperature)
-    return Run(_here("evaluate", work))
-
-
-def practice(
-    agent: AgentSpec,
-    tasks: Tasks,
-    *,
-    reward: Any = None,
-    budget: str | None = None,
-    out: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Run:
-    """Learn lessons from the agent's own runs (Training-Free GRPO, arXiv 2510.08191); its model stays as it is.
-
-    Args:
-        agent: the agent.
-        tasks: what to learn from.
-        reward: as in `evaluate`.
-        budget: the most that it may spend, such as "2 usd", "500 rollouts" or "1000000 tokens".
-        out: the run's directory; by default a new one.
-        settings: others of a recipe, by their names: `{"practice.epochs": 1}`.
-    """
-    table = _learning(agent, tasks, reward)
-    table["practice"] = {"tasks": len(tasks), "batch_size": len(tasks), "reflector": {"engine": "model"}}
-    return _trained("practice", table, out, settings)
-
-
-def train(
-    agent: AgentSpec | str,
-    tasks: Tasks | None = None,
-    *,
-    reward: Any = None,
-    out: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Run:
-    """Train the weights of the agent's planner or policy in its live loop (Flow-GRPO, arXiv 2510.05592).
-
-    Arguments as of `practice`; the agent's model is one in this process, `model="local/NAME"`. A recipe's name trains
-    that recipe.
-    """
-    if isinstance(agent, str):
-        return Run(_here("train", api.train, agent, out, exist_ok=out is not None))
-    assert tasks is not None
-    table = _learning(agent, tasks, reward)
-    table["training"] = {}
-    return _trained("train", table, out, settings)
-
-
-def resume(run: Run | str | os.PathLike[str]) -> Run:
-    """Continue an interrupted run or evaluation."""
-    return Run(_here("resume", api.resume, run.directory if isinstance(run, Run) else os.fspath(run)))
-
-
-def compare(first: Run | str, *others: Run | str) -> api.Comparison:
-    """Compare evaluations of the same tasks with the first."""
-    return api.compare(*(run.directory if isinstance(run, Run) else run for run in (first, *others)))
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def _source(agent: AnyAgent) -> Source:
-    if isinstance(agent, AgentSpec):
-        return agent.table()
-    return agent.directory if isinstance(agent, Run) else os.fspath(agent)
-
-
-def _set(tasks: Tasks, reward: Any) -> Table:
-    """The table of an evaluation set."""
-    table: Table = {"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen}
-    if tasks.count is not None:
-        table["count"] = tasks.count
-    return table if reward is None else {**table, "reward": _reward(reward)}
-
-
-def _reward(reward: Any) -> Table:
-    return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
-
-
-def _learning(agent: AgentSpec, tasks: Tasks, reward: Any) -> Table:
-    """The table of an agent that learns from tasks."""
-    table = agent.table()
-    table["tasks"] = tasks.source
-    table["reward"] = {"type": "per_task"} if reward is None else _reward(reward)
-    table["evaluation"] = {"validation": {"name": "validation", "split": tasks.chosen}}
-    return table
-
-
-def _trained(work: str, table: Table, out: str | None, settings: Mapping[str, Any] | None) -> Run:
-    for key, value in (settings or {}).items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        table = merge(table, value)
-    return Run(_here(work, api.train, parse_recipe(table), out, exist_ok=out is not None))
+_VALIDATION_TASKS = 100  # at most, where the caller names none
 
 
 # --- where the work runs ----------------------------------------------------------------------------------------------
 
 
-def _here(work: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The function's result; where an event loop runs, as in a notebook, the work has a thread of its own."""
-    refuse_while_importing(work)
+def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the function work where an event loop runs, as in a notebook: there, in a thread of its own."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(function.__name__)
+        if not _in_loop():
+            return function(*args, **kwargs)
+        done, stop = _started(partial(function, *args, **kwargs))
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            stop()
+            return done.result()  # raises KeyboardInterrupt again, once the run is left in order
+
+    return call
+
+
+def _in_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return function(*args, **kwargs)
-    done, stop = _started(partial(function, *args, **kwargs))
-    try:
-        return done.result()
-    except KeyboardInterrupt:
-        stop()
-        return done.result()
+        return False
+    return True
 
 
-async def _awaited(function: Callable[[], T]) -> T:
-    done, stop = _started(function)
-    try:
-        return await asyncio.shield(asyncio.wrap_future(done))
-    except asyncio.CancelledError:
-        stop()
-        with_errors = asyncio.wrap_future(done)
-        await asyncio.wait([with_errors])
-        raise
+def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The awaited form of a function that is `_anywhere`."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(call.__name__)
+        done, stop = _started(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
+        result = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            stop()
+            await asyncio.wait([result])
+            result.exception()  # it is KeyboardInterrupt, or the run ended at this moment
+            raise
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    call.__doc__ = f"`{function.__name__}`, awaited; cancelling it interrupts the run."
+    return call
 
 
 def _started(function: Callable[[], T]) -> tuple[Future[T], api.Stop]:
@@ -194,9 +112,400 @@ def _started(function: Callable[[], T]) -> tuple[Future[T], api.Stop]:
     def run() -> None:
         try:
             with api.stopped_by(stop):
-                done.set_result(function())
+                result = function()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             done.set_exception(error)
+        else:
+            done.set_result(result)
 
     threading.Thread(target=contextvars.copy_context().run, args=[run], name="midstream", daemon=True).start()
     return done, stop
+
+
+_screen = threading.Lock()  # of the terminal: one run at a time shows its progress
+
+
+@contextmanager
+def _listening(listener: Listener | None, quiet: bool) -> Iterator[Listener]:
+    """The listener, or progress on a terminal, or warnings alone."""
+    if listener is not None or quiet or not sys.stderr.isatty() or not _screen.acquire(blocking=False):
+        yield listener or print_warnings
+        return
+    try:
+        with progress() as shown:
+            yield shown
+    finally:
+        _screen.release()
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
+
+
+@_anywhere
+def solve(
+    agent: AnyAgent,
+    question: str,
+    *,
+    temperature: float | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    unsafe: bool = False,
+    record: Place | None = None,
+    replay: Place | None = None,
+    listener: Listener = print_warnings,
+) -> Trajectory:
+    """Answer one question.
+
+        trajectory = solve(agent, "How many words has 'to be or not'?")
+        trajectory.answer, trajectory.turns[0].observation
+
+    Args:
+        agent: an agent, a run, or a recipe's name.
+        question: the question.
+        temperature: of the planner or policy; by default its own, and 0 with the weights of a run.
+
+    Returns:
+        The trajectory, without a reward; `error` is set if it was lost to an infrastructure error.
+    """
+    return api.solve(
+        question,
+        _source(agent),
+        temperature=temperature,
+        seed=seed,
+        overrides=overrides_of(settings),
+        unsafe=unsafe,
+        record=_path(record),
+        replay=_path(replay),
+        listener=listener,
+    )
+
+
+@_anywhere
+def evaluate(
+    agent: AnyAgent,
+    tasks: Tasks | None = None,
+    *,
+    reward: Any = None,
+    trials: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    out: Place | None = None,
+    settings: Mapping[str, Any] | None = None,
+    retry_errors: bool = False,
+    unsafe: bool = False,
+    record: Place | None = None,
+    replay: Place | None = None,
+    track: api.Track = (),
+    listener: Listener | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Run the agent on tasks and score its answers.
+
+        run = evaluate(agent, tasks("questions.jsonl"), reward=exact)
+        run.evaluations[0].success, run.frame()
+
+    Args:
+        agent: an agent, a run, or a recipe's name.
+        tasks: what to measure on; by default the sets of its recipe or run.
+        reward: a function, a reward's name, or its table; by default that of each task.
+        trials: attempts at each task.
+        temperature: of the planner or policy; by default its own.
+        retry_errors: with `out`, run again what ended in an infrastructure error.
+    """
+    source = _source(agent)
+    if tasks is not None:
+        scored = {} if reward is None else {"reward": _reward(reward)}
+        counted = {} if tasks.count is None else {"count": tasks.count}
+        sets = [{"name": tasks.chosen, "tasks": tasks.source, "split": tasks.chosen, **counted, **scored}]
+        if isinstance(source, Mapping):  # as the recipe of a run that learns from these tasks has it
+            source = {**source, "tasks": tasks.source, **scored}
+    elif isinstance(source, Mapping):
+        raise _without("tasks", "evaluate(agent, tasks.test)")
+    else:
+        sets = []
+    with _listening(listener, quiet) as listener:
+        directory = api.evaluate(
+            source,
+            out,
+            sets=sets,
+            reward=named(reward) if reward is not None and not sets else None,
+            trials=trials,
+            temperature=temperature,
+            seed=seed,
+            overrides=overrides_of(settings),
+            retry_errors=retry_errors,
+            unsafe=unsafe,
+            record=_path(record),
+            replay=_path(replay),
+            track=track,
+            listener=listener,
+        )
+    return Run(directory)
+
+
+@_anywhere
+def practice(
+    agent: AgentSpec | Place,
+    tasks: Tasks | None = None,
+    *,
+    reward: Any = None,
+    validation: Tasks | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    group_size: int | None = None,
+    budget: str | None = None,
+    seed: int | None = None,
+    out: Place | None = None,
+    settings: Mapping[str, Any] | None = None,
+    record: Place | None = None,
+    replay: Place | None = None,
+    track: api.Track = (),
+    listener: Listener | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Learn lessons from the agent's own runs (Training-Free GRPO, arXiv 2510.08191); its model stays as it is.
+
+        run = practice(agent, tasks.train, reward=exact, budget="2 usd", out="runs/mine")
+        evaluate(run.agent, tasks.test, reward=exact)
+
+    Args:
+        agent: an agent, or a recipe's name.
+        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        reward: as in `evaluate`.
+        validation: tasks on which a changed library must prove itself; by default half of `tasks`, at most 100.
+        epochs: passes over the tasks.
+        batch_size: tasks of an update; by default all.
+        group_size: rollouts of a task.
+        budget: the most that the run may use: "2 usd", "500 rollouts", "1000000 tokens", "3600 seconds", or several of
+            them with commas.
+    """
+    table = _learner(agent, tasks, reward)
+    if tasks is not None:
+        count, gate = len(tasks), min(_VALIDATION_TASKS, len(validation if validation is not None else tasks))
+        if validation is None:
+            gate = min(gate, max(2, count // 2))
+            count -= gate
+        module = modules_of(table["agent"])[0]
+        table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
+        table["practice"]["reflector"] = {"engine": table["agent"][module].get("engine", "model")}
+        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
+    chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size, "budget": _budget(budget)}
+    return _learned(table, "practice", chosen, seed, settings, out, record, replay, track, listener, quiet)
+
+
+@_anywhere
+def train(
+    agent: AgentSpec | Place,
+    tasks: Tasks | None = None,
+    *,
+    reward: Any = None,
+    validation: Tasks | None = None,
+    steps: int | None = None,
+    tasks_per_step: int | None = None,
+    group_size: int | None = None,
+    learning_rate: float | None = None,
+    lora: int | None = None,
+    seed: int | None = None,
+    out: Place | None = None,
+    settings: Mapping[str, Any] | None = None,
+    record: Place | None = None,
+    replay: Place | None = None,
+    track: api.Track = (),
+    listener: Listener | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train the weights of the agent's planner or policy in its live loop (Flow-GRPO, arXiv 2510.05592).
+
+        run = train(Interleaved(model="local/Qwen/Qwen2.5-0.5B-Instruct"), tasks.train, reward=exact, steps=50)
+        run = train("flow-grpo-tiny", out="runs/demo")
+
+    Args:
+        agent: an agent whose model is loaded into this process (`model="local/NAME"`, of AgentFlow `planner_model`),
+            or a recipe's name.
+        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        reward: as in `evaluate`.
+        validation: tasks for the curve of the report; by default 20 of `tasks`.
+        steps: updates of the weights.
+        tasks_per_step: tasks of a step.
+        group_size: trajectories of a task.
+        learning_rate: after the warm-up.
+        lora: the rank of an adapter to train in place of all weights.
+    """
+    table = _learner(agent, tasks, reward)
+    if tasks is not None:
+        table["training"] = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
+        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
+        table["evaluation"]["validation"]["count"] = min(20, len(tasks if validation is None else validation))
+    if lora is not None:
+        table["learner"] = {**table.get("learner", {}), "lora": {"rank": lora}}
+    chosen = {
+        "steps": steps,
+        "tasks_per_step": tasks_per_step,
+        "group_size": group_size,
+        "learning_rate": learning_rate,
+    }
+    return _learned(table, "training", chosen, seed, settings, out, record, replay, track, listener, quiet)
+
+
+@_anywhere
+def resume(
+    run: Run | Place,
+    *,
+    retry_errors: bool = False,
+    record: Place | None = None,
+    replay: Place | None = None,
+    track: api.Track = (),
+    listener: Listener | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Continue an interrupted or failed run or evaluation; a finished one stays as it is.
+
+        run = resume("runs/mine")
+
+    Args:
+        run: the run, or its directory.
+        retry_errors: of an evaluation, run again what ended in an infrastructure error.
+    """
+    with _listening(listener, quiet) as listener:
+        directory = api.resume(
+            run.directory if isinstance(run, Run) else Path(run),
+            retry_errors=retry_errors,
+            record=_path(record),
+            replay=_path(replay),
+            track=track,
+            listener=listener,
+        )
+    return Run(directory)
+
+
+asolve = _awaited(solve)
+aevaluate = _awaited(evaluate)
+apractice = _awaited(practice)
+atrain = _awaited(train)
+aresume = _awaited(resume)
+
+
+def compare(first: Run | Place, *others: Run | Place) -> Comparison:
+    """Compare evaluations of the same tasks with the first.
+
+        print(compare(before, after))
+
+    Args:
+        first: an evaluation or a run, or its path; `RUN@STEP` for another step than the last.
+        others: those to compare with it.
+    """
+    return comparison.compare(*(run.directory if isinstance(run, Run) else os.fspath(run) for run in (first, *others)))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _source(agent: AnyAgent) -> Source:
+    if isinstance(agent, Run | RunAgent):
+        return agent.directory
+    if isinstance(agent, AgentSpec):
+        return agent.table()
+    if isinstance(agent, str | os.PathLike):
+        return os.fspath(agent)
+    raise UsageError(
+        f"{agent!r:.100} is no agent of midstream",
+        code="component-invalid",
+        fix="give AgentFlow(...), Interleaved(...), a run, or the name of a recipe",
+    )
+
+
+def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Table:
+    """The table of an agent or recipe that learns from tasks."""
+    source = _source(agent)
+    if not isinstance(source, str | Mapping):
+        raise UsageError(
+            f"the agent of the run {source.root} does not learn further",
+            code="wrong-kind-of-run",
+            fix='give the agent that the run began with; its lessons: settings={"practice.start": RUN}',
+        )
+    table = read_table(source) if isinstance(source, str) else source
+    if tasks is None and isinstance(agent, AgentSpec):
+        raise _without("tasks", "train(agent, tasks.train)")
+    if tasks is not None:
+        if tasks.chosen != "train":
+            raise UsageError(
+                f"tasks.{tasks.chosen} to learn from: only tasks.train is",
+                code="unknown-split",
+                fix="give tasks.train; where rows name no split, tasks.split(train=0.8).train",
+            )
+        table["tasks"] = tasks.source
+        table["reward"] = {"type": "per_task"}
+    if reward is not None:
+        table["reward"] = _reward(reward)
+    return table
+
+
+def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:
+    """The table of an evaluation set next to the tasks that are learned from."""
+    table: Table = {"name": name, "split": tasks.chosen}
+    return table if tasks.source == learned.source else {**table, "tasks": tasks.source}
+
+
+def _reward(reward: Any) -> Table:
+    return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
+
+
+def _without(what: str, fix: str) -> UsageError:
+    return UsageError(f"no {what} are named", code="missing-option", fix=fix)
+
+
+def _budget(text: str | None) -> Table | None:
+    """The table of limits such as "2 usd, 500 rollouts"."""
+    if text is None:
+        return None
+    limits: Table = {}
+    for part in text.split(","):
+        number, _, unit = part.strip().partition(" ")
+        try:
+            limits[_UNITS[unit.strip().lower()]] = float(number) if unit == "usd" else int(number)
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"budget = {text!r} is no limit",
+                code="setting-range",
+                fix=f'a number and one of {", ".join(_UNITS)}, e.g. "2 usd"',
+            ) from error
+    return limits
+
+
+_UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds": "time_s", "updates": "updates"}
+
+
+def _learned(
+    table: Table,
+    section: str,
+    chosen: Mapping[str, Any],
+    seed: int | None,
+    settings: Mapping[str, Any] | None,
+    out: Place | None,
+    record: Place | None,
+    replay: Place | None,
+    track: api.Track,
+    listener: Listener | None,
+    quiet: bool,
+) -> Run:
+    """The run of the table, with what was chosen in its section."""
+    if values := {key: value for key, value in chosen.items() if value is not None}:
+        table = merge(table, {section: values})
+    if seed is not None:
+        table["seed"] = seed
+    recipe = parse_recipe(with_overrides(table, overrides_of(settings)))
+    with _listening(listener, quiet) as listener:
+        directory = api.train(
+            recipe,
+            out,
+            exist_ok=out is not None,
+            record=_path(record),
+            replay=_path(replay),
+            track=track,
+            listener=listener,
+        )
+    return Run(directory)
+
+
+def _path(place: Place | None) -> Path | None:
+    return None if place is None else Path(place)

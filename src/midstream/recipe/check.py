@@ -354,7 +354,9 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
         for component in recipe.engines.values()
         for tokens in ("prompt", "completion")
     )
-    if config.budget.cost_usd is not None and not priced:
+    # A server without a key costs nothing: a limit in dollars holds there.
+    keyed = any(getattr(component.config, "api_key_env", "") for component in recipe.engines.values())
+    if config.budget.cost_usd is not None and keyed and not priced:
         raise RecipeError(
             f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing: no engine has a price",
             code="setting-conflict",

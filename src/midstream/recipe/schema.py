@@ -324,6 +324,11 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     return reduce(merge, (change for _, change in changes), table)
 
 
+def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
+    """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
+    return [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items() if value is not None]
+
+
 def merge(base: Table, changes: Table) -> Table:
     """`base` with `changes` laid over it, table by table.
 
@@ -365,7 +370,8 @@ def _toml_key(key: str) -> str:
 def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str):
+    if isinstance(value, str | os.PathLike):
+        value = os.fspath(value)
         escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
         return f'"{escaped}"'
     if isinstance(value, list | tuple):

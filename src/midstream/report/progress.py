@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal, Self
 
 from rich.console import Group, RenderableType
@@ -393,6 +394,49 @@ def terminal_progress(kind: Kind, console: Terminal, *, quiet: bool = False) -> 
     """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
     views = {"training": TrainingView, "practice": PracticeView, "evaluation": EvaluationView}
     return Progress(views[kind](), console, quiet=quiet)
+
+
+def print_warnings(event: events.RunEvent) -> None:
+    """Print warnings on standard error."""
+    if isinstance(event, events.Note):
+        Terminal(stderr=True).print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
+
+
+def print_server(event: events.ServerStarts, console: Terminal) -> None:
+    """Say which server starts, or after how long it answers."""
+    words = f"{event.command} (log {event.log})" if event.ready_s is None else f"answers after {event.ready_s:.0f} s"
+    console.print(f"server  {words}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
+    """Show a run on standard error while it works; if `quiet`, its warnings only."""
+    console = Terminal(stderr=True)
+    with ExitStack() as screen:
+        display: events.Listener = print_warnings  # until the agent is built
+
+        def listen(event: events.RunEvent) -> None:
+            nonlocal display
+            if isinstance(event, events.RunLoads):
+                if not quiet:
+                    what = "PyTorch and the agent" if event.pytorch else "the agent"
+                    line = f"{event.recipe} in {event.directory}: loading {what}"
+                    console.print(line, highlight=False, soft_wrap=True)
+                return
+            if isinstance(event, events.ServerStarts):
+                if not quiet:
+                    print_server(event, console)
+                return
+            if not isinstance(event, events.AgentBuilt):
+                display(event)
+                return
+            for name, value in (("sandbox ", event.sandbox), ("tools   replayed from ", event.replay)):
+                if value and not quiet:
+                    console.print(name + value, highlight=False, soft_wrap=True)
+            if event.work in ("training", "practice", "evaluation"):
+                display = screen.enter_context(terminal_progress(event.work, console, quiet=quiet))
+
+        yield listen
 
 
 def _result_text(result: EvaluationResult) -> str:

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult
+from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.report.evaluation_tables import comparisons
+from midstream.report import practice_tables, tables
+from midstream.report.evaluation_tables import comparisons, evaluation_view
 from midstream.report.html import run_info, save_page
 from midstream.report.practice_data import practice_data
 from midstream.report.practice_page import render_practice
@@ -41,6 +45,18 @@ def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segme
     # A training run evaluates a set at several steps, so there the step is part of the name.
     step = result.step if run.info().evaluation is None else None
     return run.trajectories.open(result_name(result.set_name, result.sampling, step))
+
+
+def run_view(run: RunDirectory) -> RenderableType:
+    """The numbers of a run of any kind."""
+    info = run.info()
+    if info.kind == "practice":
+        return practice_tables.practice_view(practice_data(run, whole=False))
+    found = run.evaluations.read(skip_damage)
+    if info.kind == "evaluation":
+        return evaluation_view(found)
+    steps = parse_toml(run.recipe()).get("training", {}).get("steps", 0)
+    return tables.run_summary(str(run.root), info.recipe_name, steps, run.metrics.read(skip_damage), found)
 
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from midstream.core.component import Context, Kind, RewardConfig
 from midstream.core.errors import InfrastructureError, RewardError
@@ -79,6 +79,23 @@ class FunctionReward(BaseReward):
                 retryable=False,
             )
         return item if isinstance(item, Score) else Score(value=float(number))
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def reward(function: FunctionT) -> FunctionT:
+    """Check that a function can be a reward, and return it as it is. Raises `RecipeError` if it cannot.
+
+        @reward
+        def exact(answer, gold) -> float:
+            return float(answer == gold)
+
+    It takes by name any of `question, answer, gold, task, trajectory`, and returns a number in [0, 1], a bool or a
+    `Score`; other parameters are settings, with a type and a default.
+    """
+    own_reward("reward", f"{function.__module__}:{function.__qualname__}", function)
+    return function
 
 
 def own_reward(kind: Kind, reference: str, value: Any) -> type[RewardConfig]:

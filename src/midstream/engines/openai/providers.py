@@ -103,7 +103,15 @@ _ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # 
 
 
 def default_base_url(name: ProviderName) -> str:
-    """The address of a provider. OPENAI_BASE_URL overrides OpenAI's and AZURE_OPENAI_ENDPOINT gives Azure's."""
+    """The address of a provider.
+
+    OPENAI_BASE_URL overrides OpenAI's, OLLAMA_HOST ("HOST:PORT") Ollama's, and AZURE_OPENAI_ENDPOINT gives Azure's.
+    """
+    if name == "ollama" and (host := os.environ.get("OLLAMA_HOST")):
+        url = urlsplit(host if "://" in host else f"http://{host}")
+        # A server listens at 0.0.0.0, and no client can connect to it.
+        named = "127.0.0.1" if url.hostname in (None, "0.0.0.0") else url.hostname
+        return f"{url.scheme}://{named}:{url.port or 11434}/v1"
     return os.environ.get(_ADDRESSES.get(name, "")) or PROVIDERS[name].base_url
 
 
