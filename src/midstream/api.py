@@ -80,7 +80,7 @@ from midstream.recipe.schema import (
     with_overrides,
 )
 from midstream.recipe.serving import served
-from midstream.recipe.sessions import session_of, validation_settings
+from midstream.recipe.sessions import require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rewards.exact_match import ExactMatch
@@ -695,13 +695,7 @@ def _evaluate_in(
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         # All tasks are drawn, and everything is built, before the directory is created.
-        if not recipe.evaluation.sets:
-            raise RecipeError(
-                f"recipe {recipe.name!r} has nothing to evaluate on",
-                code="missing-key",
-                cause="it has no [[evaluation.sets]]",
-                fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
-            )
+        require_sets(recipe)
         evaluations = list(
             every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
         )

@@ -83,3 +83,37 @@ def test_a_component_that_cannot_be_imported_is_named(capsys, monkeypatch):
     code, out, err = dry_run(capsys, "--set", "tools.broken={}")
     assert (code, out) == (2, "")
     assert coded("import-failed", "no_such_package.tools:Config")(printed(err))
+
+
+SET = "evaluation.sets=[{name='test',tasks={type='file',path='q.jsonl'}%s}]"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["eval", "direct", "--tasks", "none.jsonl"], "file-not-found", "none.jsonl"),
+        (["eval", "direct", "--tasks", "q.jsonl", "--count", "3"], "too-few-tasks", "3 tasks"),
+        (["eval", "direct", "--tasks", "q.jsonl", "--reward", "numeric"], "task-unfit", "yes"),
+        (["eval", "direct", "--set", "evaluation.sets=[]"], "missing-key", "nothing to evaluate on"),
+        (["train", "direct"], "not-trainable", "trains nothing"),
+        (["train", "flow-grpo-tiny", "--set", "tasks.countries=16"], "setting-range", "countries"),
+        (["train", "flow-grpo-tiny", "--set", "agent.planner.sampling.top_p=0.5"], "not-trainable", "top_p"),
+        (["train", "flow-grpo-tiny", "--set", SET % ",reward={type='numeric'}"], "task-unfit", "yes"),
+        (["train", "training-free-simulated", "--set", "practice.tasks=1000000"], "too-few-tasks", "practice.tasks"),
+        (["train", "training-free-simulated", "--set", "practice.start='none.json'"], "file-not-found", "none.json"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(words, code, named, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.jsonl").write_text('{"question": "Is 7 prime ?", "answer": "yes"}\n')
+    for more in (["--dry-run"], ["--quiet"]):
+        assert main([*words, *more]) == 2
+        error = printed(capsys.readouterr().err)
+        assert coded(code)(error)
+        assert named in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == ["q.jsonl"]
+
+
+def test_a_dry_run_downloads_nothing_and_names_what_it_did_not_draw(capsys):
+    assert main(["eval", "direct", "--benchmark", "bamboogle", "--dry-run"]) == 0
+    assert "# Not drawn, because they would be downloaded: the tasks of bamboogle" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from midstream.recipe.build import Build, check_machine, prompt_notes
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
+from midstream.recipe.sessions import check_work
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
@@ -85,6 +86,8 @@ def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", r
         if work != "other":
             print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")), flush=True)
         check_machine(build)
+        if work != "other" and (away := check_work(build, work)):
+            print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")
         for note in prompt_notes(recipe):
             api.print_warnings(Note(note))
     return 0

@@ -140,7 +140,7 @@ def _task_components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
             yield from with_parts(f"{where}.tasks", chosen.tasks)
 
 
-def _reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Component]]:
+def reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Component]]:
     """(place, reward, the tasks that it scores)."""
     for where, component in with_parts("reward", recipe.reward):
         yield where, component, recipe.tasks
@@ -167,7 +167,7 @@ def tasks_config(tasks: Component) -> TasksConfig:
 def _check_engines(recipe: Recipe) -> None:
     """Every engine that is named exists, and can answer the requests that it will get."""
     users = [(where, component, True) for where, component in _task_components(recipe)]
-    users += [(where, component, True) for where, component, _ in _reward_components(recipe)]
+    users += [(where, component, True) for where, component, _ in reward_components(recipe)]
     users += [(f"agent.{name}", component, False) for name, component in recipe.modules.items()]
     users += [(f"tools.{name}", component, False) for name, component in recipe.tools.items()]
     training, practice = recipe.training, recipe.practice
@@ -224,7 +224,7 @@ def _check_tasks(recipe: Recipe) -> None:
 
 def _check_rewards(recipe: Recipe) -> None:
     """Rewards fit the tasks (dialogues are scored by outcome, questions by answer) and the agent's kind."""
-    for where, reward, tasks in _reward_components(recipe):
+    for where, reward, tasks in reward_components(recipe):
         config = reward.config
         assert isinstance(config, RewardConfig)
         dialogues = is_dialogues(tasks)
@@ -384,7 +384,7 @@ def _check_training(recipe: Recipe) -> None:
         for name, component in recipe.tools.items()
         if component.engine is not None and not in_process(recipe, component.engine)
     }
-    others |= {where: component for where, component, _ in _reward_components(recipe)}
+    others |= {where: component for where, component, _ in reward_components(recipe)}
     for where, component in others.items():
         if component.engine is not None and component.engine in (asked, training.weights):
             raise RecipeError(

@@ -162,7 +162,7 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
 def set_tasks(recipe: Recipe, chosen: SetConfig) -> list[Task] | None:
     """The tasks of an evaluation set; None if they would have to be loaded from the Hugging Face Hub."""
     source = task_source(chosen.tasks or recipe.tasks)
-    return None if _on_hub(source) else draw(source, chosen)
+    return None if on_hub(source) else draw(source, chosen)
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
@@ -177,10 +177,10 @@ def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
     return source.benchmark.sizes.get(chosen.split) if isinstance(source, BenchmarkTasks) else None
 
 
-def _on_hub(source: TaskSource) -> bool:
+def on_hub(source: TaskSource) -> bool:
     """Whether tasks would have to be loaded from the Hugging Face Hub."""
     if isinstance(source, Mixture):
-        return any(map(_on_hub, source.parts.values()))
+        return any(map(on_hub, source.parts.values()))
     return isinstance(source, BenchmarkTasks) and source.config.file is None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
@@ -16,7 +16,8 @@ from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
 from midstream.recipe.build import Build
-from midstream.recipe.check import no_world, teacher, warm_seed
+from midstream.recipe.check import in_process, no_world, reward_components, task_source, teacher, warm_seed
+from midstream.recipe.estimate import on_hub
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
@@ -50,30 +51,9 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 def parts_of(build: Build) -> Parts:
     """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
     from midstream.training.session import Parts
-    from midstream.training.supervised import at_once
-    from midstream.training.transcripts import read_transcripts
 
-    recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
-    _require_sandbox(build)
-    if training is None:
-        raise RecipeError(
-            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [practice] table",
-            code="not-trainable",
-            fix="add one, or use `midstream eval`",
-        )
+    recipe, training = build.recipe, _check_training(build)
     _check_trainable(recipe, build.policy.engine())
-    check_warm_start(build)
-    # Draw all tasks that the run will need, to find a source with too few now.
-    counts = [at_once(warm)] if warm and warm.file is None else []
-    if warm and warm.file is not None:
-        deque(read_transcripts(warm.file), maxlen=0)
-    if training.steps:
-        imitates = training.algorithm == "supervised"
-        counts.append(at_once(training.supervised) if imitates else training.tasks_per_step)
-    for count in counts:
-        build.source.sample("train", count, recipe.seed)
-    for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
-        build.set_tasks(chosen)
     learner = build.policy.learner
     return Parts(
         seed=recipe.seed,
@@ -86,10 +66,81 @@ def parts_of(build: Build) -> Parts:
         role=recipe.trained,
         teacher=teacher(recipe),
         publish=build.policy.publish,
-        warm_start=warm,
+        warm_start=recipe.warm_start,
         training=training,
         evaluation=recipe.evaluation,
     )
+
+
+def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
+    """Check, for `--dry-run`, what a run checks before it begins, on all its tasks, without loading a model.
+
+    Nothing is downloaded: returns what would be. Raises `MidstreamError`.
+    """
+    recipe = build.recipe
+    away = [chosen for chosen in recipe.evaluation.sets if on_hub(task_source(chosen.tasks or recipe.tasks))]
+    names = [chosen.name for chosen in away]
+    if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
+        return names  # such a judge cannot be built without its model
+    if work == "eval":
+        require_sets(recipe)
+        for chosen in recipe.evaluation.sets:
+            if chosen not in away:
+                build.set_tasks(chosen)
+    elif on_hub(task_source(recipe.tasks)):
+        return ["tasks", *names]
+    elif recipe.practice is not None:
+        _draw_practice(build, recipe.practice, away)
+        if recipe.practice.start:
+            read(recipe.practice.start)
+    else:
+        training, policy = _check_training(build, away), recipe.modules[recipe.trained].engine
+        # An engine in this process would load its model.
+        _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
+        if not in_process(recipe, training.weights or policy):
+            build.policy.student()  # raises: the weights are a server's
+    return names
+
+
+def require_sets(recipe: Recipe) -> None:
+    """Refuse a recipe without anything to evaluate on."""
+    if not recipe.evaluation.sets:
+        raise RecipeError(
+            f"recipe {recipe.name!r} has nothing to evaluate on",
+            code="missing-key",
+            cause="it has no [[evaluation.sets]]",
+            fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
+        )
+
+
+def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingConfig:
+    """Check what needs no model, and draw all tasks that the run will need, but those of the sets `away`."""
+    recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
+    _require_sandbox(build)
+    if training is None:
+        raise RecipeError(
+            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [practice] table",
+            code="not-trainable",
+            fix="add one, or use `midstream eval`",
+        )
+    check_warm_start(build)
+    # Draw all tasks that the run will need, to find a source with too few now.
+    counts = [warm.at_once] if warm and warm.file is None else []
+    if warm and warm.file is not None:
+        from midstream.training.transcripts import read_transcripts  # needs torch
+
+        deque(read_transcripts(warm.file), maxlen=0)
+    if training.steps:
+        imitates = training.algorithm == "supervised"
+        counts.append(training.supervised.at_once if imitates else training.tasks_per_step)
+    reward = build.reward(recipe.reward)
+    for count in counts:
+        for task in build.source.sample("train", count, recipe.seed):
+            reward.check(task)
+    for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
+        if chosen not in away:
+            build.set_tasks(chosen)
+    return training
 
 
 def _require_sandbox(build: Build) -> None:
@@ -111,26 +162,30 @@ def check_warm_start(build: Build) -> None:
         build.source.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
 
 
-def _check_trainable(recipe: Recipe, engine: Engine) -> None:
-    """Check that the policy's calls have token ids and log-probabilities of the distribution that it samples from."""
-    if not engine.token_exact:
+def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
+    """Check that the policy's calls have token ids and log-probabilities of the distribution that it samples from.
+
+    `engine` is the policy's, None for one in this process that is not to be built.
+    """
+    name = recipe.modules[recipe.trained].engine or ""
+    if engine is not None and not engine.token_exact:
         raise UnsupportedError(
             f"engine {engine.name!r} does not record sampled token ids and log-probabilities",
             code="not-trainable",
             fix="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
         )
     weights = recipe.training.weights if recipe.training else None
-    if weights not in (None, engine.name):
+    if weights not in (None, name):
         if recipe.learner.lora is None or not hasattr(engine, "use_adapter"):
             raise RecipeError(
-                f"training.weights = {weights!r} cannot reach the planner's engine {engine.name!r}",
+                f"training.weights = {weights!r} cannot reach the planner's engine {name!r}",
                 code="not-trainable",
                 cause="weights trained apart from the planner go to its server as a LoRA adapter before each step",
                 fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
             )
-        if "chat_template_kwargs" in getattr(recipe.engines[engine.name].config, "extra_body", {}):
+        if "chat_template_kwargs" in getattr(recipe.engines[name].config, "extra_body", {}):
             raise RecipeError(
-                f"engines.{engine.name}.extra_body.chat_template_kwargs would have no effect",
+                f"engines.{name}.extra_body.chat_template_kwargs would have no effect",
                 code="setting-conflict",
                 cause=f"the planner's prompts are sent as token ids, made with the chat template of engine {weights!r}",
                 fix=f"move chat_template_kwargs to [engines.{weights}]",
@@ -150,15 +205,8 @@ def practice_parts_of(build: Build) -> PracticeParts:
     recipe, config, budget = build.recipe, build.recipe.practice, build.budget
     assert config is not None
     assert budget is not None
-    _require_sandbox(build)
-    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
+    tasks, validation = _draw_practice(build, config)
     _, validation_set = validation_settings(recipe)
-    with _naming("practice.gate.tasks"):
-        validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    with _naming("practice.tasks"):
-        tasks = _tasks(build, config, validation_set, validation)
-    sets = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in recipe.evaluation.sets}
-    require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **sets})
     agent = identity(build.resolved)
     cache = None
     if config.cache is not None:
@@ -181,6 +229,24 @@ def practice_parts_of(build: Build) -> PracticeParts:
         practice=config,
         evaluation=recipe.evaluation,
     )
+
+
+def _draw_practice(
+    build: Build, config: PracticeConfig, away: Collection[SetConfig] = ()
+) -> tuple[list[Task], list[Task]]:
+    """The tasks to learn from and those of the gate, with all that needs no model checked, but not the sets `away`."""
+    recipe = build.recipe
+    _require_sandbox(build)
+    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
+    _, validation_set = validation_settings(recipe)
+    with _naming("practice.gate.tasks"):
+        validation = build.set_tasks(validation_set) if config.gate.enabled else []
+    with _naming("practice.tasks"):
+        tasks = _tasks(build, config, validation_set, validation)
+    sets = [chosen for chosen in recipe.evaluation.sets if chosen not in away]
+    drawn = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
+    require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **drawn})
+    return tasks, validation
 
 
 def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:

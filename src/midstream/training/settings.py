@@ -62,6 +62,9 @@ class LearnerConfig(Settings):
     threads: int = Field(default=1, ge=1, le=1024)
 
 
+_COLLECTED_AT_ONCE = 500
+
+
 class SupervisedConfig(Settings):
     """Cross-entropy on recorded transcripts.
 
@@ -85,6 +88,11 @@ class SupervisedConfig(Settings):
     warmup_steps: int = Field(default=30, ge=1)
     final_share: float = Field(default=0.1, gt=0, le=1)
     prompt_weight: float = Field(default=0.1, ge=0)
+
+    @property
+    def at_once(self) -> int:
+        """Number of different tasks that are drawn at a time."""
+        return min(_COLLECTED_AT_ONCE, self.transcripts)
 
 
 class WarmStartConfig(SupervisedConfig):

@@ -23,7 +23,6 @@ from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
-_COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts
 
 
@@ -61,11 +60,6 @@ class Transcripts:
         return self._epoch[1][place]
 
 
-def at_once(config: SupervisedConfig) -> int:
-    """Number of different tasks that are drawn at a time."""
-    return min(_COLLECTED_AT_ONCE, config.transcripts)
-
-
 async def collect(
     environment: Environment,
     source: TaskSource,
@@ -85,9 +79,9 @@ async def collect(
     world = source if lessons > 0 and isinstance(source, TrainableWorld) else None
     rows: list[Row] = []
     broken = 0
-    for start in range(0, config.transcripts, at_once(config)):
+    for start in range(0, config.transcripts, config.at_once):
         report(f"collecting transcripts {start}/{config.transcripts}")
-        count = min(at_once(config), config.transcripts - start)
+        count = min(config.at_once, config.transcripts - start)
         tasks = source.sample("train", count, derive_seed(seed, "transcripts", start))
         groups = await rollout(
             environment,
