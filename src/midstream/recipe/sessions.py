@@ -21,7 +21,7 @@ from midstream.recipe.estimate import on_hub
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
-from midstream.training.settings import WarmStartConfig
+from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, identity
 from midstream.training_free.reflector import ROLES, Reflector
