@@ -213,11 +213,19 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(
     assert not (tmp_path / "runs").exists()
 
 
-def test_other_budgets_are_noted(tmp_path: Path) -> None:
+def test_the_study_of_the_documentation_can_run(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
+    (tmp_path / "group-size.toml").write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    assert len(plan(read_study(tmp_path / "group-size.toml"), tmp_path).runs) == 6
+
+
+def test_other_budgets_and_missing_figures_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstream.study.find_spec", lambda name: None)
     recipe = {"recipe": "flow-grpo-tiny"}
     arms = [{**recipe, "name": "a"}, {**recipe, "name": "b", "set": {"training": {"steps": 10}}}]
-    [note] = [note for note in plan(StudyFile(name="s", arms=arms), tmp_path).notes if "trajectories" in note]
-    assert "a on 16,640, b on 1,280" in note
+    budgets, figures = plan(StudyFile(name="s", arms=arms), tmp_path).notes
+    assert "a on 16,640, b on 1,280" in budgets
+    assert "midstream[studies]" in figures
 
 
 def test_two_arms_that_would_share_a_directory_are_refused() -> None:

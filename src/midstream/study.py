@@ -363,7 +363,7 @@ def plan(
                 run = ArmRun(arm=arm, seed=seed, recipe=recipe, trained=trained, changes=changes, out=out)
                 _check_unchanged(run)
                 runs.append(run)
-            with Build(recipe) as build:
+            with Build(runs[-1].recipe) as build:
                 check_machine(build)
     return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
 

@@ -196,6 +196,19 @@ def test_groups_of_runs(capsys):
     assert found["said"] in text
 
 
+def test_groups_of_steps_of_the_same_runs(capsys):
+    for seed, right in enumerate((10, 12, 9)):
+        for step in (0, 300):
+            scores = {f"t{i}": [float(i < right + step // 30)] for i in range(40)}
+            write(Path(f"runs/a-s{seed}"), scores, step=step, trained=True, run_seed=seed)
+    write(Path("runs/a-s2"), WEAK, step=600, trained=True)
+    text = compare(capsys, "--group", "before=runs/a-*@0", "after=runs/a-*")
+    assert "differences paired by seed" in text
+    assert "25.0  30.0  22.5" in text
+    assert "50.0  55.0  25.0" in text
+    assert "after holds runs at several steps: 300, 600" in text
+
+
 def test_groups_with_one_run_have_no_interval_and_three_share_the_confidence(capsys):
     groups_on_disk()
     text = compare(capsys, "--group", "a=runs/a-s0", "b=runs/b-s0")

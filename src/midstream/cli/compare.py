@@ -64,17 +64,22 @@ def _compare_groups(words: Sequence[str], *, as_json: bool) -> int:
     groups: dict[str, list[str]] = {}
     for word in words:
         name, _, pattern = word.partition("=")
-        found = sorted(path for path in glob(pattern) if Path(path, "run.json").exists()) or [pattern]
-        if not name or not pattern or (found == [pattern] and has_magic(pattern)):
+        path, at, step = pattern.rpartition("@")
+        path, step = (path, at + step) if step.isdecimal() and not Path(pattern).exists() else (pattern, "")
+        found = sorted(run + step for run in glob(path) if Path(run, "run.json").exists())
+        if not name or not pattern or (has_magic(path) and not found):
             raise UsageError(
                 f"--group {word!r} names no run",
                 code="file-not-found",
                 fix="give a name and run directories, e.g. --group 'small=runs/small-s*' 'large=runs/large-s*'",
             )
-        groups.setdefault(name, []).extend(found)
+        groups.setdefault(name, []).extend(found or [pattern])
     comparison, notes = api.compare_groups(groups), list[str]()
     heads = [runs[0] for runs in comparison.groups.values()]
     for name, runs in comparison.groups.items():
+        steps = {result.step: None for compared in runs for result in compared.results.values()}
+        if len(steps) > 1:
+            notes.append(f"{name} holds runs at several steps: {', '.join(map(str, steps))}")
         for compared in runs:
             if (state := compared.run.status().state) != "finished":
                 notes.append(f"{compared.name} is {state}: its results so far are compared")

@@ -48,11 +48,15 @@ def run(options: argparse.Namespace) -> int:
         console.print(Text(f"warning: {note}", "bold yellow"), soft_wrap=True)
     if options.dry_run:
         return _show_plan(planned, as_json=options.json)
-    result = run_study(
-        planned,
-        report=lambda text: None if options.quiet else console.print(text, highlight=False),
-        progress=lambda: progress(quiet=options.quiet),
-    )
+    try:
+        result = run_study(
+            planned,
+            report=lambda text: None if options.quiet else console.print(text, highlight=False),
+            progress=lambda: progress(quiet=options.quiet),
+        )
+    except KeyboardInterrupt as error:
+        error.add_note("the same command resumes the study")
+        raise
     if options.json:
         print((root / "study.json").read_text(encoding="utf-8"), end="")
     else:

@@ -35,7 +35,7 @@ class Member:
 class GroupDifference(Frozen):
     """`other` against `first`: `difference` of their mean success, and its interval of confidence `level` over runs.
 
-    Values are one a run, in the order of the seeds. `method` says how the interval is made, or why there is none.
+    Values are one a run, in the order of the seeds. `method` says how the interval is made, or why it is missing.
     """
 
     first: str
