@@ -43,7 +43,7 @@ from pydantic_core import to_jsonable_python
 from midstream import api
 from midstream.core.component import Table
 from midstream.core.data import Settings
-from midstream.core.errors import MidstreamError, RecipeError, UsageError
+from midstream.core.errors import MidstreamError, RecipeError, UsageError, did_you_mean
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.tables import shown, validate
@@ -239,7 +239,8 @@ def read_study(name: str | Path) -> StudyFile:
             f"there is no study {str(name)!r}",
             code="file-not-found",
             cause="it is neither a .toml file nor the name of a study that comes with midstream",
-            fix="midstream study --list, or a file like docs/study.md shows",
+            fix=did_you_mean(name, (file.stem for file in SHIPPED.glob("*.toml")))
+            + "midstream study --list, or a file like docs/study.md shows",
         )
     study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
     arms = tuple(
@@ -270,7 +271,9 @@ def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
     for name in only:
         if name not in known:
             raise UsageError(
-                f"{name!r} is not part of this study", code="unknown-name", fix=f"name some of: {', '.join(known)}"
+                f"{name!r} is not part of this study",
+                code="unknown-name",
+                fix=f"{did_you_mean(name, known)}name some of: {', '.join(known)}",
             )
     return list(only or known)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core import own
-from midstream.core.errors import UsageError
+from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.events import (
     BudgetSpent,
     EvaluationFinished,
@@ -109,7 +109,7 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
         tracker: Any = named
         if isinstance(named, str):
             if named not in TRACKERS and not own.is_reference(named):
-                fix = f"use {', '.join(TRACKERS)}, or your own; {_EXAMPLE}"
+                fix = f"{did_you_mean(named, TRACKERS)}use {', '.join(TRACKERS)}, or your own; {_EXAMPLE}"
                 raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=fix)
             tracker = TRACKERS.get(named) or own.load(named, _EXAMPLE)
         tracker = tracker() if isinstance(tracker, type) else tracker

@@ -7,11 +7,12 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
-from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.errors import MidstreamError, UsageError, did_you_mean
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
@@ -88,9 +89,25 @@ def _run(words: Sequence[str]) -> int:
         return 1
 
 
-def parser(command: str | None = None) -> argparse.ArgumentParser:
+class _Parser(argparse.ArgumentParser):
+    """Names the command or value that a misspelt one may mean."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices and (near := did_you_mean(value, action.choices)):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {near.strip()}")
+        super()._check_value(action, value)
+
+    def options(self) -> Iterator[str]:
+        """Its options, and those of its subcommands."""
+        for action in self._actions:
+            yield from action.option_strings
+            for below in action.choices.values() if isinstance(action.choices, dict) else ():
+                yield from below.options()
+
+
+def parser(command: str | None = None) -> _Parser:
     """The parser of every command; with `command`, the others are listed but have no arguments."""
-    root = argparse.ArgumentParser(
+    root = _Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
         epilog=EXAMPLES,
@@ -112,7 +129,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if options.command == "tools" and not any(word.startswith("-") for word in left):
         options.arguments, left = [*options.arguments, *left], []
     if left:
-        root.error(f"unrecognized arguments: {' '.join(left)}")
+        near = "".join(did_you_mean(word.partition("=")[0], root.options()) for word in left if word.startswith("-"))
+        root.error(f"unrecognized arguments: {' '.join(left)}" + (f"; {near.strip()}" if near else ""))
     return options
 
 

@@ -31,6 +31,8 @@ from __future__ import annotations
 
 import copyreg
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,6 +61,13 @@ class MidstreamError(Exception):
     def __reduce__(self) -> Any:
         """Copy without `__init__`, which would indent the text once more."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The beginning of a fix for a misspelt name: "did you mean 'ollama'? "; "" if no `known` name is close."""
+    by_fold = {other.casefold().replace("_", "-"): other for other in known}
+    close = get_close_matches(str(name).casefold().replace("_", "-"), by_fold, n=1)
+    return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
 class UsageError(MidstreamError):

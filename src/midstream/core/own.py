@@ -23,7 +23,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError, RunError, UsageError
+from midstream.core.errors import RecipeError, RunError, UsageError, did_you_mean
 
 EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
@@ -164,7 +164,7 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
             raise RecipeError(
                 f"{place} has no {name!r}",
                 code="name-not-found",
-                fix=f"use one of: {', '.join(own)}" if own else f"define it there; {example}",
+                fix=f"{did_you_mean(part, own)}use one of: {', '.join(own)}" if own else f"define it there; {example}",
             ) from error
     return found
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from midstream.core.data import Settings, problems_of
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.text import PLACE, fill
 from midstream.core.text_file import read_toml
 
@@ -132,11 +132,12 @@ def _table(name: str | Path) -> dict[str, Any]:
     shipped = Path(__file__).parent / "templates"
     path = Path(name) if isinstance(name, Path) or name.endswith(".toml") else shipped / f"{name}.toml"
     if not os.path.exists(path):
+        known = sorted(file.stem for file in shipped.glob("*.toml"))
         raise RecipeError(
             f"there is no agent template {str(name)!r}",
             code="unknown-template",
-            fix="set agent.template to the path of a .toml file, or to one of "
-            + ", ".join(sorted(file.stem for file in shipped.glob("*.toml"))),
+            fix=f"{did_you_mean(name, known)}set agent.template to the path of a .toml file, or to one of "
+            + ", ".join(known),
         )
     table = {"name": path.stem, **read_toml(path)}
     like = table.pop("like", None)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from midstream.core.component import Component, Kind, Parts
 from midstream.core.data import classes_in
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.kinds import config_class, installed, reference_of_installed, registered
 from midstream.core.own import anchored, is_reference
 
@@ -67,7 +67,8 @@ def located(kind: Kind, named: Any, where: str) -> str:
         raise RecipeError(
             f"{where} has no type" if named is None else f"{where}.type = {shown(named)} does not exist",
             code="unknown-type",
-            fix=f"name one of: {', '.join(registered(kind))}; or {own}" if registered(kind) else f"name {own}",
+            fix=did_you_mean(named, registered(kind))
+            + (f"name one of: {', '.join(registered(kind))}; or {own}" if registered(kind) else f"name {own}"),
         )
     return named
 
@@ -127,9 +128,19 @@ def validate(
         raise RecipeError(
             f"the {of} is invalid: " + "; ".join(problems),
             code="recipe-invalid",
-            fix=f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
+            fix="".join(dict.fromkeys(_did_you_mean(model, error, tags or {}) for error in errors))
+            + f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
             + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
         ) from failure
+
+
+def _did_you_mean(model: type[BaseModel], error: Any, tags: Mapping[str, type[BaseModel]]) -> str:
+    """What a misspelt key, or value of a setting with few values, may mean."""
+    if error["type"] == "extra_forbidden":
+        return did_you_mean(error["loc"][-1], _fields_around(model, error["loc"], tags))
+    if error["type"] == "literal_error":
+        return did_you_mean(error["input"], re.findall("'([^']+)'", error["ctx"]["expected"]))
+    return ""
 
 
 def _fields_around(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from midstream.core.component import Table
-from midstream.core.errors import UsageError
+from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.html_table import html_table
 from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
@@ -157,7 +157,8 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
         raise UsageError(
             f"model = {model!r} names no provider",
             code="unknown-name",
-            fix=f"begin with one of: {', '.join(f'{known}/' for known in (*PROVIDERS, LOCAL))}; or give base_url",
+            fix=did_you_mean(provider, PROVIDERS)
+            + f"begin with one of: {', '.join(f'{known}/' for known in (*PROVIDERS, LOCAL))}; or give base_url",
         )
     table = {"type": "openai_compatible", "model": name if known else model}
     if known:

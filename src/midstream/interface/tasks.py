@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.component import Table
-from midstream.core.errors import UsageError
+from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.html_table import html_table
 from midstream.core.kinds import registered
 from midstream.core.own import is_reference, reference_of
@@ -135,8 +135,9 @@ def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterab
         return Tasks({"type": "file", "path": os.path.abspath(text), **settings})
     if text in BENCHMARKS:
         return Tasks({"type": "benchmark", "name": text, **settings})
+    known = [*BENCHMARKS, *registered("tasks")]
     raise UsageError(
         f"there are no tasks {text!r}",
         code="unknown-name",
-        fix=f"name a file such as questions.jsonl, or one of: {', '.join([*BENCHMARKS, *registered('tasks')])}",
+        fix=f"{did_you_mean(text, known)}name a file such as questions.jsonl, or one of: {', '.join(known)}",
     )

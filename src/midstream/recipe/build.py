@@ -203,7 +203,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def engine(self, name: str, *, counted: bool = True) -> Engine:
         """Return an engine by name; with a budget, its requests count toward it unless `counted` is false."""
         if name not in self.recipe.engines:
-            raise no_engine(self.recipe, f"engine {name!r}")
+            raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
         if name not in self._engines:
             self._engines[name] = component.config.build(BuildContext(self, component, name))

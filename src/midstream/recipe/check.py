@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.kinds import config_class, registered, rules
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
@@ -103,12 +103,12 @@ def task_source(component: Component) -> TaskSource:
     return component.config.build(context)
 
 
-def no_engine(recipe: Recipe, what: str) -> RecipeError:
-    """The error for a name that is not an engine's."""
+def no_engine(recipe: Recipe, what: str, name: str) -> RecipeError:
+    """The error for a `name` that is not an engine's."""
     return RecipeError(
         f"{what} does not exist; the recipe's engines are: {', '.join(recipe.engines) or 'none'}",
         code="unknown-engine",
-        fix="name one of them, or add its [engines.NAME] table",
+        fix=f"{did_you_mean(name, recipe.engines)}name one of them, or add its [engines.NAME] table",
     )
 
 
@@ -185,7 +185,7 @@ def _check_engines(recipe: Recipe) -> None:
             named.append((f"practice.{role}.engine", config.engine, True))
     for where, engine, outside in named:
         if engine not in recipe.engines:
-            raise no_engine(recipe, f"{where} = {engine!r}")
+            raise no_engine(recipe, f"{where} = {engine!r}", engine)
         # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
         if outside and in_process(recipe, engine):
             raise RecipeError(
@@ -241,7 +241,7 @@ def _check_rewards(recipe: Recipe) -> None:
                 raise RecipeError(
                     f"{where}.{key} = {named!r} is not a rule-based reward",
                     code="unknown-type",
-                    fix=f"name one of: {', '.join(rules())}",
+                    fix=f"{did_you_mean(named, rules())}name one of: {', '.join(rules())}",
                 )
         if config.of_dialogues and not dialogues:
             needed = "one that compares answers, such as exact_match"

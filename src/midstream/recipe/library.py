@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.core.errors import RecipeError, UsageError
+from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
 from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
@@ -109,7 +109,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
             raise RecipeError(
                 f"{where} has lessons for {name!r}, which is not a module of this agent",
                 code="unknown-module",
-                fix=f"name one of: {', '.join(own)}",
+                fix=f"{did_you_mean(name, own)}name one of: {', '.join(own)}",
             )
         if shows_lessons(agent, name):
             continue

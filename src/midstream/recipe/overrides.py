@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from midstream.core import own
-from midstream.core.errors import UsageError
+from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
@@ -307,7 +307,7 @@ def set_served(table: Table, provider: str) -> None:
         raise UsageError(
             f"--serve-with {provider!r} is no server that midstream starts",
             code="unknown-name",
-            fix=f"one of: {', '.join(SERVED)}",
+            fix=f"{did_you_mean(provider, SERVED)}name one of: {', '.join(SERVED)}",
         )
     known = urlsplit(PROVIDERS[provider].base_url)
     ports: dict[str, int] = {}  # of models
@@ -353,7 +353,8 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
         raise UsageError(
             f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
             code="unknown-tool" if unknown else "empty-value",
-            fix=f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count",
+            fix="".join(did_you_mean(name, nameable) for name in unknown)
+            + f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count",
         )
     chosen: dict[str, Table] = {}
     for name in wanted:

@@ -22,7 +22,7 @@ from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import Component, Kind, Table
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.own import anchored
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
@@ -180,7 +180,9 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     kind = agent.get("type", "agentflow") if isinstance(agent, Mapping) else "agentflow"
     if not isinstance(kind, str) or kind not in AGENTS:
         raise RecipeError(
-            f"agent.type = {shown(kind)} does not exist", code="unknown-type", fix=f"name one of: {', '.join(AGENTS)}"
+            f"agent.type = {shown(kind)} does not exist",
+            code="unknown-type",
+            fix=f"{did_you_mean(kind, AGENTS)}name one of: {', '.join(AGENTS)}",
         )
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
@@ -239,18 +241,23 @@ def recipes_directory() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
+def recipe_names() -> list[str]:
+    """The names of midstream's recipes."""
+    return sorted(file.stem for file in recipes_directory().glob("*.toml"))
+
+
 def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     """The file of a recipe given by path or by name. `extended_by` names it by name, or next to itself."""
     path = Path(name) if name.endswith(".toml") else recipes_directory() / f"{name}.toml"
     if extended_by is not None and os.path.isfile(sibling := extended_by.parent / f"{name}.toml"):
         path = sibling
     if not os.path.exists(path):
-        known = ", ".join(sorted(file.stem for file in recipes_directory().glob("*.toml")))
+        known = recipe_names()
         raise RecipeError(
             f"recipe {shown(name)} was not found",
             code="unknown-recipe",
             cause=f"{extended_by} extends it" if extended_by else "",
-            fix=f"name a .toml file or one of: {known}",
+            fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}",
         )
     return path.resolve()
 

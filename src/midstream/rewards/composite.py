@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pydantic import field_validator
 
 from midstream.core.component import Context, Parts, RewardConfig
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.kinds import rules
 from midstream.core.protocols import Reward
 from midstream.core.tables import parse_component
@@ -111,7 +111,8 @@ class PerTask(BaseReward):
                 f"task {task.id!r} names the reward {named!r}, which is not rule-based",
                 code="unknown-type",
                 cause="it is misspelt, or it asks a model: judged and rule-based scores are never mixed",
-                fix=f"name one of: {', '.join(self._rules)}; or score the whole set by a judge: its own `reward`, or "
+                fix=f"{did_you_mean(named, self._rules)}name one of: {', '.join(self._rules)}; or score the whole set "
+                "by a judge: its own `reward`, or "
                 '[reward] type = "judge"',
             )
         if named not in self._made:

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 
@@ -117,7 +117,11 @@ def check_known(
     """Raise `RecipeError` for a family or split (`kind`) that the source of tasks `what` does not have."""
     for name in names:
         if name not in known:
-            raise RecipeError(f"{what} has no {kind} {name!r}; it has {', '.join(known)}", code=_UNKNOWN[kind], fix=fix)
+            raise RecipeError(
+                f"{what} has no {kind} {name!r}; it has {', '.join(known)}",
+                code=_UNKNOWN[kind],
+                fix=did_you_mean(name, known) + fix,
+            )
 
 
 def _draw(tasks: Sequence[Task], count: int, split: str, seed: int) -> list[Task]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_va
 
 from midstream.core.component import Component
 from midstream.core.data import Settings
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import UnsupportedError, did_you_mean
 from midstream.core.kinds import config_class
 from midstream.core.seeds import Seed
 from midstream.core.tables import located, parse_component, validate
@@ -262,7 +262,7 @@ class TrainingConfig(Settings):
                 f"training.variant = {name!r} is not supported",
                 code="unknown-type",
                 cause=_OTHER_LOSSES.get(name, "it is misspelled"),
-                fix=f"use one of {', '.join(VARIANTS)}",
+                fix=f"{did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
             )
         filled = {**VARIANTS[name], **table}
         loss = table.get("loss", {})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import text_arguments
@@ -123,7 +123,7 @@ class Ddgs:
             raise RecipeError(
                 f"tools.web_search.backends = {list(backends)!r}: unknown to ddgs: {', '.join(unknown) or 'no name'}",
                 code="unknown-backend",
-                fix=f"name some of: auto, {', '.join(known)}",
+                fix="".join(did_you_mean(name, known) for name in unknown) + f"name some of: auto, {', '.join(known)}",
             )
         self.label = f"ddgs ({', '.join(backends)})"
         self._ddgs, self._config = DDGS, config
