@@ -196,10 +196,11 @@ def test_paths_are_relative_to_the_file_and_set_is_texts_or_a_table(tmp_path: Pa
         ('set = ["tasks.path=others.jsonl"]', "", "not-comparable", "'arm 0'"),
         ("set = { evaluation.sets = [{ name = 'sums', count = 2 }] }", "", "not-comparable", "2 are in both"),
         ("set = { agent.max_turn = 3 }", "", "recipe-invalid", "arm 'arm 0': the recipe is invalid: agent.max_turn"),
+        ('set = ["tasks.path=none.jsonl"]', "", "file-not-found", "arm 'arm 0'"),
         ('recipe = "none.toml"', "", "unknown-recipe", "arm 'arm 0'"),
         ("", '[metrics]\nm = { value = "success", set = "other" }', "not-comparable", "'m'"),
     ],
-    ids=["sampling", "reward", "tasks", "some-tasks", "key", "recipe", "metric"],
+    ids=["sampling", "reward", "tasks", "some-tasks", "key", "file", "recipe", "metric"],
 )  # fmt: skip
 def test_arms_that_cannot_be_compared_are_refused_by_name(
     arm: str, more: str, code: str, named: str, tmp_path: Path
@@ -213,18 +214,19 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_study_of_the_documentation_can_run(tmp_path: Path) -> None:
+def test_the_study_of_the_documentation_can_run_and_what_to_know_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
     (tmp_path / "group-size.toml").write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
-    assert len(plan(read_study(tmp_path / "group-size.toml"), tmp_path).runs) == 6
-
-
-def test_other_budgets_and_missing_figures_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = read_study(tmp_path / "group-size.toml")
+    planned = plan(study, tmp_path, seeds=1)
+    assert [run.out.name for run in planned.runs] == ["flow-grpo-tiny-s0", "groups-of-4-s0"]
+    assert not planned.notes, "both arms train on the same number of trajectories"
     monkeypatch.setattr("midstream.study.find_spec", lambda name: None)
-    recipe = {"recipe": "flow-grpo-tiny"}
-    arms = [{**recipe, "name": "a"}, {**recipe, "name": "b", "set": {"training": {"steps": 10}}}]
-    budgets, figures = plan(StudyFile(name="s", arms=arms), tmp_path).notes
-    assert "a on 16,640, b on 1,280" in budgets
+    fewer = study.arms[1].model_copy(update={"set": {"training": {"steps": 10}}})
+    budgets, figures = plan(study.model_copy(update={"arms": (study.arms[0], fewer)}), tmp_path, seeds=1).notes
+    assert "groups of 8 on 16,640, groups of 4 on 1,280" in budgets
     assert "midstream[studies]" in figures
 
 

@@ -391,8 +391,9 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
 
 
 def _member(compared: ComparedRun, result: EvaluationResult) -> Member:
-    questions = frozenset(trajectory.question for trajectory in evaluated_trajectories(compared.run, result))
-    return Member(name=compared.name, seed=compared.run.info().seed, result=result, questions=questions)
+    trajectories = evaluated_trajectories(compared.run, result)
+    tasks = frozenset((trajectory.question, trajectory.gold) for trajectory in trajectories)
+    return Member(name=compared.name, seed=compared.run.info().seed, result=result, tasks=tasks)
 
 
 def export(

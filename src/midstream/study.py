@@ -54,6 +54,7 @@ from midstream.recipe.check import check, set_reward
 from midstream.recipe.estimate import set_tasks
 from midstream.recipe.overrides import evaluation_recipe, run_recipe
 from midstream.recipe.schema import Recipe, differing_settings, load_recipe, to_toml, with_overrides
+from midstream.recipe.sessions import check_work
 from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
 from midstream.runs import RunDirectory
@@ -368,6 +369,7 @@ def plan(
                 runs.append(run)
             with Build(runs[-1].recipe) as build:
                 check_machine(build)
+                check_work(build, "train" if runs[-1].trained else "eval")
     return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
 
 

@@ -24,7 +24,7 @@ def members(values: Sequence[float], start: int = 0, **changes: object) -> list[
             name=f"run {seed}",
             seed=seed,
             result=RESULT.model_copy(update={"success": value, **changes}),
-            questions=frozenset({"question t0?"}),
+            tasks=frozenset({("question t0?", "Paris")}),
         )
         for seed, value in enumerate(values, start)
     ]
@@ -72,7 +72,7 @@ def test_other_rewards_and_other_tasks_are_refused() -> None:
     first = members((0.1, 0.2))
     with raises("not-comparable", "exact match", "judge"):
         compare_groups(("a", first), ("b", members((0.1, 0.2), metric="judge")))
-    other = [Member(name="x", seed=0, result=RESULT, questions=frozenset({"another?"}))]
+    other = [Member(name="x", seed=0, result=RESULT, tasks=frozenset({("question t0?", "Rome")}))]
     with raises("not-comparable", "x", "0 are in both"):
         compare_groups(("a", first), ("b", other))
 

@@ -83,6 +83,10 @@ def _compare_groups(words: Sequence[str], *, as_json: bool) -> int:
         for compared in runs:
             if (state := compared.run.status().state) != "finished":
                 notes.append(f"{compared.name} is {state}: its results so far are compared")
+            if errors := sum(result.errors for result in compared.results.values()):
+                notes.append(
+                    f"{compared.name}: {counted(errors, 'trial')} lost to infrastructure errors count as wrong"
+                )
             notes += setting_notes(runs[0], compared, f"{name} holds runs with other settings: {compared.name}")
     names = list(comparison.groups)
     for name, head in zip(names[1:], heads[1:], strict=True):

@@ -24,12 +24,12 @@ NO_SPREAD = "no interval over runs: their differences have no spread"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One run of a group: its seed, its result, the questions that it was asked."""
+    """One run of a group: its seed, its result, the questions and gold answers that it was evaluated on."""
 
     name: str
     seed: int
     result: EvaluationResult
-    questions: frozenset[str]
+    tasks: frozenset[tuple[str, str | None]]
 
 
 class GroupDifference(Frozen):
@@ -69,10 +69,10 @@ def compare_groups(
     head = ours[0]
     check_rewards([(member.name, member.result) for member in (*ours, *theirs)])
     for member in (*ours, *theirs):
-        if member.questions != head.questions:
+        if member.tasks != head.tasks:
             raise UsageError(
-                f"{member.name} has {len(member.questions):,} tasks of {head.result.set_name!r}, {head.name} "
-                f"{len(head.questions):,}; {len(head.questions & member.questions):,} are in both",
+                f"{member.name} has {len(member.tasks):,} tasks of {head.result.set_name!r}, {head.name} "
+                f"{len(head.tasks):,}; {len(head.tasks & member.tasks):,} are in both",
                 code="not-comparable",
                 cause="means over other tasks are two quantities; a set's seed, count or file differs",
                 fix="evaluate all on the same set, or compare two runs on what they share: midstream compare RUN RUN",
