@@ -607,11 +607,11 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    recorded = [component.digest for component in run.info().own]
+    recorded = run.info().own  # none in runs of older versions
     changed = [
         component.reference
-        for component, digest in zip(own.used(resolved), recorded, strict=True)
-        if component.digest != digest
+        for component, began in zip(own.used(resolved) if recorded else (), recorded, strict=True)
+        if component.digest != began.digest
     ]
     if changed:
         raise RunError(

@@ -280,7 +280,8 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
     def build(self: FunctionAgentSettings, context: Context) -> FunctionAgent:
         return FunctionAgent(reference, function, self)
 
-    return settings_of(FunctionAgentSettings, reference, function, build=build, given=GIVEN)
+    asks = "always" if "model" in parameters_of(reference, function) else "optional"
+    return settings_of(FunctionAgentSettings, reference, function, build=build, given=GIVEN, asks=asks)
 
 
 def _chat(messages: Chat) -> tuple[Message, ...]:

@@ -25,7 +25,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.library import EditableLibrary, check_shown, editable_library, history, read, shows_lessons, split
 from midstream.recipe.overrides import run_recipe, validation_recipe
-from midstream.recipe.schema import MODULES, to_toml
+from midstream.recipe.schema import modules_of, to_toml
 from midstream.recipe.sessions import validation_settings
 from midstream.report.practice_data import spent_text
 from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
@@ -167,7 +167,7 @@ def edit_library(options: argparse.Namespace) -> int:
 def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
     """Keep the library as a person's Markdown has it; returns it and its new name, or None if nothing is changed."""
     agent = run_recipe(place.run).agent if place.run else None
-    every = MODULES["agentflow"] if agent is None else MODULES[agent.type]
+    every = modules_of("agentflow" if agent is None else agent.type)
     modules = [name for name in every if agent is None or shows_lessons(agent, name)]
     changed, outcomes = edited(place.library, text, Rules(modules=modules, subsets=False))
     for outcome in outcomes:

@@ -80,6 +80,17 @@ def anchored(table: Any, directory: Path) -> Any:
     return table
 
 
+def portable(table: Any) -> Any:
+    """A recipe's table, in which a file of your own is named without its directory, which affects no result."""
+    if isinstance(table, Mapping):
+        return {key: portable(value) for key, value in table.items()}
+    if isinstance(table, list | tuple):
+        return [portable(value) for value in table]
+    if is_reference(table) and (file := file_of(table)) is not None:
+        return f"{file.name}:{name_of(table)}"
+    return table
+
+
 def references(table: Any) -> Iterator[str]:
     """Every reference in a recipe's table, in order: values of the keys `type` and `function`."""
     for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):

@@ -12,7 +12,7 @@ from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.overrides import chosen_tools
-from midstream.recipe.schema import MODULES, merge, overrides_of, read_table, with_overrides
+from midstream.recipe.schema import agent_type, merge, modules_of, overrides_of, read_table, with_overrides
 
 LOCAL = "local"
 
@@ -72,9 +72,10 @@ class AgentSpec:
     def _rows(self) -> dict[str, str]:
         agent, engines = self._table["agent"], self._table["engines"]
         rows = {}
-        for module in MODULES[agent.get("type", "agentflow")]:
-            engine = engines.get(agent[module].get("engine"), {})
-            rows[module] = str(engine.get("model", engine.get("type", agent[module]["type"])))
+        for module in modules_of(agent_type(agent)):
+            table = agent.get(module, agent)  # an agent of your own is its one module
+            engine = engines.get(table.get("engine"), {})
+            rows[module] = str(engine.get("model", engine.get("type", table["type"])))
         return {**rows, "tools": ", ".join(self._table["tools"]) or "none"}
 
 

@@ -34,7 +34,7 @@ from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
-from midstream.recipe.schema import InterleavedConfig, Recipe
+from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
@@ -245,22 +245,31 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             components[trained], planner = planner, None
         if planner is not None:
             components.pop(trained)
-        elif temperature is not None and components[trained].config.asks != "never":
+        elif temperature is not None and hasattr(components[trained].config, "sampling"):
             config: Any = components[trained].config
             sampling = {**config.sampling.model_dump(), "temperature": temperature}
             sampling = validate(type(config.sampling), sampling, f"agent.{trained}.sampling")
             config = config.model_copy(update={"sampling": sampling})
             components[trained] = components[trained].model_copy(update={"config": config})
-        engines = {name: self.engine(part.engine) for name, part in components.items() if part.engine is not None}
+        engines: dict[str, Engine] = {
+            name: self.engine(part.engine) for name, part in components.items() if part.engine is not None
+        }
+        table = self.recipe.agent
+        own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
-            name: component.config.build(BuildContext(self, component, name)) for name, component in components.items()
+            name: component.config.build(BuildContext(self, component, name))
+            for name, component in components.items()
+            if not own or name == trained
         }
         modules.setdefault(trained, planner)
-        table = self.recipe.agent
         if chosen is not None and chosen.max_turns is not None:
             table = table.model_copy(update={"max_turns": chosen.max_turns})
         agent: Agent
-        if isinstance(table, InterleavedConfig):
+        if isinstance(table, OwnAgentConfig):
+            agent = modules[trained]
+            if trained in engines:
+                engines[self.recipe.role] = engines.pop(trained)
+        elif isinstance(table, InterleavedConfig):
             template = load_template(table.template)
             agent = Interleaved(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
@@ -337,7 +346,8 @@ def check_machine(build: Build) -> None:
     if build.replay:  # its answers stand in for all tools
         recipe = recipe.model_copy(update={"tools": {}})
         assert build.tools is not None
-    result_writer(recipe.agent.observation_format)
+    if not isinstance(recipe.agent, OwnAgentConfig):
+        result_writer(recipe.agent.observation_format)
     _check_machine(recipe, "")
 
 
@@ -455,10 +465,12 @@ class Policy:
         if module.engine is None:
             types = registered(recipe.trained)
             asking = [f'"{name}"' for name in types if config_class(recipe.trained, name).asks != "never"]
+            program = module.config.asks == "never"
             raise UnsupportedError(
-                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: it is a program",
+                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: "
+                + ("it is a program" if program else "it names no engine"),
                 code="not-trainable",
-                fix=f"choose type = {' or '.join(asking)} and give it an engine",
+                fix=f"choose type = {' or '.join(asking)} and give it an engine" if program else "give it an engine",
             )
         return self.build.engine(module.engine, counted=False)
 

@@ -19,7 +19,7 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
-from midstream.recipe.schema import InterleavedConfig, Recipe
+from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.training_free.library import render_modules
 from midstream.training_free.settings import ROLES, PracticeConfig
 
@@ -168,7 +168,8 @@ def _check_engines(recipe: Recipe) -> None:
     """Every engine that is named exists, and can answer the requests that it will get."""
     users = [(where, component, True) for where, component in _task_components(recipe)]
     users += [(where, component, True) for where, component, _ in reward_components(recipe)]
-    users += [(f"agent.{name}", component, False) for name, component in recipe.modules.items()]
+    own = isinstance(recipe.agent, OwnAgentConfig)
+    users += [("agent" if own else f"agent.{name}", component, False) for name, component in recipe.modules.items()]
     users += [(f"tools.{name}", component, False) for name, component in recipe.tools.items()]
     training, practice = recipe.training, recipe.practice
     if training is not None and training.supervised.planner is not None:
@@ -200,7 +201,10 @@ def _check_tasks(recipe: Recipe) -> None:
     """Task sources exist, and dialogues go to an agent that can hold them."""
     agent = recipe.agent
     refused, fix = "", ""
-    if not isinstance(agent, InterleavedConfig):
+    if isinstance(agent, OwnAgentConfig):
+        if not agent.policy.config.dialogues:  # type: ignore[attr-defined]
+            refused, fix = "an agent of your own without a parameter `dialogue`", "give its `run` this parameter"
+    elif not isinstance(agent, InterleavedConfig):
         refused, fix = "an agent of type 'agentflow', which answers questions", 'set agent.type = "interleaved"'
     elif load_template(agent.template).appends == "inline":
         refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
@@ -259,6 +263,15 @@ def _check_rewards(recipe: Recipe) -> None:
 
 def _check_agent(recipe: Recipe) -> None:
     agent = recipe.agent
+    for where, chosen in _evaluation_sets(recipe).items() if isinstance(agent, OwnAgentConfig) else ():
+        if chosen.max_turns is not None:
+            raise RecipeError(
+                f"{where}.max_turns = {chosen.max_turns} with an agent of your own, which has its own limits",
+                code="setting-conflict",
+                fix="remove it; a limit is a parameter of the agent's function, and so a setting under [agent]",
+            )
+    if isinstance(agent, OwnAgentConfig):
+        return
     if not isinstance(agent, InterleavedConfig):
         if agent.memory_update == "on_continue" and agent.generator.type == "verified_result":
             raise RecipeError(

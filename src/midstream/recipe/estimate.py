@@ -20,7 +20,7 @@ from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
-from midstream.recipe.schema import InterleavedConfig, Recipe, differing_settings
+from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe, differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
 from midstream.training.settings import TrainingConfig
@@ -121,7 +121,8 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
 
     def most_turns(*, dialogue: bool, limit: int | None = None) -> int:
         alone = isinstance(recipe.agent, InterleavedConfig) and not recipe.tools and not dialogue
-        return 0 if alone else limit or recipe.agent.max_turns  # a policy without tools answers in one reply
+        # A policy without tools answers in one reply; of an agent of your own one is counted.
+        return 0 if alone or isinstance(recipe.agent, OwnAgentConfig) else limit or recipe.agent.max_turns
 
     def batch(what: str, count: int | None, planner: Component | None, *, dialogue: bool = False) -> Batch:
         return Batch(what, count, most_turns(dialogue=dialogue), recipe.reward, planner, dialogue)
@@ -201,7 +202,7 @@ def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
             yield Asker(
                 name=name,
                 engine=module.engine,
-                max_tokens=config.sampling.max_tokens,
+                max_tokens=config.sampling.max_tokens if hasattr(config, "sampling") else 0,
                 in_all=recipe.agent.max_tokens if isinstance(recipe.agent, InterleavedConfig) else None,
                 **often.get(name, {"per_turn": _MAX_ASKS}),
             )
@@ -250,7 +251,12 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     calls, tokens = _requests(recipe, batches, roles)
     if not calls:
         return ["Calls: none, every module is a program."]
-    lines = ["Calls, and the tokens they generate, at most; retries come on top:"]
+    own = isinstance(recipe.agent, OwnAgentConfig)
+    lines = [
+        "Calls and tokens, if your agent asks each of its models once; it alone knows how often:"
+        if own
+        else "Calls, and the tokens they generate, at most; retries come on top:"
+    ]
     cost = 0.0
     for (name, engine), count in calls.items():
         component = recipe.engines[engine]

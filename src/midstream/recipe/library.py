@@ -16,7 +16,7 @@ from pathlib import Path
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
-from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
+from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig, Table, merge, modules_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.training_free.commit import VERSIONS, History, name_damage, read_library
@@ -67,7 +67,7 @@ def pinned(named: str | Path) -> str:
     return os.path.abspath(path) + (f"@{number}" if number is not None else "")
 
 
-def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None) -> Lessons:
+def lessons_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, named: str | Path | None) -> Lessons:
     """A library's lessons for prompts, by module. Raises `RecipeError` if a module does not show them."""
     if named is None:
         return NO_LESSONS
@@ -90,7 +90,7 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     return f"library {named} is unproven for this agent, {agent}{other}: {fix}"
 
 
-def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
+def shows_lessons(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, module: str) -> bool:
     """Whether the prompt of an agent's module has a place for lessons."""
     config = getattr(agent, module).config
     if isinstance(agent, InterleavedConfig):
@@ -98,12 +98,12 @@ def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
     return getattr(config.build(None), "shows_lessons", False)  # an agent's modules use no context
 
 
-def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
+def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules: Iterable[str], where: str) -> None:
     """Check that prompts show the lessons of `modules`; otherwise the agent would run without them.
 
     Raises `RecipeError` if one of `modules` does not exist, is a program, or has a prompt file without `{{lessons}}`.
     """
-    own = MODULES[agent.type]
+    own = modules_of(agent.type)
     for name in modules:
         if name not in own:
             raise RecipeError(

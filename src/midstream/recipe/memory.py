@@ -255,7 +255,7 @@ def _engine_lines(
             longest = recipe.agent.max_tokens
         else:
             configs: list[Any] = [user.config for user in users]
-            longest = max(module.sampling.max_tokens for module in configs)
+            longest = max(module.sampling.max_tokens for module in configs if hasattr(module, "sampling"))
         parts.append(sampling(shape, config.dtype, config.max_batch, longest))
     if config.device != "cpu":
         parts.append(Part("the process itself", CONTEXT_BYTES, "an allowance"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -15,7 +15,6 @@ from midstream.core import own
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
-from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.recipe.check import check, reads_world_only
@@ -23,6 +22,7 @@ from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import (
     Recipe,
     Table,
+    agent_type,
     differing_settings,
     merge,
     modules_of,
@@ -217,9 +217,9 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         sets.append(_file_set(path, sets))
     sets += changes.get("sets", ())
     if sets and "temperatures" not in settings:
-        name = modules_of(table["agent"])[0]
-        config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config
-        settings["temperatures"] = [0.0 if config.asks == "never" else config.sampling.temperature]  # 0: a program
+        [(_, module), *_] = parse_recipe({**table, "evaluation": {}}).modules.items()
+        sampling = None if module.config.asks == "never" else getattr(module.config, "sampling", None)
+        settings["temperatures"] = [sampling.temperature if sampling else 0.0]  # 0: a program
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
         if (count := changes.get("count")) is not None:
@@ -280,11 +280,11 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
             cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
             fix="add --model NAME",
         )
-    name, agent = "model", table["agent"] if planner_from_run else {}
-    trained, *others = modules_of(agent)
+    name, agent = "model", table["agent"]
     if planner_from_run:
-        taken = (agent[trained].get("engine"), (table.get("training") or {}).get("weights"))
-        name = "model" if "model" not in taken else "frozen"
+        trained, *others = modules_of(agent_type(agent))
+        asked = agent.get(trained, agent).get("engine")  # an agent of your own is its one module
+        name = "model" if "model" not in (asked, (table.get("training") or {}).get("weights")) else "frozen"
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}

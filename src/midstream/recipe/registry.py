@@ -9,6 +9,7 @@ from midstream.core.component import Kind
 from midstream.core.kinds import register, register_own
 
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
+AGENTS = ("agentflow", "interleaved", "direct")  # the agents of recipe/schema.py
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",

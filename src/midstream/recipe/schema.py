@@ -16,7 +16,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
@@ -93,6 +93,25 @@ class DirectConfig(InterleavedConfig):
     template: str = "direct"
 
 
+class OwnAgentConfig(Settings):
+    """An agent of your own: one component, whose settings stand in the table of the agent itself.
+
+    `policy` is that component; it asks the model of its `engine`, whose calls are trained. `engines` are other models
+    by the names that the agent gives them; `library` as in `AgentConfig`.
+    """
+
+    type: str
+    policy: Component
+    engines: dict[str, str] = {}
+    library: Path | None = None
+
+    @model_serializer
+    def table(self) -> Table:
+        """The agent's table; `parse_recipe` reads it back."""
+        others = {"engines": self.engines, "library": str(self.library) if self.library else None}
+        return self.policy.table() | {key: value for key, value in others.items() if value}
+
+
 AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {
     "agentflow": AgentConfig,
     "interleaved": InterleavedConfig,
@@ -100,9 +119,14 @@ AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {
 }
 
 
-def modules_of(agent: Mapping[str, Any]) -> tuple[Kind, ...]:
-    """The modules of an agent's table; the first is trained."""
-    return MODULES[agent.get("type", "agentflow")]
+def agent_type(agent: Any) -> str:
+    """The type of an agent, or of its table."""
+    return str(agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow"))
+
+
+def modules_of(agent: str) -> tuple[Kind, ...]:
+    """The modules of an agent of this type; the first is trained. One of your own is itself its one module."""
+    return MODULES.get(agent, ("policy",))
 
 
 class Recipe(Settings):
@@ -133,10 +157,9 @@ class Recipe(Settings):
     agent: Annotated[
         Annotated[AgentConfig, Tag("agentflow")]
         | Annotated[InterleavedConfig, Tag("interleaved")]
-        | Annotated[DirectConfig, Tag("direct")],
-        Discriminator(
-            lambda agent: agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", None)
-        ),
+        | Annotated[DirectConfig, Tag("direct")]
+        | Annotated[OwnAgentConfig, Tag("own")],
+        Discriminator(lambda agent: kind if (kind := agent_type(agent)) in AGENTS else "own"),
     ]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
@@ -152,11 +175,24 @@ class Recipe(Settings):
     @property
     def trained(self) -> Kind:
         """The module whose weights are trained."""
-        return MODULES[self.agent.type][0]
+        return modules_of(self.agent.type)[0]
+
+    @property
+    def role(self) -> str:
+        """The role of the calls that are trained."""
+        config: Any = self.modules[self.trained].config
+        return config.role if isinstance(self.agent, OwnAgentConfig) else self.trained
 
     @property
     def modules(self) -> dict[Kind, Component]:
-        """The agent's modules, the trained one first, and its analyst, if it has one."""
+        """The agent's modules, the trained one first, and its analyst, if it has one.
+
+        An agent of your own is its one module, once for each model that it asks.
+        """
+        if isinstance(self.agent, OwnAgentConfig):
+            own, engines = self.agent.policy, self.agent.engines
+            others: Any = {name: own.model_copy(update={"engine": engine}) for name, engine in engines.items()}
+            return {"policy": own, **others}
         found: dict[Kind, Component] = {}
         for name in (*MODULES[self.agent.type], _ANALYST):
             if (component := getattr(self.agent, name, None)) is not None:
@@ -177,13 +213,9 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         }
         parsed["tools"] = tools
     agent = parsed.get("agent")
-    kind = agent.get("type", "agentflow") if isinstance(agent, Mapping) else "agentflow"
-    if not isinstance(kind, str) or kind not in AGENTS:
-        raise RecipeError(
-            f"agent.type = {shown(kind)} does not exist",
-            code="unknown-type",
-            fix=f"{did_you_mean(kind, AGENTS)}name one of: {', '.join(AGENTS)}",
-        )
+    kind = agent_type(agent)
+    if kind not in AGENTS:
+        parsed["agent"] = _own_agent(agent)
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),
@@ -193,12 +225,20 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         (("evaluation", "validation", "reward"), "reward"),
         (("evaluation", "sets", "*", "tasks"), "tasks"),
         (("evaluation", "sets", "*", "reward"), "reward"),
-        (("training", "supervised", "planner"), MODULES[kind][0]),
-        *((("agent", module), module) for module in (*MODULES[kind], _ANALYST)),
+        (("training", "supervised", "planner"), modules_of(kind)[0]),
+        *((("agent", module), module) for module in (*MODULES.get(kind, ()), _ANALYST)),
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
-    return validate(Recipe, parsed, "", AGENTS)
+    return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
+
+
+def _own_agent(agent: Table) -> Table:
+    """The table of `OwnAgentConfig` from that of an agent of your own."""
+    table = dict(agent)
+    others = {key: table.pop(key) for key in ("engines", "library") if key in table}
+    policy = parse_component("agent", table, "agent")
+    return {"type": policy.type, "policy": policy, **others}
 
 
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:

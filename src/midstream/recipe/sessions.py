@@ -63,7 +63,7 @@ def parts_of(build: Build) -> Parts:
         student=build.policy.student(),
         learner=learner,
         make_environment=build.environment,
-        role=recipe.trained,
+        role=recipe.role,
         teacher=teacher(recipe),
         publish=build.policy.publish,
         warm_start=recipe.warm_start,
@@ -191,9 +191,10 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
                 fix=f"move chat_template_kwargs to [engines.{weights}]",
             )
     config: Any = recipe.modules[recipe.trained].config
-    if config.sampling.top_p < 1 or config.sampling.temperature == 0:
+    sampling = getattr(config, "sampling", None)  # one of your own may bring its own
+    if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
         raise RecipeError(
-            f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",
+            f"agent.{recipe.trained}.sampling = {sampling!r} cannot be trained on",
             code="not-trainable",
             cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
             fix="set temperature above 0 and top_p = 1",

@@ -68,6 +68,7 @@ class Composite(BaseReward):
             value=min(value, 1.0),  # three times 0.1 of 0.3 may round above
             parts={name: score.value for name, score in scores.items()} | inner,
             calls=tuple(call for score in scores.values() for call in score.calls),
+            feedback="\n".join(f"{name}: {score.feedback}" for name, score in scores.items() if score.feedback),
         )
 
 

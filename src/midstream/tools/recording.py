@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
+from midstream.core.own import portable
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
@@ -113,11 +114,23 @@ class Recording:
             write=write,
         )
 
+    def _held(self, origin: Origin) -> Origin:
+        """The origin as the recording has it, where another directory may hold the file of a function."""
+        settings = portable(origin.relevant)
+        with self.file.access() as connection:
+            rows = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
+        try:
+            held = [held for table, held in _TABLES.validate_python(rows) if table == origin.table]
+        except ValidationError as error:
+            raise self.file.unusable(error) from error
+        return replace(origin, settings=next((known for known in held if portable(known) == settings), settings))
+
     def record(self, tools: Sequence[Tool], origin: Origin) -> list[Tool]:
         """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
         Raises `UsageError` if the recording holds their results from another sandbox.
         """
+        origin = self._held(origin)
         shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
         specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
@@ -143,6 +156,7 @@ class Recording:
 
         Raises `UsageError` if the table was not recorded with these settings.
         """
+        origin = self._held(origin)
         try:
             with self.file.access() as connection:
                 query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
@@ -177,8 +191,9 @@ class Recording:
 
     def sandbox(self, origin: Origin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
+        key = self._held(origin).key
         with self.file.access() as connection:
-            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
+            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (key,)).fetchone()
         return found[0] if found else ""
 
     def find(self, key: str) -> ToolResult | None:

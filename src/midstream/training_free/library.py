@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from midstream.agents.rendering import prompt_text
 from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
+from midstream.core.own import portable
 from midstream.core.text import neutral
 
 CHARACTERS_PER_TOKEN = 4  # the library is rendered for models whose tokenizers it does not know
@@ -217,6 +218,9 @@ def identity(resolved: Table, weights: str = "") -> str:
             # A prompt file counts by its text, not by its path.
             settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
         modules[name] = _with_model(settings, engines)
+    if not modules:  # an agent of your own
+        own = {key: value for key, value in portable(agent).items() if key not in ("sampling", "library")}
+        modules["agent"] = _with_model(own, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]
     whole = {
         "modules": modules,

@@ -36,6 +36,7 @@ _NOT_KNOWN = {  # by `practice.truth`
     "were right: what was checked, what the evidence says, where rollouts agree and where they contradict each other.",
 }
 _LONGEST = 40_000  # characters of a whole transcript: about 10,000 tokens
+_FEEDBACK = 1_000  # characters of a reward's feedback
 _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and where the whole would be too long
 
 
@@ -75,10 +76,16 @@ def about_rollouts(trajectories: Sequence[Trajectory], summaries: Sequence[str |
     """One line of JSON a rollout, numbered from 1; one without a summary still has its reward and its answer."""
     lines = []
     for number, (trajectory, summary) in enumerate(zip(trajectories, summaries, strict=True), 1):
-        reward = round(trajectory.reward.value, 4) if trajectory.reward else None
-        shown = {"rollout": number, "reward": reward, "answer": trajectory.answer, "summary": summary}
+        shown = {"rollout": number, **_score(trajectory), "answer": trajectory.answer, "summary": summary}
         lines.append(to_json(shown))
     return "\n".join(lines)
+
+
+def _score(trajectory: Trajectory) -> dict[str, JsonValue]:
+    """The reward, and what it says about the answer, if it does."""
+    score = trajectory.reward
+    reward: dict[str, JsonValue] = {"reward": round(score.value, 4) if score else None}
+    return reward | ({"feedback": _cut_texts(score.feedback, _FEEDBACK)} if score and score.feedback else {})
 
 
 def _words(tokens: int) -> int:
@@ -87,11 +94,10 @@ def _words(tokens: int) -> int:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """Turns, answer, stop reason and reward; long texts are cut, shorter if all has over 40,000 characters."""
+    """Turns, answer, stop reason, reward and its feedback; long texts are cut, shorter if all has over 40,000 characters."""
     limit = _TEXT
-    reward = round(trajectory.reward.value, 4) if trajectory.reward else None
     last = {call.role: spoken(call.completion) for call in trajectory.closing_calls if call.role == POLICY}
-    end = last | {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
+    end = last | {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason} | _score(trajectory)
     while True:
         lines = [to_json(_cut_texts(_turn(turn), limit)) for turn in trajectory.turns]
         lines.append(to_json(_cut_texts(end, limit)))
