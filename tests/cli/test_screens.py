@@ -166,3 +166,7 @@ def test_doctor(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "check_machine", found)
     screen("doctor", "--quiet")
+
+
+def test_components(screen: Screen) -> None:
+    screen("components", "reward", "numeric")

@@ -167,7 +167,7 @@ REFUSED = {
     "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "use one of"),
     "a number": ("my_tools.py:NUMBER", "tool-invalid", ": 3", "docs/own-tool.md"),
     "no hints": ("my_tools.py:unclear", "tool-invalid", "unclear: argument 'text'", "text: str"),
-    "a class with arguments": ("my_tools.py:Needy", "component-invalid", "Needy", "constructor"),
+    "a class with arguments": ("my_tools.py:Needy", "recipe-invalid", ".key: Field required", "known keys here: key"),
     "a file that raises": ("bad.py:f", "import-failed", "ZeroDivisionError", "line 2"),
     "a file that exits": ("exits.py:f", "import-failed", "SystemExit", "line 1"),
     "a file that is not Python": ("typo.py:f", "import-failed", "SyntaxError", "typo.py, line 1"),

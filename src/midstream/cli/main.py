@@ -24,6 +24,7 @@ COMMANDS = {
     "solve": "answer one question, turn by turn",
     "doctor": "what works on this machine? can this model play the four roles?",
     "tools": "the tools there are; one in full; one called by hand",
+    "components": "everything that a recipe can name, by kind: midstream's, packages', your own",
     "benchmarks": "the benchmarks and training sets there are; one in full",
     "index": "search in your own documents",
     "show": "numbers of a run, or one of its trajectories turn by turn",
@@ -47,6 +48,7 @@ EXAMPLES = """examples:
   midstream doctor --provider ollama --model qwen2.5:7b
   midstream tools                      what agents can call, and what each needs
   midstream tools python "105 + 7"     call one by hand
+  midstream components reward          what can score an answer
   midstream benchmarks gpqa            what it asks, where its questions are
   midstream index build docs.jsonl     search in your own documents
   midstream show runs/demo             numbers; add an id for one trajectory

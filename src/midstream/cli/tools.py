@@ -119,7 +119,7 @@ def _view(recipe: Recipe, name: str, named: str = "") -> ToolView:
         type=tool.type,
         table=name,
         named=named or name,
-        description=_description(type(tool.config)),
+        description=description_of(type(tool.config)),
         parameters=dict(schema) if isinstance(schema, Mapping) else None,
         timeout_s=limit("timeout_s"),
         output_tokens=limit("output_tokens"),
@@ -137,12 +137,12 @@ def _unset_view(name: str) -> ToolView:
         type=name,
         table="NAME",  # the user's choice
         named="NAME",
-        description=_description(config),
+        description=description_of(config),
         needs=(*_needs(config, None, {}), Need(what="settings", state=state, there=None)),
     )
 
 
-def _description(config: Any) -> str:
+def description_of(config: Any) -> str:
     """What the tool's class shows to a model, or else its docstring, or its module's."""
     tool = getattr(config, "component", None)
     description = getattr(tool, "description", None)

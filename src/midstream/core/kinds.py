@@ -15,17 +15,19 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
 from midstream.core.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 from midstream.core.own import load
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "midstream.components"
 
-_BASES: dict[Kind, type[ComponentConfig]] = {
+_BASES: dict[Kind, type[Settings]] = {
     "tasks": TasksConfig,
     "reward": RewardConfig,
     "tool": ToolConfig,
     "engine": EngineConfig,
+    "agent": Settings,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
 _MAKERS: dict[Kind, str] = {}

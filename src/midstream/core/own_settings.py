@@ -49,7 +49,7 @@ def settings_of(
     for name, parameter in parameters_of(reference, function).items():
         if name in given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        known = name in hints or parameter.default is not parameter.empty or not given
+        known = name in hints or parameter.default is not parameter.empty or isinstance(function, type)
         if parameter.kind is parameter.POSITIONAL_ONLY or not known:
             raise RecipeError(
                 f"{reference}: parameter {name!r} is neither a setting nor one of {', '.join(given)}",

@@ -53,12 +53,20 @@ class FunctionEngine(Engine):
             raise
         except Exception as error:  # what a user's function raises can be anything
             raise EngineError(
-                f"engine {self.name} raised {described(error)}", cause=where_raised(error), fix="correct the function"
+                f"engine {self.name} raised {described(error)}",
+                code="component-failed",
+                cause=where_raised(error),
+                fix="correct the function",
             ) from error
         if isinstance(found, Call):
             return found
         if not isinstance(found, str):
-            raise EngineError(f"engine {self.name} returned {found!r:.100}", fix="return the reply's text")
+            raise EngineError(
+                f"engine {self.name} returned {found!r:.100}",
+                code="component-failed",
+                fix="return the reply's text",
+                retryable=False,
+            )
         prompt = sum(len(message["content"]) for message in messages)
         counts = [-(-size // CHARACTERS_PER_TOKEN) for size in (prompt, len(found))]
         return Call(

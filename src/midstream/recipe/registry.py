@@ -9,7 +9,6 @@ from midstream.core.component import Kind
 from midstream.core.kinds import register, register_own
 
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
-AGENTS = ("agentflow", "interleaved", "direct")  # the agents of recipe/schema.py
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
@@ -82,7 +81,13 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
 }
 
-for _kind, _names in COMPONENTS.items():
+AGENTS = {  # their tables are those of modules too: recipe/schema.py reads them
+    "agentflow": "midstream.recipe.schema:AgentConfig",
+    "interleaved": "midstream.recipe.schema:InterleavedConfig",
+    "direct": "midstream.recipe.schema:DirectConfig",
+}
+
+for _kind, _names in {**COMPONENTS, "agent": AGENTS}.items():
     for _name, _place in _names.items():
         register(_kind, _name, _place)
 

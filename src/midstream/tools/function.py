@@ -46,6 +46,7 @@ from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.own import load
 from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tables import validate
 from midstream.core.threads import in_thread
 
 P = ParamSpec("P")
@@ -351,7 +352,7 @@ class FunctionConfig(ToolConfig):
         """
         found = load(self.function, _EXAMPLE)
         if isinstance(found, type):
-            found = own_tool("tool", self.function, found)().build(context)
+            found = validate(own_tool("tool", self.function, found), {}, f"tools.{context.name}").build(context)
         return _named(self.function, found, context.name)
 
 

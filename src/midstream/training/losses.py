@@ -149,7 +149,6 @@ class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
-        type: a function of your own in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
         clip_low: the lower bound of the ratio is 1 - `clip_low`
         clip_high: the upper bound of the ratio is 1 + `clip_high`
         dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
@@ -158,9 +157,9 @@ class PolicyLoss(Settings):
         aggregation: `trajectory-turn-token` (the paper), `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum` or
             `seq-mean-token-sum-norm`
         horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
+        type: a function of your own in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
     """
 
-    type: str | None = None
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
@@ -168,6 +167,7 @@ class PolicyLoss(Settings):
     kl_kind: KlKind = "k3"
     aggregation: Aggregation = "trajectory-turn-token"
     horizon: int | None = Field(default=None, ge=1)
+    type: str | None = None
 
     def per_token(
         self,

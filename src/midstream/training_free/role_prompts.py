@@ -94,7 +94,7 @@ def _words(tokens: int) -> int:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """Turns, answer, stop reason, reward and its feedback; long texts are cut, shorter if all has over 40,000 characters."""
+    """Turns, answer, stop reason, reward, feedback; long texts are cut, shorter if all has over 40,000 characters."""
     limit = _TEXT
     last = {call.role: spoken(call.completion) for call in trajectory.closing_calls if call.role == POLICY}
     end = last | {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason} | _score(trajectory)
