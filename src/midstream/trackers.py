@@ -33,6 +33,7 @@ from midstream.core.events import (
     StepFinished,
     UpdateFinished,
 )
+from midstream.core.kinds import installed, reference_of_installed
 from midstream.core.protocols import Tracker
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
@@ -81,14 +82,17 @@ def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logge
 
 def flat(prefix: str, table: Mapping[Any, Any]) -> dict[str, float]:
     """The numbers of nested tables, by their path; what is no number is left out."""
-    found: dict[str, float] = {}
-    for key, value in table.items():
-        name = f"{prefix}/{fit(str(key))}"
-        if isinstance(value, Mapping):
-            found |= flat(name, value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+    numbers = (pair for pair in leaves(prefix, table) if type(pair[1]) in (int, float))
+    return {name: float(value) for name, value in numbers}
+
+
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values of nested tables with their path."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(f"{path}/{fit(str(key))}", inner)
 
 
 def fit(text: str) -> str:
@@ -108,10 +112,12 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
     for named in track.split(",") if isinstance(track, str) else track:
         tracker: Any = named
         if isinstance(named, str):
-            if named not in TRACKERS and not own.is_reference(named):
-                fix = f"{did_you_mean(named, TRACKERS)}use {', '.join(TRACKERS)}, or your own; {_EXAMPLE}"
+            reference = reference_of_installed("tracker", named) if named in installed("tracker") else named
+            if reference not in TRACKERS and not own.is_reference(reference):
+                known = [*TRACKERS, *installed("tracker")]
+                fix = f"{did_you_mean(named, known)}use {', '.join(known)}, or your own; {_EXAMPLE}"
                 raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=fix)
-            tracker = TRACKERS.get(named) or own.load(named, _EXAMPLE)
+            tracker = TRACKERS.get(reference) or own.load(reference, _EXAMPLE)
         tracker = tracker() if isinstance(tracker, type) else tracker
         if not isinstance(tracker, Tracker):
             raise UsageError(
@@ -278,8 +284,8 @@ class Mlflow:
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
         tags = {f"midstream.{key}": str(run[key]) for key in ("directory", "kind")}
         self._id = client.create_run(experiment_id, run_name=run["name"], tags=tags).info.run_id
-        settings = _texts("", {key: run[key] for key in ("recipe", "seed", "settings")})
-        parameters = [mlflow.entities.Param(key, text[:_MLFLOW_TEXT]) for key, text in settings.items()]
+        settings = {"recipe": run["recipe"], "seed": run["seed"], **dict(leaves("settings", run["settings"]))}
+        parameters = [mlflow.entities.Param(key, str(value)[:_MLFLOW_TEXT]) for key, value in settings.items()]
         for start in range(0, len(parameters), _MLFLOW_BATCH):
             client.log_batch(self._id, params=parameters[start : start + _MLFLOW_BATCH])
         return self._id
@@ -314,8 +320,8 @@ class TensorBoard:
         self._writer.close()
 
 
-class Trackio:
-    """Trackio, project `TRACKIO_PROJECT`; its own variables name a Space, or the local directory."""
+class Trackio(Wandb):
+    """Trackio, whose interface is that of W&B: project `TRACKIO_PROJECT`, on this machine unless set otherwise."""
 
     def start(self, run: Mapping[str, Any]) -> str:
         """Start or continue the run of this name, which is unique in the project."""
@@ -327,23 +333,10 @@ class Trackio:
             self._run = trackio.init(project=project, name=name, config=config, resume="allow", embed=False)
         return name
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log under the step."""
-        self._run.log(dict(values), step=step)
-
     def finish(self, status: str) -> None:
         """Write what is waiting."""
         with redirect_stdout(sys.stderr):
             self._run.finish()
-
-
-def _texts(prefix: str, table: Mapping[str, Any]) -> dict[str, str]:
-    """The values of nested tables as text, by their path."""
-    found: dict[str, str] = {}
-    for key, value in table.items():
-        name = f"{prefix}.{_UNFIT.sub('_', key)}".lstrip(".")
-        found |= _texts(name, value) if isinstance(value, Mapping) else {name: str(value)}
-    return found
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {

@@ -182,7 +182,7 @@ def test_verl_has_a_row_for_each_task_with_the_mean_reward_of_its_runs(tmp_path)
     dialogue = spoken("t9", 1.0).model_copy(update={"gold": None})
     run.trajectories.write(1, [spoken("t1", 1.0), spoken("t1", 0.0), spoken("t2", 0.5), dialogue])
     done = api.export(run, "verl", tmp_path / "tasks.parquet")
-    assert (done.rows, done.left_out) == (2, {"its task has no question or no answer": 1})
+    assert (done.rows, done.left_out) == (2, {"it has no question with an answer": 1})
     first, second = parquet.read_table(done.path).to_pylist()
     assert first["prompt"] == [{"role": "user", "content": ASKED[1].content}]
     assert (first["data_source"], first["ability"]) == ("midstream/mine", "add")

@@ -6,7 +6,7 @@ conversation: `sft` has whole conversations, `trl` a row for each reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from midstream.core.trajectory import Call, Message, Trajectory
@@ -20,21 +20,15 @@ def trl_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[st
     Chat models have conversational rows, others rows of text. A stream that a chat model continued inside its reply
     (the prompt ends with what it wrote so far) is one row, with the tool output in its completion.
     """
-    score = trajectory.reward
+    reward = trajectory.reward.value if trajectory.reward else 0.0
+    about = {"label": reward >= SUCCESS, "reward": reward, "answer": trajectory.gold or ""}
     calls = _calls(trajectory, module)
     for number, call in enumerate(calls):
-        in_reply = bool(call.messages) and call.messages[-1].role == "assistant"
-        if in_reply and _is_continued(call, calls[number + 1 :]):
-            continue
-        *prompt, reply = _conversation(call)
-        yield {
-            "prompt": _dumped(prompt) if call.messages else call.prompt,
-            "completion": _dumped([reply]) if call.messages else call.completion,
-            "label": score is not None and score.value >= SUCCESS,
-            "reward": score.value if score else None,
-            "answer": trajectory.gold or "",
-            **_origin(part, trajectory),
-        }
+        if not call.messages:
+            yield {"prompt": call.prompt, "completion": call.completion, **about, **_origin(part, trajectory)}
+        elif call.messages[-1].role != "assistant" or not _is_continued(call, calls[number + 1 :]):
+            *prompt, reply = _conversation(call)
+            yield {"prompt": _dumped(prompt), "completion": _dumped([reply]), **about, **_origin(part, trajectory)}
 
 
 def sft_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[str, Any]]:
@@ -47,43 +41,40 @@ def sft_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[st
             yield {"messages": _dumped(_conversation(call)), **_origin(part, trajectory)}
 
 
-class VerlTasks:
-    """The rows of verl's `RLHFDataset`: one for each task, with the mean reward of its runs."""
+def verl_rows(part: str, trajectory: Trajectory, recipe: str) -> Iterator[dict[str, Any]]:
+    """The trajectory's task as verl's `RLHFDataset` reads it; none of a dialogue, which has no answer."""
+    if not trajectory.question or trajectory.gold is None:
+        return
+    info = {
+        "index": 0,
+        "split": "train" if part.startswith("step-") else "test",
+        "task_id": trajectory.task_id,
+        "question": trajectory.question,
+        "answer": trajectory.gold,
+        "attempts": 1,
+        "reward_mean": trajectory.reward.value if trajectory.reward else 0.0,
+    }
+    yield {
+        "data_source": f"midstream/{recipe}",
+        "prompt": [{"role": "user", "content": trajectory.question}],
+        "ability": trajectory.family or "agent",
+        "reward_model": {"style": "rule", "ground_truth": trajectory.gold},
+        "extra_info": info,
+    }
 
-    def __init__(self, recipe: str) -> None:
-        self._source = f"midstream/{recipe}"
-        self._rows: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def add(self, part: str, trajectory: Trajectory) -> bool:
-        """Count a run of a task; returns whether verl can pose it: a dialogue has no question or no answer."""
-        if not trajectory.question or trajectory.gold is None:
-            return False
-        row = self._rows.setdefault(
-            (trajectory.task_id, trajectory.question),
-            {
-                "data_source": self._source,
-                "prompt": [{"role": "user", "content": trajectory.question}],
-                "ability": trajectory.family or "agent",
-                "reward_model": {"style": "rule", "ground_truth": trajectory.gold},
-                "extra_info": {
-                    "index": len(self._rows),
-                    "split": "train" if part.startswith("step-") else "test",
-                    "task_id": trajectory.task_id,
-                    "question": trajectory.question,
-                    "answer": trajectory.gold,
-                    "attempts": 0,
-                    "reward_mean": 0.0,
-                },
-            },
-        )
-        info, value = row["extra_info"], trajectory.reward.value if trajectory.reward else 0.0
-        info["attempts"] += 1
-        info["reward_mean"] += (value - info["reward_mean"]) / info["attempts"]
-        return True
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows, in the order in which their tasks came."""
-        yield from self._rows.values()
+def verl_tasks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row for each task, in order, with the mean reward of its runs."""
+    tasks: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        new = row["extra_info"]
+        kept = tasks.setdefault((new["task_id"], new["question"]), row)["extra_info"]
+        if kept is new:
+            kept["index"] = len(tasks) - 1
+        else:
+            kept["attempts"] += 1
+            kept["reward_mean"] += (new["reward_mean"] - kept["reward_mean"]) / kept["attempts"]
+    yield from tasks.values()
 
 
 def _calls(trajectory: Trajectory, module: str) -> list[Call]:
@@ -93,7 +84,7 @@ def _calls(trajectory: Trajectory, module: str) -> list[Call]:
 
 def _conversation(call: Call) -> list[Message]:
     """The messages of a call and its reply, which may continue what the model wrote before."""
-    *before, last = call.messages or (Message(role="user", content=call.prompt),)
+    *before, last = call.messages
     if last.role == "assistant":
         return [*before, Message(role="assistant", content=last.content + call.completion)]
     return [*before, last, Message(role="assistant", content=call.completion)]
@@ -102,12 +93,11 @@ def _conversation(call: Call) -> list[Message]:
 def _is_continued(call: Call, later: Sequence[Call]) -> bool:
     """Whether the conversation of a later call begins with this one."""
     *before, reply = _conversation(call)
-    for other in later:
-        if len(other.messages) > len(before) and list(other.messages[: len(before)]) == before:
-            continued = other.messages[len(before)]
-            if continued.role == "assistant" and continued.content.startswith(reply.content):
-                return True
-    return False
+    return any(
+        list(messages) == before and continued.role == "assistant" and continued.content.startswith(reply.content)
+        for other in later
+        for *messages, continued in [other.messages[: len(before) + 1]]
+    )
 
 
 def _dumped(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, get_args
 from midstream.core.errors import UnsupportedError, UsageError
 from midstream.core.metrics import tools_of
 from midstream.core.trajectory import Trajectory
-from midstream.exports.learning import SUCCESS, VerlTasks, sft_rows, trl_rows
+from midstream.exports.learning import SUCCESS, sft_rows, trl_rows, verl_rows, verl_tasks
 from midstream.exports.traces import atif, otel
 from midstream.runs import RunDirectory, results
 from midstream.runs.files import atomic_file, encode_record, storage_errors
@@ -28,7 +28,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 _ENDINGS = {"trl": ".jsonl", "sft": ".jsonl", "otel": ".jsonl", "verl": ".parquet", "parquet": ".parquet", "atif": ""}
 _LEARNING = ("trl", "verl", "sft")  # what a model may be trained on
 _AT_ONCE = 1000  # rows of a table in memory
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,131 +58,97 @@ def export(
         raise UsageError(f"{path} is there already", code="file-exists", fix="give another --out")
     info, left_out = run.info(), Counter[str]()
     learns = format in _LEARNING
-    default = "step-*" if learns and info.kind != "evaluation" else "*"
-    chosen = _chosen(run, parts or default, left_out, whole=not learns)
-    rows: Iterator[Row]
-    match format:
-        case "trl":
-            rows = _replies(chosen, partial(trl_rows, module=module), left_out, module)
-        case "sft":
-            good = chosen if everything else _successes(chosen, left_out)
-            rows = _replies(good, partial(sft_rows, module=module), left_out, module)
-        case "verl":
-            rows = _verl_rows(chosen, VerlTasks(info.recipe_name), left_out)
-        case "parquet":
-            rows = (_table_row(run, part, trajectory) for part, trajectory in chosen)
-        case "atif":
-            rows = (atif(part, trajectory) for part, trajectory in chosen)
-        case "otel":
-            rows = (otel(run.root.resolve().name, part, trajectory) for part, trajectory in chosen)
-    counted = _Counted(rows, left_out, parts or default)
-    if format == "atif":
-        _write_documents(path, counted)
-    else:
-        with atomic_file(path) as file:
-            if format in ("verl", "parquet"):
-                _write_parquet(file, counted, format)
+    parts = parts or ("step-*" if learns and info.kind != "evaluation" else "*")
+    makers: dict[Format, Callable[[str, Trajectory], Iterable[Row]]] = {
+        "trl": partial(trl_rows, module=module),
+        "sft": partial(sft_rows, module=module),
+        "verl": partial(verl_rows, recipe=info.recipe_name),
+        "parquet": partial(_table_row, run.root.resolve().name),
+        "atif": lambda part, trajectory: [atif(part, trajectory)],
+        "otel": lambda part, trajectory: [otel(run.root.resolve().name, part, trajectory)],
+    }
+
+    def made() -> Iterator[Row]:
+        for part, trajectory in _trajectories(run, parts, left_out):
+            if learns and trajectory.status == "error":
+                left_out["it ended in an error"] += 1
+            elif format == "trl" and trajectory.reward is None:
+                left_out["it has no reward"] += 1
+            elif format == "sft" and not everything and (not trajectory.reward or trajectory.reward.value < SUCCESS):
+                left_out["it is no success"] += 1
+            elif rows := list(makers[format](part, trajectory)):
+                yield from rows
             else:
-                file.writelines(encode_record(row) for row in counted)
-    return Exported(path, counted.rows, dict(left_out))
+                missing = "question with an answer" if format == "verl" else f"reply of {module or 'a model'}"
+                left_out[f"it has no {missing}"] += 1
 
+    count = 0
 
-class _Counted:
-    """Rows, counted as they pass; having none is an error, which leaves no file behind."""
-
-    def __init__(self, rows: Iterable[Row], left_out: Mapping[str, int], parts: str) -> None:
-        self._given, self._left_out, self._parts, self.rows = rows, left_out, parts, 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._given:
-            self.rows += 1
+    def counted(rows: Iterable[Row]) -> Iterator[Row]:
+        nonlocal count
+        for row in rows:
+            count += 1
             yield row
-        if not self.rows:
-            reasons = "; ".join(f"{count:,} left out: {reason}" for reason, count in self._left_out.items())
+        if not count:  # an error while the file is written leaves none behind
+            reasons = "; ".join(f"{number:,} left out: {reason}" for reason, number in left_out.items())
             raise UsageError(
-                f"there is nothing to export in {self._parts}",
+                f"there is nothing to export in {parts}",
                 code="nothing-to-export",
                 cause=reasons or "the run has no such part",
                 fix="take other parts (--part 'eval-*'), another --module, or failures too (--all)",
             )
 
+    rows = counted(verl_tasks(made()) if format == "verl" else made())
+    if format == "atif":
+        _write_documents(path, rows)
+    else:
+        with atomic_file(path) as file:
+            if _ENDINGS[format] == ".parquet":
+                _write_parquet(file, rows, format)
+            else:
+                file.writelines(map(encode_record, rows))
+    return Exported(path, count, dict(left_out))
 
-def _chosen(run: RunDirectory, parts: str, left_out: Counter[str], *, whole: bool) -> Iterator[tuple[str, Trajectory]]:
-    """The trajectories of the parts that match, with their part's name; with `whole` also those lost to an error."""
+
+def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
+    """The trajectories of the parts that match, with their part's name."""
     names = sorted(path.name.removesuffix(SUFFIX) for path in run.trajectories.root.glob(f"[!.]*{SUFFIX}"))
     for name in names:
         segment = Segment(run.trajectories.root / f"{name}{SUFFIX}")
-        if not fnmatchcase(name, parts):
+        if fnmatchcase(name, parts):
+            yield from ((name, trajectory) for trajectory in segment)
+        else:
             left_out["it is of another part of the run"] += len(segment)
-            continue
-        for trajectory in segment:
-            if whole or trajectory.status == "ok":
-                yield name, trajectory
-            else:
-                left_out["it ended in an error"] += 1
     for result in results.read(run.results_path):  # of an evaluation under way
         name = evaluation_name(result.set)
-        if name not in names and fnmatchcase(name, parts) and (whole or not result.failed):
+        if name not in names and fnmatchcase(name, parts):
             yield name, result.trajectory
 
 
-def _successes(chosen: Iterable[tuple[str, Trajectory]], left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
-    for part, trajectory in chosen:
-        if trajectory.reward is not None and trajectory.reward.value >= SUCCESS:
-            yield part, trajectory
-        else:
-            left_out["it is no success"] += 1
-
-
-def _replies(
-    chosen: Iterable[tuple[str, Trajectory]],
-    rows_of: Callable[[str, Trajectory], Iterator[Row]],
-    left_out: Counter[str],
-    module: str,
-) -> Iterator[Row]:
-    for part, trajectory in chosen:
-        found = False
-        for row in rows_of(part, trajectory):
-            found = True
-            yield row
-        if not found:
-            left_out[f"it has no reply of {module or 'a model'}"] += 1
-
-
-def _verl_rows(chosen: Iterable[tuple[str, Trajectory]], tasks: VerlTasks, left_out: Counter[str]) -> Iterator[Row]:
-    for part, trajectory in chosen:
-        if not tasks.add(part, trajectory):
-            left_out["its task has no question or no answer"] += 1
-    yield from tasks.rows()
-
-
-def _table_row(run: RunDirectory, part: str, trajectory: Trajectory) -> Row:
+def _table_row(run: str, part: str, trajectory: Trajectory) -> list[Row]:
     """A trajectory as a row: its numbers as columns, and all of it as JSON."""
     calls, score = trajectory.calls, trajectory.reward
-    return {
-        "run": run.root.resolve().name,
-        "part": part,
-        "id": trajectory.id,
-        "task_id": trajectory.task_id,
-        "family": trajectory.family,
-        "question": trajectory.question,
-        "answer": trajectory.answer,
-        "gold": trajectory.gold,
-        "reward": score.value if score else None,
-        "reward_parts": json.dumps(score.parts if score else {}),
-        "stop_reason": trajectory.stop_reason,
-        "status": trajectory.status,
-        "error": trajectory.error.message if trajectory.error else None,
+    same = ("id", "task_id", "family", "question", "answer", "gold", "stop_reason", "status")
+    counts = {
         "turns": len(trajectory.turns),
-        "tools": list(tools_of(trajectory)),
         "calls": len(calls),
         "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
         "completion_tokens": sum(call.usage.completion_tokens for call in calls),
-        "cost_usd": trajectory.cost_usd,
-        "started_at": trajectory.started_at,
-        "duration_s": trajectory.duration_s,
-        "trajectory": trajectory.model_dump_json(exclude_defaults=True),
     }
+    return [
+        {
+            "run": run,
+            "part": part,
+            **{name: getattr(trajectory, name) for name in same},
+            "error": trajectory.error.message if trajectory.error else None,
+            "reward": score.value if score else None,
+            "reward_parts": json.dumps(score.parts if score else {}),
+            "tools": list(tools_of(trajectory)),
+            **counts,
+            **{name: getattr(trajectory, name) for name in ("cost_usd", "started_at", "duration_s")},
+            "trajectory": trajectory.model_dump_json(exclude_defaults=True),
+        }
+    ]
 
 
 def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
@@ -204,14 +170,11 @@ def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
             "extra_info": pa.struct({**info, "reward_mean": real}),
         }
     else:
-        texts = ("run", "part", "id", "task_id", "family", "question", "answer", "gold")
         types = {
-            **dict.fromkeys(texts, text),
-            "reward": real,
-            **dict.fromkeys(("reward_parts", "stop_reason", "status", "error"), text),
-            "turns": whole,
-            "tools": pa.list_(text),
-            **dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), whole),
+            **dict.fromkeys(("run", "part", "id", "task_id", "family", "question", "answer", "gold"), text),
+            **dict.fromkeys(("stop_reason", "status", "error"), text),
+            **{"reward": real, "reward_parts": text, "tools": pa.list_(text)},
+            **dict.fromkeys(("turns", "calls", "prompt_tokens", "completion_tokens"), whole),
             **dict.fromkeys(("cost_usd", "started_at", "duration_s"), real),
             "trajectory": text,
         }
