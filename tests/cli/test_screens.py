@@ -139,6 +139,10 @@ def test_tools(screen: Screen) -> None:
     screen("tools", "guess")
 
 
+def test_recipes(screen: Screen) -> None:
+    screen("recipes")
+
+
 def test_benchmarks(screen: Screen) -> None:
     screen("benchmarks", "gpqa")
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a run's newest checkpoint or library, or a recipe's agent",
     "solve": "answer one question, turn by turn",
+    "recipes": "the recipes that come with midstream, by what they learn; one in full",
     "doctor": "what works on this machine? can this model play the four roles?",
     "tools": "the tools there are; one in full; one called by hand",
     "components": "everything that a recipe can name, by kind: midstream's, packages', your own",
