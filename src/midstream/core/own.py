@@ -121,7 +121,7 @@ def reference_of(value: Any) -> str:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
         while reference in _live and not _same(_live[reference], value):
-            reference, number = f"{_HANDED_OVER}:{name}-{number}", number + 1
+            reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference
 
@@ -212,6 +212,8 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     except (Exception, SystemExit) as error:
         if path is not None:
             sys.modules.pop(name, None)
+            if getattr(error, "code", "") == "work-while-importing":
+                raise
         # The module itself is missing, and not one that it imports.
         elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise RecipeError(

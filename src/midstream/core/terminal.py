@@ -26,7 +26,7 @@ class Terminal(Console):
     """A Rich console that shows foreign text safely: cleaned, and never read as markup."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, **options)
+        super().__init__(markup=False, force_jupyter=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Rich's; every text passes here before it is wrapped, so that what is written out has its place."""

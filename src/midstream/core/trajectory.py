@@ -16,11 +16,12 @@ continue one another, as those of a stream do, become one row together.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen, Settings
+from midstream.core.html_table import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
 # token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older
@@ -210,6 +211,10 @@ class Score(Frozen):
     feedback: str = ""
     calls: tuple[Call, ...] = ()
 
+    def __init__(self, value: float, **more: Any) -> None:
+        super().__init__(value=value, **more)
+
+
 
 class Trajectory(Frozen):
     """One run of one task."""
@@ -252,6 +257,20 @@ class Trajectory(Frozen):
     def replies_repaired(self) -> int:
         """Number of replies that were not valid JSON and were repaired."""
         return sum(call.repaired for call in self.calls)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "turn": turn.index,
+                "tool": turn.action.tool if turn.action else "",
+                "sub-goal": turn.action.sub_goal if turn.action else "",
+                "observation": turn.observation.text if turn.observation else turn.error.message if turn.error else "",
+            }
+            for turn in self.turns
+        ]
+        reward = f", reward {self.reward.value:g}" if self.reward else ""
+        lost = f", lost: {self.error.message}" if self.error else ""
+        return html_table(rows, [f"question: {self.question}", f"answer: {self.answer}{reward}{lost}"])
 
 
 def without_clocks(trajectory: Trajectory) -> Trajectory:

@@ -15,8 +15,9 @@ from midstream.interface.agents import AgentSpec
 from midstream.recipe.library import read
 from midstream.recipe.overrides import run_table
 from midstream.report.numbers import dollars, number, percent
-from midstream.report.run_results import evaluated_trajectories, run_view, write_report
+from midstream.report.run_results import run_view, write_report
 from midstream.runs import RunDirectory
+from midstream.runs.segments import SUFFIX, Segment
 from midstream.training_free.library import Lesson
 
 
@@ -71,39 +72,44 @@ class Run:
             write_report(self.directory)
         return self.directory.report_path
 
-    def trajectories(self) -> Iterator[Trajectory]:
-        """Read the trajectories of all evaluations, one after the other."""
-        for result in self.evaluations:
-            yield from evaluated_trajectories(self.directory, result)
+    def trajectories(self, part: str = "*") -> Iterator[Trajectory]:
+        """Read the trajectories, one after the other.
 
-    def frame(self) -> Any:
-        """A pandas data frame with a row for each trajectory of an evaluation. Needs pandas."""
+        Args:
+            part: a pattern of the run's parts, such as "eval-*" or "step-*".
+        """
+        return (trajectory for _, trajectory in self._parts(part))
+
+    def frame(self, part: str = "*") -> Any:
+        """A pandas data frame with a row for each trajectory of the parts. Needs pandas."""
         try:
             import pandas
         except ImportError as error:
             raise UnsupportedError(
                 "a data frame needs pandas, not installed here", code="missing-extra", fix="pip install pandas"
             ) from error
-        return pandas.DataFrame(
-            [
-                {
-                    "set": result.set_name,
-                    "sampling": result.sampling,
-                    "step": result.step,
-                    "task": trajectory.task_id,
-                    "question": trajectory.question,
-                    "answer": trajectory.answer,
-                    "gold": trajectory.gold,
-                    "reward": trajectory.reward.value if trajectory.reward else None,
-                    "turns": len(trajectory.turns),
-                    "stop_reason": trajectory.stop_reason,
-                    "status": trajectory.status,
-                    "cost_usd": trajectory.cost_usd,
-                }
-                for result in self.evaluations
-                for trajectory in evaluated_trajectories(self.directory, result)
-            ]
-        )
+        rows = [
+            {
+                "part": name,
+                "id": trajectory.id,
+                "task": trajectory.task_id,
+                "question": trajectory.question,
+                "answer": trajectory.answer,
+                "gold": trajectory.gold,
+                "reward": trajectory.reward.value if trajectory.reward else None,
+                "turns": len(trajectory.turns),
+                "stop_reason": trajectory.stop_reason,
+                "status": trajectory.status,
+                "cost_usd": trajectory.cost_usd,
+            }
+            for name, trajectory in self._parts(part)
+        ]
+        return pandas.DataFrame(rows)
+
+    def _parts(self, pattern: str) -> Iterator[tuple[str, Trajectory]]:
+        for path in sorted(self.directory.trajectories.root.glob(f"{pattern}{SUFFIX}")):
+            if not path.name.startswith("."):  # a file that is being written
+                yield from ((path.name.removesuffix(SUFFIX), trajectory) for trajectory in Segment(path))
 
     def __repr__(self) -> str:
         return f"<{self.directory.info().kind} run {self.path}: {self.status}>"
