@@ -115,7 +115,7 @@ def test_a_script_without_a_guard_says_so(slow, tmp_path):
 @pytest.mark.slow
 def test_a_reward_of_another_program_is_not_here(slow, tmp_path):
     slow.open.set()
-    made = 'import midstream as ms\nfrom functools import partial\n' + HEAD.replace("def exact(", "def _exact(")
+    made = "import midstream as ms\nfrom functools import partial\n" + HEAD.replace("def exact(", "def _exact(")
     made += 'ms.evaluate(agent, tasks.test, reward=lambda answer, gold: answer == gold, out="runs/e")\n'
     (tmp_path / "script.py").write_text(made)
     subprocess.run([sys.executable, "script.py"], check=True, capture_output=True)

@@ -215,7 +215,6 @@ class Score(Frozen):
         super().__init__(value=value, **more)
 
 
-
 class Trajectory(Frozen):
     """One run of one task."""
 
