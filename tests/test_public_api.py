@@ -12,9 +12,9 @@ import pytest
 import midstream
 
 PUBLIC = """
-AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError Run Score Task Tasks Tool ToolResult
-Trajectory Turn UsageError aevaluate apractice aresume asolve atrain compare evaluate practice resume reward solve tasks
-tool train
+AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError OwnAgent Run Score Task Tasks Tool
+ToolResult Trajectory Turn UsageError aevaluate apractice aresume asolve atrain compare evaluate practice resume reward
+solve tasks tool train
 """.split()
 MORE = """
 Action Agent Build Call Command EngineError Environment ExactMatch Executor Generator Memory Message ModuleContext

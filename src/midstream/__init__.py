@@ -25,7 +25,7 @@ _NAMES = {
     "core.protocols": "Engine Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
-    "interface.agents": "AgentFlow Interleaved",
+    "interface.agents": "AgentFlow Interleaved OwnAgent",
     "interface.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         Turn as Turn, Verdict as Verdict,
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
-    from midstream.interface.agents import AgentFlow as AgentFlow, Interleaved as Interleaved
+    from midstream.interface.agents import AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent
     from midstream.interface.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks

@@ -30,6 +30,7 @@ EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
+_imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
@@ -192,8 +193,10 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
                 fix=f"give its absolute path; {example}",
             )
         name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-        if name in sys.modules:
+        digest = _digest(path.read_bytes())
+        if name in sys.modules and _imported.get(name) == digest:
             return sys.modules[name]
+        _imported[name] = digest
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
     try:

@@ -142,6 +142,29 @@ class Interleaved(AgentSpec):
         super().__init__("direct", model, tools, base_url=base_url, settings=settings, modules={"policy": policy})
 
 
+class OwnAgent(AgentSpec):
+    """An agent of your own: a function that asks a model and calls tools, or a class with `run` (docs/extending.md).
+
+    Arguments as of `AgentSpec`; `agent` is the function or class, an object, or "my_agent.py:name".
+
+        agent = OwnAgent(debate, model="ollama/qwen2.5:7b", settings={"agent.rounds": 3})
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        model: str | Engine | None = None,
+        tools: Iterable[Any] = (),
+        *,
+        base_url: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__("direct", model, tools, base_url=base_url, settings=None, modules={})
+        asks = {} if model is None else {"engine": "model"}
+        self._table["agent"] = {"type": named(agent), **asks}
+        self._table = with_overrides(self._table, overrides_of(settings))
+
+
 def named(value: Any) -> str:
     """The `type` of a component: a name as it is, an object by its reference."""
     return value if isinstance(value, str) else reference_of(value)

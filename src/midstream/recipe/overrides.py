@@ -248,7 +248,9 @@ def _benchmark_set(text: str) -> Table:
 
 
 def _file_set(path: str, others: Sequence[Table]) -> Table:
-    """The set of a file of questions, with the shortest part of its path that no other set has as a name."""
+    """The set of a file of questions or a task function, with the shortest part of its path that no other set has."""
+    if own.is_reference(path) and not os.path.exists(path):
+        return {"name": own.name_of(path), "tasks": {"type": path}}
     tasks = {"type": "file", "path": os.path.abspath(path)}
     # The same file again keeps its name, which the check of the recipe refuses.
     taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
