@@ -134,7 +134,7 @@ def test_a_tracker_that_fails_is_off_after_one_note_and_the_run_receives_every_e
     assert [event for event in received if isinstance(event, StepFinished)] == events
     [note] = [event for event in received if isinstance(event, Note)]
     assert f"{fails} failed" in note.text
-    assert "Recorder" in note.text
+    assert "tracker recorder is off" in note.text
 
 
 def test_a_tracker_that_hangs_is_left_behind(run, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_tracker_learns_how_the_run_ended(run, stopped, status):
     assert tracker.calls[-1] == ("finish", status)
 
 
-@pytest.mark.parametrize(("track", "code"), [("wandb,banana", "unknown-name"), ([object()], "component-invalid")])
+@pytest.mark.parametrize(("track", "code"), [("wandb,banana", "unknown-type"), ([object()], "component-invalid")])
 def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_path):
     with pytest.raises(MidstreamError, check=coded(code)):
         api.train("training-free-simulated", tmp_path / "run", track=track)

@@ -20,10 +20,10 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from midstream.core import own
-from midstream.core.errors import UsageError, did_you_mean
+from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.core.errors import RecipeError, UsageError
 from midstream.core.events import (
     BudgetSpent,
     EvaluationFinished,
@@ -33,12 +33,12 @@ from midstream.core.events import (
     StepFinished,
     UpdateFinished,
 )
-from midstream.core.kinds import installed, reference_of_installed
+from midstream.core.own_settings import described, own_values, settings_of, where_raised
 from midstream.core.protocols import Tracker
+from midstream.core.tables import parse_component
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
-_EXAMPLE = 'e.g. "my_tracker.py:Tracker"'
 _WAITING = 1000  # logs that a slow tracker may be behind
 _FINISH_S = 60.0  # to send what is waiting when the run ends
 _UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
@@ -110,22 +110,38 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
     """
     found: dict[str, Tracker] = {}
     for named in track.split(",") if isinstance(track, str) else track:
-        tracker: Any = named
+        tracker: Any = named() if isinstance(named, type) else named
         if isinstance(named, str):
-            reference = reference_of_installed("tracker", named) if named in installed("tracker") else named
-            if reference not in TRACKERS and not own.is_reference(reference):
-                known = [*TRACKERS, *installed("tracker")]
-                fix = f"{did_you_mean(named, known)}use {', '.join(known)}, or your own; {_EXAMPLE}"
-                raise UsageError(f"there is no tracker {named!r}", code="unknown-name", fix=fix)
-            tracker = TRACKERS.get(reference) or own.load(reference, _EXAMPLE)
-        tracker = tracker() if isinstance(tracker, type) else tracker
-        if not isinstance(tracker, Tracker):
-            raise UsageError(
-                f"{tracker!r} is no tracker", code="component-invalid", fix="give it methods start, log and finish"
-            )
-        name = named if isinstance(named, str) and named in TRACKERS else type(tracker).__name__
-        found[name] = tracker
+            config = parse_component("tracker", {"type": named}, "track").config
+            tracker = config.build(cast(Context, None))  # trackers use no other component
+        name = type(tracker).__name__.lower()
+        found[name if name not in found else f"{name}-{len(found) + 1}"] = _checked(tracker)
     return list(found.items())
+
+
+def own_tracker(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+    """The settings of a tracker of your own, a class or an object: the parameters of its class."""
+    make = _checked(value) if isinstance(value, type) else lambda: _checked(value)
+
+    def build(self: ComponentConfig, context: Context) -> Tracker:
+        try:
+            return make(**own_values(self))
+        except Exception as error:
+            raise RecipeError(
+                f"{reference}: {described(error)}", code="component-failed", cause=where_raised(error), fix="correct it"
+            ) from error
+
+    return settings_of(ComponentConfig, reference, make, build=build)
+
+
+def _checked(tracker: Any) -> Any:
+    if lacking := [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]:
+        raise UsageError(
+            f"{tracker!r} is no tracker: it has no method {' and '.join(lacking)}",
+            code="component-invalid",
+            fix="add it: docs/tracking.md",
+        )
+    return tracker
 
 
 @contextmanager
@@ -147,7 +163,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         for feed in feeds:
             if feed.failure and not feed.noted:
                 feed.noted = True
-                listener(Note(f"{feed.name} is off, the run continues without it: {feed.failure}"))
+                listener(Note(f"tracker {feed.name} is off, the run continues without it: {feed.failure}"))
 
     def listen(event: RunEvent) -> None:
         listener(event)
@@ -232,7 +248,7 @@ class _Feed:
 
 
 def _reason(name: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and name in TRACKERS:
+    if isinstance(error, ModuleNotFoundError) and error.name == name:  # a tracker has the name of its package
         return f"it is not installed: pip install 'midstream[{name}]'"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
@@ -339,10 +355,29 @@ class Trackio(Wandb):
             self._run.finish()
 
 
-TRACKERS: Mapping[str, type[Tracker]] = {
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-}
-"""Those that come with midstream, by name; each needs the extra of its name."""
+class WandbConfig(ComponentConfig):
+    """No settings: those of Weights & Biases are its variables."""
+
+    component = Wandb
+    extra, packages = "wandb", ("wandb",)
+
+
+class MlflowConfig(ComponentConfig):
+    """No settings: those of MLflow are its variables."""
+
+    component = Mlflow
+    extra, packages = "mlflow", ("mlflow",)
+
+
+class TensorBoardConfig(ComponentConfig):
+    """No settings: those of TensorBoard are its variables."""
+
+    component = TensorBoard
+    extra, packages = "tensorboard", ("tensorboard",)
+
+
+class TrackioConfig(ComponentConfig):
+    """No settings: those of Trackio are its variables."""
+
+    component = Trackio
+    extra, packages = "trackio", ("trackio",)

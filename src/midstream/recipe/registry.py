@@ -47,6 +47,12 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "mcp": "midstream.tools.mcp.tools:McpConfig",
         "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
     },
+    "tracker": {
+        "wandb": "midstream.trackers:WandbConfig",
+        "mlflow": "midstream.trackers:MlflowConfig",
+        "tensorboard": "midstream.trackers:TensorBoardConfig",
+        "trackio": "midstream.trackers:TrackioConfig",
+    },
     "engine": {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
@@ -100,4 +106,5 @@ register_own("agent", "midstream.agents.own_agent:own_agent")
 for _kind in MODULE_KINDS:
     register_own(_kind, "midstream.agents.own_module:own_module")
 register_own("advantage", "midstream.training.own:own_advantage")
+register_own("tracker", "midstream.trackers:own_tracker")
 register_own("loss", "midstream.training.own:own_loss")
