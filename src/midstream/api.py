@@ -60,6 +60,7 @@ from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
     EvaluationChanges,
+    LearningChanges,
     Source,
     agent_recipe,
     changed_recipe,
@@ -433,7 +434,7 @@ def validate_library(
     record: Path | None = None,
     replay: Path | None = None,
     listener: Listener = print_warnings,
-    **changes: Unpack[AgentChanges],
+    **changes: Unpack[LearningChanges],
 ) -> LibraryTest:
     """Measure whether a library helps an agent, against no lessons and lesson by lesson, on new rollouts.
 

@@ -15,10 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""
     parser.add_argument("target", help="run directory or recipe")
     shared.add_list(parser, "--benchmark", "benchmarks", "NAME[=FILE]", "on this one (again for several)")
-    shared.add_list(parser, "--tasks", "task_files", "FILE", "on your own questions, or a function: my_tasks.py:name")
+    shared.add_list(parser, "--tasks", "task_files", "FILE", "on your own questions, or those of FILE.py:FUNCTION")
     parser.add_argument("--count", type=int, metavar="N", help="N tasks of each set, drawn at random")
     parser.add_argument("--trials", type=int, metavar="K", help="try each task K times")
-    parser.add_argument("--reward", metavar="TYPE", help="scores the answers, e.g. exact_match or my_rewards.py:name")
+    shared.add(parser, "--reward")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--retry-errors", "--unsafe")
     shared.add_recording(parser)

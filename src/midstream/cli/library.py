@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
     validate.add_argument("named", metavar="LIBRARY", help=changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
-    shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--unsafe")
+    shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--tasks", "--reward", "--unsafe")
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
 
@@ -190,7 +190,7 @@ def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
 
 def validate_library(options: argparse.Namespace) -> int:
     """Test the library; returns 0 if it helps the agent, 1 if no test shows that."""
-    changes = shared.agent_changes(options)
+    changes = shared.learning_changes(options)
     if options.dry_run:
         with editable_library(options.named) as place:
             recipe = validation_recipe(place, options.recipe, **changes)

@@ -15,7 +15,7 @@ from midstream.core.events import Note
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes
 from midstream.recipe.estimate import describe
-from midstream.recipe.overrides import AgentChanges
+from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
 
@@ -30,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
     "--serve-with": {"metavar": "NAME", "help": "start the model's server, and end it: vllm, llama_cpp, ..."},
     "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
+    "--tasks": {"metavar": "FILE", "help": "learn from these questions, or from FILE.py:FUNCTION"},
+    "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},
     "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
     "--retry-errors": {
         "action": "store_true", "help": "of an evaluation: run again what ended in an infrastructure error",
@@ -69,6 +71,11 @@ def agent_changes(options: argparse.Namespace) -> AgentChanges:
     """What the options change in a recipe's agent."""
     given = vars(options)
     return AgentChanges(**{name: given[name] for name in AgentChanges.__annotations__ if given.get(name) is not None})
+
+
+def learning_changes(options: argparse.Namespace) -> LearningChanges:
+    """What the options change in a recipe's agent, and in what it learns from."""
+    return LearningChanges(**agent_changes(options), tasks=options.tasks, reward=options.reward)
 
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:

@@ -15,14 +15,15 @@ from midstream.report.progress import progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`."""
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--tools", "--library", "--serve-with")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward")
     shared.add_recording(parser)
     shared.add(parser, "--track")
+    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
-    recipe = changed_recipe(options.recipe, **shared.agent_changes(options))
+    recipe = changed_recipe(options.recipe, **shared.learning_changes(options))
     if options.dry_run:
         return shared.dry_run(recipe, "train", options.replay)
     with progress(quiet=options.quiet) as listener:

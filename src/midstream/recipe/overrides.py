@@ -60,6 +60,17 @@ class AgentChanges(TypedDict, total=False):
     library: str | None
 
 
+class LearningChanges(AgentChanges, total=False):
+    """What a caller changes in what a recipe learns from.
+
+    `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
+    the validation that are drawn from it. `reward` is the type of the reward, or `my_reward.py:function`.
+    """
+
+    tasks: str | None
+    reward: str | None
+
+
 class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
@@ -105,12 +116,12 @@ def has_weights(run: RunDirectory) -> bool:
     return run.info().kind != "practice" or bool(run.checkpoints.steps())
 
 
-def changed_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
+def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
     """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
-    return parse_recipe(_changed(source, changes))
+    return parse_recipe(_changed(source, changes, tasks=changes.get("tasks"), reward=changes.get("reward")))
 
 
-def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[AgentChanges]) -> Recipe:
+def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
     """The agent that a library is tested for: that of `recipe`, or of the library's own run."""
     source = recipe or place.run
     if source is None:  # a file holds lessons alone
@@ -134,8 +145,16 @@ def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> R
     return parse_recipe(_frozen_agent(table, source))
 
 
-def _changed(source: Source, changes: AgentChanges, *, streams: bool = False, own_sets: bool = False) -> Table:
-    """The table with all changes to the agent, of the right shape.
+def _changed(
+    source: Source,
+    changes: AgentChanges,
+    *,
+    streams: bool = False,
+    own_sets: bool = False,
+    tasks: str | None = None,
+    reward: str | None = None,
+) -> Table:
+    """The table with all changes to the agent, and to what it learns from, of the right shape.
 
     Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
     """
@@ -153,6 +172,10 @@ def _changed(source: Source, changes: AgentChanges, *, streams: bool = False, ow
         # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
         for settings in table.get("engines", {}).values():
             settings.pop("stream", None)
+    if tasks is not None:
+        table = _with_tasks(table, tasks)
+    if reward is not None:
+        table["reward"] = _reward_table(table, reward)
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         table["evaluation"].pop("temperatures", None)
@@ -203,7 +226,7 @@ def _frozen_agent(table: Table, source: Source) -> Table:
     return table
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
+# --- tasks and rewards ------------------------------------------------------------------------------------------------
 
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
@@ -247,14 +270,34 @@ def _benchmark_set(text: str) -> Table:
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
 
+def _with_tasks(table: Table, named: str) -> Table:
+    """The table with another task source; its sets and validation hold all tasks of their splits."""
+
+    def drawn(chosen: Table) -> Table:
+        sizes = () if "tasks" in chosen else ("families", "per_family", "count")
+        return {key: value for key, value in chosen.items() if key not in sizes}
+
+    evaluation = dict(table.get("evaluation", {}))
+    evaluation["sets"] = [drawn(chosen) for chosen in evaluation.get("sets", ())]
+    validation = drawn(evaluation.get("validation", {"name": "validation"}))
+    if "tasks" not in validation:  # a recipe may take it from "train", for want of another split of its tasks
+        validation["split"] = "validation"
+    evaluation["validation"] = validation
+    return {**table, "tasks": _own_tasks(named), "evaluation": evaluation}
+
+
+def _own_tasks(named: str) -> Table:
+    """The task source of a file of questions, or of a function that returns them."""
+    is_function = own.is_reference(named) and not os.path.exists(named)
+    return {"type": named} if is_function else {"type": "file", "path": os.path.abspath(named)}
+
+
 def _file_set(path: str, others: Sequence[Table]) -> Table:
     """The set of a file of questions or a task function, with the shortest part of its path that no other set has."""
-    if own.is_reference(path) and not os.path.exists(path):
-        return {"name": own.name_of(path), "tasks": {"type": path}}
-    tasks = {"type": "file", "path": os.path.abspath(path)}
+    tasks = _own_tasks(path)
     # The same file again keeps its name, which the check of the recipe refuses.
     taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
-    names = (Path(path).stem, Path(path).name, path)
+    names = (own.name_of(path),) if "path" not in tasks else (Path(path).stem, Path(path).name, path)
     return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 

@@ -1,0 +1,66 @@
+"""`--tasks` and `--reward`: other questions and another reward for a recipe that learns, and for an evaluation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.recipe.overrides import changed_recipe, evaluation_recipe
+
+ROWS = '''
+def rows():
+    """Questions of three splits."""
+    splits = ["train"] * 4 + ["validation"] * 2 + ["test"] * 2
+    return [{"question": f"{n} + 1 ?", "answer": str(n + 1), "split": split} for n, split in enumerate(splits)]
+
+
+def close(answer, gold) -> float:
+    """1 for the gold answer."""
+    return float(answer == gold)
+'''
+PRACTICE = ["practice.tasks=4", "practice.batch_size=4", "practice.gate.tasks=2"]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(ROWS)
+    (tmp_path / "mine.jsonl").write_text('{"question": "2 + 1 ?", "answer": "3"}')
+    return tmp_path
+
+
+def test_a_recipe_learns_from_other_tasks_by_another_reward(mine):
+    source = "training-free-math"
+    recipe = changed_recipe(source, tasks="mine.py:rows", reward="mine.py:close", overrides=PRACTICE)
+    assert recipe.tasks.type == f"{mine}/mine.py:rows"
+    assert recipe.reward.type == f"{mine}/mine.py:close"
+    assert (recipe.evaluation.validation.count, recipe.evaluation.validation.per_family) == (None, None)
+    assert [chosen.tasks and chosen.tasks.type for chosen in recipe.evaluation.sets] == ["benchmark", "benchmark"]
+    judged = changed_recipe(source, reward="judge").reward
+    assert (judged.type, judged.engine) == ("judge", "model")
+
+
+def test_sets_of_the_same_source_hold_all_of_its_tasks(mine):
+    recipe = changed_recipe("training-free-simulated", tasks="mine.jsonl", overrides=["evaluation.sets=[]"])
+    assert recipe.table()["tasks"]["path"] == f"{mine}/mine.jsonl"
+    [chosen] = changed_recipe("agentflow-prompted", tasks="mine.py:rows").evaluation.sets
+    assert (chosen.split, chosen.per_family, chosen.seed) == ("test", None, 99)
+    overridden = changed_recipe("agentflow-prompted", tasks="mine.py:rows", overrides=["tasks.type=gazetteer"])
+    assert overridden.tasks.type == "gazetteer"
+
+
+def test_an_evaluation_takes_a_function(mine):
+    recipe = evaluation_recipe("direct", task_files=["mine.py:rows", "mine.jsonl"], reward="mine.py:close")
+    assert [chosen.name for chosen in recipe.evaluation.sets] == ["rows", "mine"]
+    assert {chosen.reward.type for chosen in recipe.evaluation.sets if chosen.reward} == {f"{mine}/mine.py:close"}
+
+
+def test_train_takes_model_tasks_and_reward_as_options(mine, capsys):
+    words = ["--tasks", "mine.py:rows", "--reward", "mine.py:close", "--provider", "ollama", "--model", "m"]
+    settings = [word for text in [*PRACTICE, "evaluation.sets=[]"] for word in ("--set", text)]
+    assert main(["train", "training-free-math", "--dry-run", *words, *settings]) == 0
+    out = capsys.readouterr().out
+    assert f"type = {json.dumps(f'{mine}/mine.py:rows')}" in out
+    assert 'provider = "ollama"' in out
