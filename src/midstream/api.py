@@ -49,13 +49,13 @@ from midstream.evaluation.groups import GroupDifference, Member
 from midstream.evaluation.groups import compare_groups as compare_two_groups
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
-from midstream.evaluation.run import every_set, metric_of
+from midstream.evaluation.run import every_set, metric_of, set_apart
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check, is_dialogues, set_reward
-from midstream.recipe.library import check_shown, editable_library, split, unproven
+from midstream.recipe.library import check_shown, editable_library, learned_before, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
@@ -320,9 +320,13 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
     opened: list[ComparedRun] = []
     for named in (first_run, other_run, *more_runs):
         opened.append(_open_compared(_named(named), {other.name for other in opened}))
-    first, *others = opened
+    learned = {compared.name: _learned_sets(compared) for compared in opened}
+    refused: list[UsageError] = [error for errors in learned.values() for error in errors]
+    first, *others = opened = list(map(_without_learned, opened))
     for other in others:
         if not first.results.keys() & other.results.keys():
+            if errors := learned[first.name] + learned[other.name]:
+                raise errors[0]
             ours, theirs = (", ".join(map(" ".join, compared.results)) for compared in (first, other))
             raise UsageError(
                 f"{first.name} and {other.name} have no set and sampling in common",
@@ -331,7 +335,6 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
                 fix="evaluate both on the same set at the same temperature: midstream eval ... --temperature T",
             )
     found: list[Paired] = []
-    refused: list[UsageError] = []
     for key in first.results:
         sides = [
             Evaluated(name=compared.name, result=result, trajectories=evaluated_trajectories(compared.run, result))
@@ -350,6 +353,25 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
     return Comparison(runs=opened, found=found, refused=refused)
 
 
+def _without_learned(compared: ComparedRun) -> ComparedRun:
+    return replace(compared, results={key: result for key, result in compared.results.items() if not result.learned})
+
+
+def _learned_sets(compared: ComparedRun) -> list[UsageError]:
+    """Why the sets of tasks that the agent learned from are not compared."""
+    return [
+        UsageError(
+            f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {compared.name} learned from "
+            f"them ({result.learned})",
+            code="tasks-learned",
+            cause="being better on what was learned from is no gain on new tasks",
+            fix="compare on tasks that neither has seen",
+        )
+        for result in compared.results.values()
+        if result.learned
+    ]
+
+
 def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupComparison:
     """Compare groups of runs, such as the seeds of two recipes, with the first group, on what all of them have.
 
@@ -366,7 +388,9 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
             code="missing-option",
             fix="name two groups with a run each, e.g. --group 'a=runs/a-*' 'b=runs/b-*'",
         )
-    opened = {name: [_open_compared(_named(run), ()) for run in runs] for name, runs in groups.items()}
+    opened = {
+        name: [_without_learned(_open_compared(_named(run), ())) for run in runs] for name, runs in groups.items()
+    }
     every = [compared for runs in opened.values() for compared in runs]
     places = Counter(
         (os.path.realpath(compared.run.root), *(result.step for result in compared.results.values()))
@@ -701,6 +725,11 @@ def _evaluate_in(
         evaluations = list(
             every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
         )
+        evaluations = set_apart(evaluations, learned_before(build.resolved, trained))
+        for part in {part.chosen.name: part for part in evaluations if part.learned}.values():
+            name = part.chosen.name.removesuffix("-learned")
+            many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
+            listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
         tasks = task_digests(evaluations)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None

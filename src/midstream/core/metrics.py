@@ -407,3 +407,4 @@ class EvaluationResult(Frozen):
     completion_tokens: int = 0
     cost_usd: float = 0.0  # of all calls, a judge's included
     step: int | None = None  # the training step of the evaluated weights
+    learned: str = ""  # why the agent knows these tasks ("runs/x: training"): no evidence of what it can do on new ones

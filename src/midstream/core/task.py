@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from hashlib import blake2b
+
 from pydantic import JsonValue
 
 from midstream.core.data import Frozen
@@ -29,3 +32,21 @@ class Task(Frozen):
     def without_answer(self) -> Task:
         """The task as an agent may see it: only its question (an id may reveal the family)."""
         return Task(id="", question=self.question, answer="")
+
+
+def same_question(question: str) -> str:
+    """The question in the form in which equal questions are equal: white space and case do not count."""
+    return " ".join(question.split()).casefold()
+
+
+def task_keys(task_id: str, question: str = "") -> set[str]:
+    """What identifies a task wherever it is from: two tasks that share a key are the same.
+
+    These are a digest of its question, and the one in its id if that is made of the question: a benchmark may add an
+    instruction to a question that stands alone in a file.
+    """
+    digest = task_id.rpartition("-")[2]
+    keys = {digest} if re.fullmatch("[0-9a-f]{12}", digest) else set[str]()
+    if words := same_question(question):
+        keys.add(f"q{blake2b(words.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}")
+    return keys

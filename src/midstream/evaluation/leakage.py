@@ -1,6 +1,8 @@
-"""A flag for evaluations: did a search ask for the question itself, almost word for word?
+"""What makes an evaluation say too much: tasks that a run learned from, and searches for the question itself.
 
-Public questions stand on the web next to their answers, so such a search may find the answer instead of working it out.
+`learned_tasks` are exact: a run records the tasks that it learns from. `repeats_question` is a flag: did a search ask
+for the question itself, almost word for word? Public questions stand on the web next to their answers, so such a search
+may find the answer instead of working it out.
 It is a flag to look at, not a proof: it says nothing of what the search found, a short question is sometimes its own
 best query, and a search that is worded otherwise may find the question as well.
 """
@@ -8,9 +10,13 @@ best query, and a search that is worded otherwise may find the question as well.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from midstream.core.answers import normalize
+from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import Trajectory
+from midstream.runs import RunDirectory
+from midstream.runs.info import Learned
 
 ALIKE = 0.9  # of the words of one side that stand on the other
 FEWEST_WORDS = 5  # a shorter question and a good query for it are the same words
@@ -41,6 +47,29 @@ def repeats_question(trajectory: Trajectory) -> bool:
                 if (question & query).total() >= ALIKE * max(question.total(), query.total()):
                     return True
     return False
+
+
+def record_learned(run: RunDirectory, purpose: str, tasks: Iterable[Task | Trajectory]) -> None:
+    """Record tasks that a run learns from or decides on; those that it has recorded before are not written again."""
+    found = set[str]()
+    for task in tasks:
+        found |= task_keys(task.id if isinstance(task, Task) else task.task_id, task.question)
+    for record in run.learned.read():
+        found.difference_update(record.keys)
+    if found:
+        run.learned.append(Learned(purpose=purpose, keys=tuple(sorted(found))))
+
+
+def learned_tasks(run: RunDirectory) -> dict[str, str]:
+    """The keys of all tasks that a run learned from or decided on, each with the purpose.
+
+    A run of an older midstream has no record: its trajectories are read, which know nothing of a warm start or a gate.
+    """
+    if run.learned.path.exists():
+        return {key: record.purpose for record in reversed(run.learned.read()) for key in record.keys}
+    steps = (run.trajectories.open(step) for step in run.trajectories.steps())
+    found = (trajectory for segment in steps for trajectory in segment)
+    return {key: run.info().kind for each in found for key in task_keys(each.task_id, each.question)}
 
 
 def _words(text: str) -> Counter[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter
 from midstream.core.seeds import derive_seed
-from midstream.core.task import Task
+from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
@@ -49,6 +49,7 @@ class SetEvaluation:
     step: int | None = None
     trials: int = 1
     numbered: bool = True
+    learned: str = ""  # why the policy knows these tasks: its result is no evidence of what it can do on new ones
 
     @property
     def name(self) -> str:
@@ -86,6 +87,29 @@ def every_set(
             )
 
 
+def set_apart(evaluations: Sequence[SetEvaluation], learned: Mapping[str, str]) -> list[SetEvaluation]:
+    """The evaluations, in which tasks that the policy learned from are sets of their own, named `SET-learned`.
+
+    `learned` gives keys of tasks (`core.task.task_keys`) the reason. The other tasks are run as they would be anyway.
+    """
+    found: list[SetEvaluation] = []
+    for part in evaluations:
+        reasons = {task.id: reasons for task in part.tasks if (reasons := learned_because(task, learned))}
+        if new := [task for task in part.tasks if task.id not in reasons]:
+            found.append(replace(part, tasks=new))
+        if reasons:
+            known = [task for task in part.tasks if task.id in reasons]
+            chosen = part.chosen.model_copy(update={"name": f"{part.chosen.name}-learned"})
+            why = ", ".join(dict.fromkeys(reasons.values()))
+            found.append(replace(part, chosen=chosen, tasks=known, learned=why))
+    return found
+
+
+def learned_because(task: Task, learned: Mapping[str, str]) -> str:
+    """Why a task is among those that were learned from; "" if it is not."""
+    return next((learned[key] for key in task_keys(task.id, task.question) if key in learned), "")
+
+
 async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:
     """Run every task `trials` times and count; all trajectories, in memory, are in the order of the tasks.
 
@@ -115,6 +139,7 @@ def summary_of(evaluation: SetEvaluation) -> Summary:
         step=evaluation.step,
         metric=metric_of(evaluation),
         judged=evaluation.environment.reward.judged,
+        learned=evaluation.learned,
     )
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
+from midstream.core.task import task_keys
+from midstream.evaluation.leakage import learned_tasks
 from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig, Table, merge, modules_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
@@ -175,3 +178,42 @@ def editable_library(named: str) -> Iterator[EditableLibrary]:
     run = RunDirectory.open(path)
     with run.lock():
         yield EditableLibrary(path=path, library=read_library(path), run=run)
+
+
+def learned_before(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[str, str]:
+    """The keys of all tasks that an agent learned from (`core.task.task_keys`), each with where and how.
+
+    `resolved` is its recipe, `run` the run whose weights it has. A library, a model or a library to begin with may be
+    from other runs, which are followed. Of a library in a file, the evidence of its lessons is known.
+    """
+    found: dict[str, str] = {}
+    runs = [run.root] if run is not None else []
+    files: list[Path] = []
+    tables, seen = [resolved], set[Path]()
+    while tables or runs:
+        for table in tables:
+            practice, engines = table.get("practice") or {}, table.get("engines", {}).values()
+            named = [table.get("agent", {}).get("library"), practice.get("start")]
+            named += [settings.get(key) for settings in engines for key in ("model", "adapter")]
+            for text in filter(None, named):
+                path, _ = split(str(text))
+                places = (path, *path.absolute().parents) if path.exists() else ()
+                owner = next((place for place in places if (place / "run.json").exists()), None)
+                if owner is not None:
+                    runs.append(owner)
+                elif path.is_file():
+                    files.append(path)
+        tables = []
+        for root in runs:
+            if root.resolve() in seen:
+                continue
+            seen.add(root.resolve())
+            origin = RunDirectory.open(root, report=lambda text: None)
+            found |= {key: f"{purpose} of {root}" for key, purpose in learned_tasks(origin).items()} | found
+            tables.append(origin.info().resolved)
+        runs = []
+    for path in files:
+        for lesson in read(path).lessons:
+            for task in lesson.origin.tasks:
+                found |= {key: f"lesson {lesson.id} of {path}" for key in task_keys(task)} | found
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine, TrainableWorld
-from midstream.core.task import Task
+from midstream.core.task import Task, same_question
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
 from midstream.recipe.build import Build
@@ -271,10 +271,10 @@ def _naming(setting: str) -> Iterator[None]:
 def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
     """The tasks to learn from. Where validation is of the same split, its questions are left out."""
     shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
-    excluded = {_question(task) for task in validation} if shared else set[str]()
+    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
     count = config.tasks + len(excluded)
     drawn = build.source.fixed("train", seed=build.recipe.seed, families=config.families, count=count)
-    tasks = [task for task in drawn if _question(task) not in excluded][: config.tasks]
+    tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
     if len(tasks) < config.tasks:
         raise RecipeError(
             f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than practice.tasks = {config.tasks}",
@@ -289,7 +289,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
     """Check that no two sets share a question, other than two that are only evaluated."""
-    questions = {name: {_question(task): task.id for task in tasks} for name, tasks in sets.items()}
+    questions = {name: {same_question(task.question): task.id for task in tasks} for name, tasks in sets.items()}
     for (name, first), (other, second) in combinations(questions.items(), 2):
         if name.startswith("the set") and other.startswith("the set"):
             continue
@@ -302,10 +302,6 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
                 cause="a lesson could hold what it is then measured on",
                 fix="take them from different splits, or with other seeds or families",
             )
-
-
-def _question(task: Task) -> str:
-    return " ".join(task.question.split()).casefold()
 
 
 def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:

@@ -286,6 +286,8 @@ def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
     if len({result.sampling for result in results}) == 1:
         notes.append(f"sampling   {results[0].sampling}")
     for result in results:
+        if result.learned:
+            notes.append(f"learned    {result.set_name}: tasks that the agent learned from ({result.learned})")
         if result.errors:
             notes.append(f"errors     {result.set_name} {result.sampling}: {loss(result)}")
             reasons = result.error_reasons.items()

@@ -34,7 +34,7 @@ from midstream.runs import checksums, results
 from midstream.runs.checkpoint import MANIFEST, Checkpoints
 from midstream.runs.damage import extent_of, file_damage, journal_damage
 from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.info import Extent, RunInfo, RunState, RunStatus, parse_info, utc_now
+from midstream.runs.info import Extent, Learned, RunInfo, RunState, RunStatus, parse_info, utc_now
 from midstream.runs.journal import Records, Report, cut_at_damage, filter_records, read_records, skip_damage, warn
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments
@@ -63,6 +63,7 @@ class RunDirectory:
         self.metrics = Records(root / "metrics.jsonl", StepMetrics)
         self.timings = Records(root / "timings.jsonl", StepTiming)
         self.evaluations = Records(root / "evaluations.jsonl", EvaluationResult)
+        self.learned = Records(root / "learned.jsonl", Learned)
         self.trajectories = Segments(root / "trajectories")
         self.checkpoints = Checkpoints(root / "checkpoints")
         # Those that only grow, but for `rewind`.

@@ -84,6 +84,13 @@ class RunInfo(Frozen):
         return "training" if self.resolved.get("practice") is None else "practice"
 
 
+class Learned(Frozen):
+    """Tasks that a run learned from, or decided on, by `core.task.task_keys`, without those of earlier records."""
+
+    purpose: str  # "training", "warm start", "validation", "practice" or "gate"
+    keys: tuple[str, ...]
+
+
 class Extent(Frozen):
     """The size of a file in bytes and its CRC-32; of a journal, which may have grown since, those of its first part."""
 

@@ -22,9 +22,11 @@ from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import TaskSource
+from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
@@ -33,7 +35,7 @@ from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
-from midstream.training.supervised import SupervisedTraining, warm_start
+from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
 
 WARM, TRAINED = "warm start", "trained"
 
@@ -115,6 +117,13 @@ class TrainingSession(Session):
         }
         self.store.retain(lambda name, failed: name in names and not failed)
         if loaded is None:
+            record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
+            if (warm := parts.warm_start) is not None and warm.file is None:
+                seed = derive_seed("warm start", parts.seed if warm.seed is None else warm.seed)
+                record_learned(run, "warm start", collected_tasks(parts.source, warm, seed))
+            if parts.training.algorithm == "supervised" and parts.training.steps:
+                seed = derive_seed(parts.seed, "supervised")
+                record_learned(run, "training", collected_tasks(parts.source, parts.training.supervised, seed))
             if parts.warm_start is not None:
                 await warm_start(
                     parts.warm_start,
@@ -162,6 +171,7 @@ class TrainingSession(Session):
                 self._warned = True
                 self.note(warning)
                 metrics = metrics.model_copy(update={"warnings": (warning,)})
+        record_learned(run, "training", outcome.trajectories)
         run.trajectories.write(step, outcome.trajectories)
         run.metrics.append(metrics)
         run.timings.append(timing)

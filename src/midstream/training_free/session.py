@@ -22,6 +22,7 @@ from midstream.core.protocols import Engine
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, sampling_name
+from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.rollout import Place
@@ -98,6 +99,8 @@ class PracticeSession(Session):
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
         self.committer.recover()
+        record_learned(self.run_directory, "practice", self.parts.tasks)
+        record_learned(self.run_directory, "gate", self.parts.validation)
         if self.committer.history.current() is None:
             self.committer.history.add(self.parts.start, by="start")
         self.updates = read_updates(self.run_directory)

@@ -1,0 +1,145 @@
+"""Tasks that an agent learned from are found wherever they are from, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream import api
+from midstream.core.errors import UsageError
+from midstream.core.events import Note
+from midstream.core.task import Task, task_keys
+from midstream.evaluation import result_name
+from midstream.evaluation.leakage import learned_tasks, record_learned
+from midstream.recipe.library import learned_before
+from midstream.runs import RunDirectory
+from midstream.runs.info import Learned, collect_info
+from midstream.runs.journal import Records
+from midstream.sources.questions import Fields, make_task
+from midstream.training_free.library import Lesson, Library, Origin
+from midstream.training_free.library_text import to_json
+from support.errors import coded
+from support.practised import write_recipe
+from support.question_server import QuestionServer
+
+QUESTION = "How many legs has a spider ?"
+
+
+def task(question: str = QUESTION, prefix: str = "mine", instruction: str = "", **fields: object) -> Task:
+    made = Fields(question=question, answer="8", **fields)  # type: ignore[arg-type]
+    return make_task(made, prefix=prefix, reward="", instruction=instruction)
+
+
+def run_of(root: Path, purpose: str = "training", learned: Task | None = None, **resolved: object) -> RunDirectory:
+    run = RunDirectory.create(root, collect_info("x", 0, dict(resolved)), "")
+    record_learned(run, purpose, [learned or task()])
+    return run
+
+
+def library_file(path: Path, *tasks: str) -> Path:
+    path.write_text(
+        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=Origin(tasks=tasks)),), next_number=2))
+    )
+    return path
+
+
+def found(asked: Task, resolved: dict[str, object], run: RunDirectory | None = None) -> bool:
+    return bool(task_keys(asked.id, asked.question) & learned_before(resolved, run).keys())
+
+
+@pytest.fixture
+def cases(tmp_path):
+    """The agent's recipe and run, with a task that it learned from and one that it did not, by case."""
+    known, base = task(), run_of(tmp_path / "base")
+    practice = run_of(tmp_path / "practice", "practice")
+    started = run_of(tmp_path / "started", "gate", task("Another ?"), practice={"start": f"{tmp_path / 'practice'}"})
+    trained = run_of(
+        tmp_path / "trained", "training", task("Another ?"), engines={"p": {"model": str(base.root / "policy")}}
+    )
+    (base.root / "policy").mkdir()
+    file = library_file(tmp_path / "lessons.json", known.id)
+    return {
+        "the same file": (known, {}, base),
+        "another file": (task(prefix="other"), {}, base),
+        "other case and white space": (task("  how MANY legs\n has a spider ?"), {}, base),
+        "a benchmark that adds an instruction": (task(prefix="bench", instruction="Answer in a word."), {}, base),
+        "practice": (known, {"agent": {"library": str(practice.root)}}, None),
+        "the gate": (known, {}, run_of(tmp_path / "gated", "gate")),
+        "validation": (known, {}, run_of(tmp_path / "validated", "validation")),
+        "a library in a file": (known, {"agent": {"library": str(file)}}, None),
+        "a run that began with a library": (known, {"agent": {"library": str(started.root)}}, None),
+        "a run that began with weights": (known, {}, trained),
+    }
+
+
+def test_learned_tasks_are_found_in_ten_of_ten_cases_and_in_none_of_ten_others(cases):
+    assert [name for name, (asked, resolved, run) in cases.items() if not found(asked, resolved, run)] == []
+    others = [
+        task("How many legs has an ant ?"), task("How many legs has a spider"), task("many legs has a spider ?"),
+        task("How many legs have spiders ?"), task("How many arms has a spider ?"),
+        Task(id="1", question="?", answer=""),
+        task(QUESTION + " And a crab ?"), task("Spider: how many legs ?"), task("8"),
+        task("How many legs has a spider plant ?"),
+    ]  # fmt: skip
+    wrong = [name for (name, (_, *where)), asked in zip(cases.items(), others, strict=True) if found(asked, *where)]
+    assert wrong == []
+    assert not any(found(asked, *where) for _, *where in cases.values() for asked in others)
+
+
+def test_equal_ids_of_other_questions_are_other_tasks(tmp_path):
+    run = run_of(tmp_path / "run", learned=Task(id="7", question="First ?", answer=""))
+    assert not found(Task(id="7", question="Second ?", answer=""), {}, run)
+
+
+def test_a_task_is_recorded_once_and_runs_without_a_record_are_read_from_their_trajectories(finished_run, tmp_path):
+    run = run_of(tmp_path / "run")
+    before = run.learned.path.read_bytes()
+    record_learned(run, "training", [task()])
+    assert run.learned.path.read_bytes() == before
+    whole = RunDirectory.open(finished_run)
+    recorded = learned_tasks(whole)
+    purposes = set(recorded.values())
+    assert purposes == {"training", "warm start", "validation"}
+    old = RunDirectory(whole.root)
+    old.learned = Records(tmp_path / "none.jsonl", Learned)
+    trained = {key for key, purpose in recorded.items() if purpose == "training"}
+    assert trained <= learned_tasks(old).keys() <= recorded.keys()
+
+
+def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
+    table = {f"Question {number:03d} ?": str(number) for number in range(6)}
+    files = {}
+    for name, rows in {"some": list(table)[:4], "known": list(table)[:2]}.items():
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("\n".join(json.dumps({"question": q, "answer": table[q]}) for q in rows))
+    with QuestionServer(table) as server:
+        recipe = str(write_recipe(tmp_path, server.base_url, practice=False))
+        first = api.evaluate(recipe, tmp_path / "first", task_files=[str(files["some"]), str(files["known"])])
+        lessons = library_file(tmp_path / "lessons.json", *[f"x-{key}" for key in _ids(first)])
+        notes: list[str] = []
+        words = {
+            "library": str(lessons),
+            "listener": lambda event: notes.append(event.text) if isinstance(event, Note) else None,
+        }
+        other = api.evaluate(recipe, tmp_path / "other", task_files=[str(files["some"])], **words)
+        alone = api.evaluate(recipe, tmp_path / "alone", task_files=[str(files["known"])], **words)
+    assert any("2 tasks of some were learned from" in text for text in notes)
+    results = {result.set_name: result for result in other.evaluations.read()}
+    assert {name: (result.tasks, bool(result.learned)) for name, result in results.items()} == {
+        "some": (2, False), "some-learned": (2, True),
+    }  # fmt: skip
+    comparison = api.compare(first, other)
+    assert [(pair.set_name, pair.tasks) for pair in comparison.found] == [("some", 2)]
+    assert [error.code for error in comparison.refused] == ["tasks-learned"]
+    with pytest.raises(UsageError, check=coded("tasks-learned", 2)):
+        api.compare(first, alone)
+    assert os.path.exists(other.root / "trajectories")
+
+
+def _ids(run: RunDirectory) -> list[str]:
+    known = next(result for result in run.evaluations.read() if result.set_name == "known")
+    segment = run.trajectories.open(result_name("known", known.sampling))
+    return [trajectory.task_id.rpartition("-")[2] for trajectory in segment]
