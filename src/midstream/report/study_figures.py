@@ -63,8 +63,9 @@ def _dots(axes: Axes, rows: Sequence[StudyRow], metrics: Sequence[str], names: S
         axes.annotate(
             mean, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, annotation_clip=False
         )
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(0.0, low), 1 if shares else max(0.0, high))
+    values = [value for row in rows for value in row.values]
+    low, high = axes.get_xlim()  # with a margin, which is left out at 0
+    axes.set_xlim(low if min(values, default=0.0) < 0 else 0.0, 1 if shares else high + 0.05 * abs(high))
     if shares:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(axis="x", linestyle=":")
