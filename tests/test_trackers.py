@@ -15,6 +15,7 @@ import pytest
 
 from midstream import api
 from midstream import trackers as trackers_module
+from midstream.cli.main import main
 from midstream.core import own
 from midstream.core.errors import MidstreamError
 from midstream.core.events import (
@@ -33,7 +34,7 @@ from midstream.runs.info import collect_info
 from midstream.trackers import metrics_of, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from support import fake_run
-from support.errors import coded
+from support.errors import coded, printed
 from support.practice_sessions import TINY
 
 
@@ -164,6 +165,11 @@ def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_pa
     with pytest.raises(MidstreamError, check=coded(code)):
         api.train("training-free-simulated", tmp_path / "run", track=track)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_refuses_an_unknown_tracker(capsys):
+    assert main(["train", "training-free-simulated", "--dry-run", "--track", "tensorbord"]) == 2
+    assert printed(capsys.readouterr().err).code == "unknown-type"
 
 
 def test_one_that_is_not_installed_is_off_with_the_command_that_installs_it(run, monkeypatch):

@@ -9,6 +9,7 @@ from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation
 from midstream.recipe.overrides import EvaluationChanges, evaluation_recipe
 from midstream.report.progress import progress
+from midstream.trackers import trackers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
         temperature=options.temperature,
     )
     if options.dry_run:
+        trackers_of(options.track)  # refuses a wrong name
         trained = api.trained_run(options.target)
         return shared.dry_run(evaluation_recipe(trained or options.target, **changes), "eval", options.replay)
     with progress(quiet=options.quiet) as listener:

@@ -10,6 +10,7 @@ from midstream.cli.show import show_result
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import changed_recipe
 from midstream.report.progress import progress
+from midstream.trackers import trackers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
     recipe = changed_recipe(options.recipe, **shared.learning_changes(options))
     if options.dry_run:
+        trackers_of(options.track)  # refuses a wrong name
         return shared.dry_run(recipe, "train", options.replay)
     with progress(quiet=options.quiet) as listener:
         run = api.train(
