@@ -68,7 +68,7 @@ def _record(kind: Any, name: str) -> Record:
         for field, text in parse_docstring(inspect.getdoc(cls) or "")[1].items()
     }
     settings = []
-    for field, info in config.model_fields.items():
+    for field, info in getattr(config, "model_fields", {}).items():
         setting: Record = {"name": field, "required": info.is_required(), "meaning": documented.get(field, "")}
         if not info.is_required() and not info.default_factory_takes_validated_data:  # that depends on other settings
             setting["default"] = to_jsonable_python(info.get_default(call_default_factory=True), fallback=repr)

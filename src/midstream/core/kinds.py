@@ -22,12 +22,13 @@ from midstream.core.own import load
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "midstream.components"
 
-_BASES: dict[Kind, type[Settings]] = {
+_BASES: dict[Kind, type] = {
     "tasks": TasksConfig,
     "reward": RewardConfig,
     "tool": ToolConfig,
     "engine": EngineConfig,
     "agent": Settings,
+    "tracker": object,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
 _MAKERS: dict[Kind, str] = {}

@@ -116,6 +116,11 @@ def object_settings(base: type[ComponentConfig], reference: str, value: Any) -> 
     return settings_of(base, reference, lambda: value, build=build, borrowed=True, asks="optional")
 
 
+def own_class(kind: Kind, reference: str, value: Any) -> type:
+    """A class as it is, or that of an object: what has no table has no settings."""
+    return value if isinstance(value, type) else type(value)
+
+
 def own_values(config: ComponentConfig) -> dict[str, Any]:
     """The settings that are parameters of the user's function or class, by name."""
     return {name: getattr(config, name) for name in type(config).own_settings}

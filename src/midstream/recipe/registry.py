@@ -93,7 +93,14 @@ AGENTS = {  # their tables are those of modules too: recipe/schema.py reads them
     "direct": "midstream.recipe.schema:DirectConfig",
 }
 
-for _kind, _names in {**COMPONENTS, "agent": AGENTS}.items():
+TRACKERS = {  # `--track` names them, no recipe does
+    "wandb": "midstream.trackers:Wandb",
+    "mlflow": "midstream.trackers:Mlflow",
+    "tensorboard": "midstream.trackers:TensorBoard",
+    "trackio": "midstream.trackers:Trackio",
+}
+
+for _kind, _names in {**COMPONENTS, "agent": AGENTS, "tracker": TRACKERS}.items():
     for _name, _place in _names.items():
         register(_kind, _name, _place)
 
@@ -108,3 +115,4 @@ for _kind in MODULE_KINDS:
 register_own("advantage", "midstream.training.own:own_advantage")
 register_own("tracker", "midstream.trackers:own_tracker")
 register_own("loss", "midstream.training.own:own_loss")
+register_own("tracker", "midstream.core.own_settings:own_class")

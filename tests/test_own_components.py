@@ -1,0 +1,408 @@
+"""Components of your own: from files, packages and Python; moved and resumed; and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import shutil
+import sys
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import api
+from midstream.cli.main import main
+from midstream.core import kinds, own
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, TrainingError, UsageError
+from midstream.core.tables import parse_component
+from midstream.core.trajectory import Score, Trajectory
+from midstream.recipe.build import Build
+from midstream.recipe.overrides import changed_recipe
+from midstream.recipe.schema import parse_recipe
+from midstream.report.run_results import evaluated_trajectories
+from midstream.rollout import rollout
+from midstream.runs import RunDirectory
+from midstream.training_free.role_prompts import about_rollouts, transcript
+from support.errors import coded
+from support.hf_models import save_chat_model
+
+MINE = '''
+import re
+
+import midstream as ms
+
+
+def questions(split):
+    """Three sums."""
+    return [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in (1, 2, 3)] if split == "test" else []
+
+
+def close(answer, gold, within: float = 0.0):
+    """1 near the gold answer."""
+    right = abs(float(answer) - float(gold)) <= within
+    return ms.Score(value=float(right), feedback="right" if right else f"off by {float(answer) - float(gold):g}")
+
+
+def model(messages, off_by: int = 0) -> str:
+    """Adds."""
+    first, second = re.findall(r"[0-9]+", messages[-1]["content"])[:2]
+    return str(int(first) + int(second) + off_by)
+
+
+def add(first: int, second: int) -> int:
+    """Adds two numbers."""
+    return first + second
+
+
+async def agent(question, tools, model, models, tries: int = 1):
+    """Asks and checks."""
+    answer = await model(question)
+    for _ in range(tries):
+        await tools["add"](first=1, second=1)
+    return str(await models["critic"](f"{question} {answer}")) if "critic" in models else answer
+
+
+def rank(rewards, spread: float = 1.0):
+    return [spread * (reward - 0.5) for reward in rewards]
+
+
+def cispo(logprobs, old_logprobs, advantages, bound: float = 5.0):
+    return -(logprobs - old_logprobs).exp().clamp(max=bound).detach() * advantages * logprobs
+
+
+class Printed:
+    """A tracker."""
+
+    def start(self, run): ...
+    def log(self, values, step): ...
+    def finish(self, status): ...
+'''
+
+
+def table(place: str) -> dict[str, Any]:
+    return {
+        "name": "mine",
+        "tasks": {"type": f"{place}:questions"},
+        "reward": {"type": f"{place}:close", "within": 0.25},
+        "agent": {"type": f"{place}:agent", "engine": "model", "tries": 2},
+        "engines": {"model": {"type": f"{place}:model"}},
+        "tools": {"add": {"type": f"{place}:add"}},
+        "evaluation": {"sets": [{"name": "test", "split": "test"}], "temperatures": [1.0]},
+    }
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def write(place: Path, source: str) -> str:
+    (place / "bad.py").write_text(source)
+    return "bad.py"
+
+
+# --- where they can be named ------------------------------------------------------------------------------------------
+
+
+def test_every_kind_from_a_file(place: Path):
+    run = api.evaluate(table("mine.py"), "run")
+    [result] = run.evaluations.read()
+    assert (result.success, result.errors) == (1.0, 0)
+    recorded = {own.name_of(component.reference) for component in run.info().own}
+    assert recorded == {"questions", "close", "agent", "model", "add"}
+    assert len(list(run.own_dir.iterdir())) == 1
+    [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
+    assert [turn.action.tool for turn in trajectory.turns] == ["add", "add"]
+    assert [call.role for call in trajectory.calls] == ["policy"]
+    assert trajectory.reward == Score(value=1.0, feedback="right")
+
+
+def test_a_run_is_resumed_from_another_directory_and_without_the_file(place: Path, monkeypatch: pytest.MonkeyPatch):
+    run = api.evaluate(table("mine.py"), place / "run")
+    run.set_status("interrupted")
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert api.resume(place / "run").status().state == "finished"
+    (place / "mine.py").unlink()
+    run.set_status("interrupted")
+    shutil.move(place / "run", elsewhere / "moved")
+    assert api.resume("moved").status().state == "finished"
+
+
+def test_a_changed_file_is_not_resumed(place: Path):
+    run = api.evaluate(table("mine.py"), "run")
+    run.set_status("interrupted")
+    (place / "mine.py").write_text(MINE + "# changed\n")
+    with pytest.raises(RunError, check=coded("inputs-changed", "mine.py:agent")):
+        api.resume("run")
+
+
+def test_a_file_that_changed_is_imported_again(place: Path):
+    assert own.load("mine.py:add")(1, 2) == 3
+    (place / "mine.py").write_text(MINE.replace("return first + second", "return first - second"))
+    assert own.load("mine.py:add")(1, 2) == -1
+
+
+@pytest.fixture
+def package(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package as pip installs it: a module, and its metadata with entry points."""
+    site = place / "site"
+    info = site / "my_package-1.2.dist-info"
+    info.mkdir(parents=True)
+    (site / "my_package.py").write_text(MINE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.2\n")
+    names = {"tasks": "questions", "reward": "close", "engine": "model", "tool": "add", "agent": "agent",
+             "advantage": "rank", "loss": "cispo", "tracker": "Printed"}  # fmt: skip
+    lines = [f"{kind}.own_{kind} = my_package:{name}" for kind, name in names.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[midstream.components]", *lines, ""]))
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    kinds.installed.cache_clear()
+    yield site
+    kinds.installed.cache_clear()
+    sys.modules.pop("my_package", None)
+
+
+def test_every_kind_from_an_installed_package(package: Path, capsys: pytest.CaptureFixture[str]):
+    named = json.loads(json.dumps(table("my_package")))
+    for kind in ("tasks", "reward", "agent"):
+        named[kind]["type"] = f"own_{kind}"
+    named["engines"]["model"]["type"], named["tools"]["add"]["type"] = "own_engine", "own_tool"
+    run = api.evaluate(named, "run")
+    assert run.evaluations.read()[0].success == 1.0
+    assert {component.reference for component in run.info().own} == {
+        f"my_package:{name}" for name in ("questions", "close", "agent", "model", "add")
+    }
+    for kind in kinds.KINDS:
+        if f"own_{kind}" in kinds.installed(kind):
+            assert main(["components", kind, f"own_{kind}", "--json"]) == 0
+            [record] = json.loads(capsys.readouterr().out)
+            assert record["from"] == "my-package 1.2"
+    (package / "my_package.py").write_text(MINE + "# changed\n")
+    run.set_status("interrupted")
+    with pytest.raises(RunError, check=coded("inputs-changed", "my_package:")):
+        api.resume("run")
+
+
+def test_a_name_that_two_define_is_refused_where_it_is_used(package: Path, capsys: pytest.CaptureFixture[str]):
+    info = package / "another-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[midstream.components]\nreward.own_reward = my_package:close\nreward.f1 = my_package:close\n"
+    )
+    kinds.installed.cache_clear()
+    assert PathDistribution(info).name == "another"
+    for name, both in (("own_reward", "my-package 1.2"), ("f1", "midstream and another 1.0")):
+        with pytest.raises(RecipeError, check=coded("name-clash", name, both)):
+            parse_component("reward", {"type": name}, "reward")
+    assert parse_component("reward", {"type": "exact_match"}, "reward").type == "exact_match"
+    assert main(["components", "reward"]) == 0
+    assert "unusable" in capsys.readouterr().out
+
+
+def test_objects_of_a_program(place: Path):
+    async def told(question, model):
+        return await model(question)
+
+    kept = {"type": own.reference_of(told), "engine": "model"}
+    made = table("mine.py") | {"agent": kept, "reward": {"type": own.reference_of(lambda answer, gold: answer == gold)}}
+    run = api.evaluate(made, "run")
+    assert run.evaluations.read()[0].success == 1.0
+    del own._live[kept["type"]]  # another program
+    run.set_status("interrupted")
+    with pytest.raises(RecipeError, check=coded("component-not-here", "told")):
+        api.resume("run")
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def run_agent(place: Path, source: str, **changes: Any) -> Trajectory:
+    made = table("mine.py")
+    made["agent"] = {"type": f"{write(place, source)}:agent", "engine": "model", **changes}
+    with Build(parse_recipe(made)) as build:
+        tasks = build.set_tasks(build.recipe.evaluation.sets[0])
+        return asyncio.run(rollout(build.environment(), tasks[:1], seed=0))[0].trajectories[0]
+
+
+def test_an_agent_asks_several_models_at_once(place: Path):
+    made = table("mine.py")
+    made["engines"]["big"] = {"type": "mine.py:model", "off_by": 0}
+    made["agent"]["engines"] = {"critic": "big"}
+    run = api.evaluate(made, "run")
+    [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
+    assert [(call.role, call.engine) for call in trajectory.calls] == [("policy", "model"), ("critic", "big")]
+    source = (
+        "import asyncio\nasync def agent(question, model):\n"
+        "    found = await asyncio.gather(*(model(f'{question} {n}') for n in range(3)))\n    return found[0]\n"
+    )
+    trajectory = run_agent(place, source)
+    assert [call.messages[0].content[-1] for call in trajectory.closing_calls] == ["0", "1", "2"]
+    assert len({call.sampling for call in trajectory.calls}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("    await model('1 2')\n    return 1 / 0", "agent agent raised ZeroDivisionError"),
+        ("    await model('1 2')\n    return 3", "agent agent returned 3"),
+        ("    await model('1 2')\n    return await tools['none'](a=1)", "agent agent raised KeyError"),
+    ],
+)
+def test_an_agent_that_fails_is_an_error_with_its_calls(place: Path, body: str, text: str):
+    trajectory = run_agent(place, f"async def agent(question, model, tools):\n{body}\n")
+    assert (trajectory.status, trajectory.reward, len(trajectory.calls)) == ("error", None, 1)
+    assert trajectory.error is not None
+    assert text in trajectory.error.message
+    assert trajectory.attempts == 1
+
+
+def test_invalid_arguments_are_an_observation(place: Path):
+    source = (
+        "async def agent(question, model, tools):\n    found = await tools['add'](first='x')\n"
+        "    return None if not found.ok else found\n"
+    )
+    trajectory = run_agent(place, source)
+    assert trajectory.turns[0].observation.status == "error"
+    assert (trajectory.status, trajectory.stop_reason, trajectory.reward.value) == ("ok", "ended", 0.0)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_feedback_stands_next_to_the_reward_and_changes_nothing_without():
+    plain = Trajectory(id="a", task_id="t", answer="3", reward=Score(value=0.5))
+    told = plain.model_copy(update={"reward": Score(value=0.5, feedback="off by 1")})
+    assert about_rollouts([plain], [None]) == '{"rollout":1,"reward":0.5,"answer":"3","summary":null}'
+    assert '"reward":0.5,"feedback":"off by 1","answer"' in about_rollouts([told], [None])
+    assert transcript(told) == transcript(plain).replace('"reward":0.5', '"reward":0.5,"feedback":"off by 1"')
+
+
+def test_settings_of_an_advantage_and_a_loss(place: Path):
+    recipe = changed_recipe("flow-grpo-tiny", overrides=[
+        "training.advantage=mine.py:rank", "training.loss.type=mine.py:cispo", "training.loss.bound=2.0",
+    ])  # fmt: skip
+    training: Any = recipe.training
+    assert training.advantage.config.build(None)([1.0, 0.0], []) == [0.5, -0.5]
+    assert (training.loss.bound, training.loss.kl_coefficient) == (2.0, 0.001)
+    resolved = recipe.table()
+    assert parse_recipe(resolved).table() == resolved
+    assert [own.name_of(reference) for reference in own.references(resolved)] == ["cispo", "rank"]
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "baseline")):
+        changed_recipe("flow-grpo-tiny", overrides=[
+            "training.advantage=mine.py:rank", "training.baseline=leave_one_out",
+        ])  # fmt: skip
+
+
+TRAINED = """
+def questions(split):
+    letters = {"train": "abcdef", "validation": "gh"}.get(split, "ij")
+    return [{"question": f"{letter}?", "answer": "no"} for letter in letters]
+
+
+def odd(answer):
+    return len(answer) % 2
+
+
+async def agent(question, model):
+    first = await model(question)
+    return await model([{"role": "user", "content": first[:2] + question}], max_tokens=3)
+"""
+
+
+@pytest.mark.slow
+def test_an_agent_of_your_own_is_trained_with_its_advantage_and_loss(place: Path):
+    (place / "trained.py").write_text(MINE + TRAINED)
+    model = save_chat_model(place / "model", "qwen3")
+    made = {
+        "name": "trained",
+        "tasks": {"type": "trained.py:questions"},
+        "reward": {"type": "trained.py:odd"},
+        "tools": {},
+        "agent": {"type": "trained.py:agent", "engine": "policy", "sampling": {"temperature": 1.0, "max_tokens": 6}},
+        "engines": {"policy": {"type": "transformers_local", "model": str(model), "device": "cpu"}},
+        "training": {
+            "steps": 2, "tasks_per_step": 3, "group_size": 4, "minibatches": 1, "learning_rate": 0.01,
+            "advantage": {"type": "trained.py:rank", "spread": 2.0}, "loss": {"type": "trained.py:cispo"},
+        },
+        "evaluation": {"validation": {"name": "validation", "split": "validation", "count": 2}},
+    }  # fmt: skip
+    run = api.train(parse_recipe(made), "run")
+    steps = run.metrics.read()
+    assert [step.rows for step in steps] == [24, 24]  # two calls of each of twelve trajectories
+    assert all(step.grad_norm > 0 for step in steps)
+    assert {own.name_of(part.reference) for part in run.info().own} == {"questions", "odd", "agent", "rank", "cispo"}
+
+
+@pytest.mark.parametrize("source", ["[0.0]", "[float('nan')] * len(rewards)", "None", "1 / 0", "['a', 'b']"])
+def test_an_advantage_that_is_no_number_for_each_reward(place: Path, source: str):
+    made: Any = parse_component("advantage", {"type": f"{write(place, f'def fn(rewards): return {source}')}:fn"}, "a")
+    with pytest.raises(TrainingError, check=coded("component-failed", "advantage fn")):
+        made.config.build(None)([0.0, 1.0], [])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "a parameter that is neither": ("reward", "def fn(anwser): return 1.0", "component-invalid", "'anwser'"),
+    "a generator": ("reward", "def fn(answer): yield 1.0", "component-invalid", "yield"),
+    "an async generator": ("agent", "async def fn(question): yield 'a'", "component-invalid", "yield"),
+    "a number": ("reward", "fn = 3", "component-invalid", "no reward"),
+    "a class of another kind": ("reward", "class fn: pass", "component-invalid", "no reward"),
+    "a class that lacks a method": ("engine", "class fn:\n def sample(self, request): ...", "component-invalid", ""),
+    "other parameters": (
+        "planner", "class fn:\n  async def plan(self, question): ...", "component-invalid", "too many positional",
+    ),
+    "a constructor that raises": (
+        "planner", "class fn:\n  def __init__(self): 1 / 0\n  def plan(self): ...", "component-invalid", "ZeroDivision",
+    ),
+    "a setting that a table has": ("reward", "def fn(type: str = ''): return 1.0", "component-invalid", "'type'"),
+    "a type that no file has": ("reward", "def fn(answer, k: open = 3): return 1.0", "component-invalid", "cannot be"),
+    "an async task function": ("tasks", "async def fn(): return []", "component-invalid", "no tasks"),
+    "an import that fails": ("reward", "import no_such_module", "import-failed", "no_such_module"),
+    "no such name": ("reward", "other = 3", "name-not-found", "'fn'"),
+    "work while importing": (
+        "reward", "import midstream as ms\nms.solve('direct', 'a')", "work-while-importing", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_a_component_is_refused(case: str, place: Path):
+    kind, source, code, text = REFUSED[case]
+    reference = f"{write(place, source)}:fn"
+    with pytest.raises(UsageError) as refused:
+        parse_component(kind, {"type": reference}, kind).config.build(None)  # type: ignore[arg-type]
+    causes = [refused.value, refused.value.__cause__]
+    assert code in [error.code for error in causes if isinstance(error, MidstreamError)]
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "1.5", "-0.1", "'yes'", "None", "[1]", "1 / 0", "ms.Score(value=2)"])
+def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, place: Path):
+    source = f"import midstream as ms\ndef fn(answer): return {value}\n"
+    made = table("mine.py") | {"reward": {"type": f"{write(place, source)}:fn"}}
+    with pytest.raises(InfrastructureError, check=coded("no-results", "reward fn")):  # every trajectory is an error
+        api.evaluate(made, "run")
+
+
+# --- recordings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch):
+    first = api.evaluate(table("mine.py"), "run", record=place / "tape")
+    other = place / "other"
+    other.mkdir()
+    os.rename(place / "mine.py", other / "mine.py")
+    monkeypatch.chdir(other)
+    again = api.evaluate(table("mine.py"), "run", replay=place / "tape")
+    assert [part.evaluations.read()[0].success for part in (first, again)] == [1.0, 1.0]
+    assert isinstance(again, RunDirectory)
