@@ -248,6 +248,15 @@ def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_p
     assert "learned nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(("words", "steps"), [(["--no-eval"], set()), (["--set", "evaluation.at=end"], {2})])
+def test_evaluations_can_be_left_out(ten_steps, tmp_path, capsys, words, steps):
+    root = tmp_path / "run"
+    assert main(["train", str(ten_steps), "--out", str(root), "--quiet", *settings(TRAINING), *words]) == 0
+    run = RunDirectory.open(root)
+    assert {result.step for result in run.evaluations.read()} == steps
+    assert (len(run.metrics.read()), run.status().state) == (2, "finished")
+
+
 def test_zero_steps_evaluate_only(ten_steps, tmp_path):
     options = ("--set", "training.steps=0", "--set", "warm_start.steps=1")
     assert train(ten_steps, tmp_path / "run", *options) == 0

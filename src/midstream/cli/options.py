@@ -23,6 +23,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
     },
+    "--no-eval": {
+        "dest": "overrides", "action": "append_const", "const": "evaluation.at=none", "help": "evaluate nothing",
+    },
     "--seed": {"type": int, "help": "the run seed"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},

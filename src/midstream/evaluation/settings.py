@@ -53,12 +53,15 @@ class EvaluationConfig(Settings):
         validation: evaluated greedily every `validate_every` steps; a table such as a set's
         temperatures: every set is evaluated at each; 0 is greedy
         trials: attempts at each task of a set, at each temperature
+        at: when a run that learns evaluates: before and after (`both`), after alone (`end`), or never (`none`, which
+            also leaves out the validations of training); `midstream eval` always does
     """
 
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(name="validation", split="validation", per_family=20, seed=7)
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
+    at: Literal["both", "end", "none"] = "both"
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvaluationConfig:

@@ -153,10 +153,12 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
         found.append(batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue))
     if practice:
         found += [batch(what, count, planner, dialogue=dialogue) for what, count in practice.most_rollouts().items()]
-    times = 2 if practice or (schedule and schedule.steps) else 1  # before and after
-    found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets]
-    if schedule:
-        found.append(evaluation(config.validation, 1 + math.ceil(schedule.steps / schedule.validate_every)))
+    learns = bool(practice or (schedule and schedule.steps))
+    times = {"both": 2, "end": 1, "none": 0}[config.at] if learns else 1  # before and after
+    found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets if times]
+    if schedule and config.at != "none":
+        first = config.at == "both"
+        found.append(evaluation(config.validation, first + math.ceil(schedule.steps / schedule.validate_every)))
     return found
 
 

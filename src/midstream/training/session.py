@@ -137,8 +137,9 @@ class TrainingSession(Session):
                     report=self._phase,
                 )
             await parts.publish(0)
-            await self._evaluate(parts.evaluation, WARM, 0)
-            await self._evaluate(self.validation, WARM, 0)
+            if parts.evaluation.at == "both":
+                await self._evaluate(parts.evaluation, WARM, 0)
+                await self._evaluate(self.validation, WARM, 0)
             self._save(0)
             done = 0
         else:
@@ -177,7 +178,7 @@ class TrainingSession(Session):
         run.timings.append(timing)
         self.listener(StepFinished(metrics, timing))
         config = parts.training
-        if step % config.validate_every == 0 or step == config.steps:
+        if parts.evaluation.at != "none" and (step % config.validate_every == 0 or step == config.steps):
             await parts.publish(step)  # or a served planner would be validated one update late
             await self._evaluate(self.validation, TRAINED, step)
         if step % config.checkpoint_every == 0 or step == config.steps:
@@ -191,7 +192,8 @@ class TrainingSession(Session):
             self.parts.learner.export_weights(self.run_directory.policy_dir)
             self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
-        await self._evaluate(self.parts.evaluation, TRAINED, steps)
+        if self.parts.evaluation.at != "none":
+            await self._evaluate(self.parts.evaluation, TRAINED, steps)
 
     async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:
         """Evaluate every set and write it down, unless this very evaluation was written before a kill."""

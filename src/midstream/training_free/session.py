@@ -117,9 +117,10 @@ class PracticeSession(Session):
             self.listener(record.event)
         if self.parts.prepare is not None:
             await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
-        await self._evaluate(WITHOUT, 0)
-        # The last evaluation must fit into the budget, too.
-        self.budget.hold_back("evaluation 0")
+        if self.parts.evaluation.at == "both":
+            await self._evaluate(WITHOUT, 0)
+            # The last evaluation must fit into the budget, too.
+            self.budget.hold_back("evaluation 0")
         return range(len(self.updates) + 1, self.parts.practice.most_updates + 1)
 
     def reason_to_stop(self) -> str:
@@ -152,7 +153,7 @@ class PracticeSession(Session):
     async def finish(self) -> None:
         """Evaluate with the newest library, unless there was no update."""
         self.budget.release()
-        if self.updates:
+        if self.updates and self.parts.evaluation.at != "none":
             await self._evaluate(WITH, len(self.updates))
 
     async def _evaluate(self, policy: str, step: int) -> None:
