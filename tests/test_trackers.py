@@ -267,9 +267,8 @@ for row in SQLiteStorage.get_logs("midstream", run):
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow", "trackio"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READ)
 def test_its_own_reader_finds_the_numbers_of_an_interrupted_and_resumed_run(name, tmp_path):
     pytest.importorskip(name, reason=f"{name} is not installed\nfix: pip install -e '.[{name}]'", exc_type=ImportError)
     tests = Path(__file__).parent
