@@ -40,7 +40,15 @@ from midstream.interface.comparison import Comparison
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.recipe.overrides import Source
-from midstream.recipe.schema import merge, modules_of, overrides_of, parse_recipe, read_table, with_overrides
+from midstream.recipe.schema import (
+    agent_type,
+    merge,
+    modules_of,
+    overrides_of,
+    parse_recipe,
+    read_table,
+    with_overrides,
+)
 from midstream.report.progress import print_warnings, progress
 from midstream.training.settings import TrainingConfig
 
@@ -285,7 +293,7 @@ def practice(
         if validation is None:
             gate = min(gate, max(2, count // 2))
             count -= gate
-        module = modules_of(table["agent"])[0]
+        module = modules_of(agent_type(table["agent"]))[0]
         table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
         table["practice"]["reflector"] = {"engine": table["agent"][module].get("engine", "model")}
         table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
@@ -410,7 +418,7 @@ def _source(agent: AnyAgent) -> Source:
     raise UsageError(
         f"{agent!r:.100} is no agent of midstream",
         code="component-invalid",
-        fix="give AgentFlow(...), Interleaved(...), a run, or the name of a recipe",
+        fix="give AgentFlow(...), Interleaved(...), a run, a recipe's name, or OwnAgent(...) around an agent of your own",
     )
 
 
