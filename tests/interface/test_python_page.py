@@ -51,6 +51,7 @@ def test_the_block_that_trains_runs(tmp_path):
     [block] = TRAIN
     block = block.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tmp_path / "model"))
     block = block.replace("steps=50, group_size=8", 'steps=1, group_size=2, settings={"agent.max_tokens": 24}')
+    block = block.replace(", tools=[word_count]", "")  # the small model's chat template knows no tools
     block = block.replace("steps=10", 'steps=1, settings={"warm_start.steps": 2, "warm_start.min_copy_rate": 0}')
     names = run_blocks([BLOCKS[0].partition("print(")[0], block])
     assert ms.Run("runs/trained").status == "finished"

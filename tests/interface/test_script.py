@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,25 +14,9 @@ import midstream as ms
 from support.counting import LESSON, counting, write_questions
 from support.llm_server import LLMServer
 
-SCRIPT = '''
-import midstream as ms
-
-@ms.tool
-def word_count(text: str) -> int:
-    """Count the words of a text."""
-    return len(text.split())
-
-@ms.reward
-def exact(task, trajectory) -> float:
-    return float(trajectory.answer == task.answer)
-
-agent = ms.AgentFlow(model="ollama/qwen2.5:7b", tools=[word_count])
-tasks = ms.tasks("questions.jsonl")
-print(ms.solve(agent, "How many words has 'to be or not'?").answer)
-before = ms.evaluate(agent, tasks.test, reward=exact)
-run = ms.practice(agent, tasks.train, reward=exact, budget="2 usd", out="runs/mine")
-print(ms.compare(before, ms.evaluate(run.agent, tasks.test, reward=exact)))
-'''
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+[BLOCK] = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+SCRIPT = re.sub(r" +#.*", "", BLOCK)
 # The same with tasks of a function.
 OWN_TASKS = SCRIPT.replace(
     'tasks = ms.tasks("questions.jsonl")\nprint(ms.solve(agent, "How many words has \'to be or not\'?").answer)',
@@ -63,7 +49,7 @@ def test_it_is_short(script):
 
 
 def test_as_a_file(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT + "print(run.lessons[0].text)\n")
+    (tmp_path / "script.py").write_text(BLOCK + "print(run.lessons[0].text)\n")
     done = subprocess.run([sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert shows_the_gain(done.stdout)

@@ -28,7 +28,7 @@ class Run:
         run.evaluations[-1].success, [lesson.text for lesson in run.lessons], run.frame()
 
     Args:
-        path: the run directory. Raises `RunError` if it is none.
+        path: the run directory. Raises `RunError` if it holds no run.
     """
 
     def __init__(self, path: str | Path | RunDirectory) -> None:

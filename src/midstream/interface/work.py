@@ -418,7 +418,7 @@ def _source(agent: AnyAgent) -> Source:
     raise UsageError(
         f"{agent!r:.100} is no agent of midstream",
         code="component-invalid",
-        fix="give AgentFlow(...), Interleaved(...), a run, a recipe's name, or OwnAgent(...) around an agent of your own",
+        fix="give AgentFlow(...), Interleaved(...), a run, a recipe's name, or OwnAgent(...) around your own",
     )
 
 
