@@ -84,7 +84,6 @@ from midstream.recipe.serving import served
 from midstream.recipe.sessions import require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.report.run_results import evaluated_trajectories, write_report
-from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.info import collect_info
@@ -291,16 +290,17 @@ def solve(
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
+        _require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step = None
         if run is not None and has_weights(run):
             step = load_weights(build, run, run_coroutine, listener=listener)
             temperature = 0.0 if temperature is None else temperature
-        # There is no gold answer: the reward, which is dropped below, is one that needs no model.
-        environment = replace(build.environment(temperature=temperature), reward=ExactMatch())
+        environment = build.environment(temperature=temperature)
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
+    # There is no gold answer to score by.
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
 
@@ -492,6 +492,7 @@ def validate_library(
                 step = load_weights(build, run, run_coroutine, listener=listener)
             agent = identity(build.resolved, _weights_digest(run, step))
             tasks = build.set_tasks(validation_set)
+            _require_keys(build)
             _announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
                 measuring = measure_library(
@@ -580,6 +581,7 @@ def _train(
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine:
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
+        _require_keys(build)
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
         with (
@@ -730,6 +732,7 @@ def _evaluate_in(
             name = part.chosen.name.removesuffix("-learned")
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
             listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
+        _require_keys(build)
         tasks = task_digests(evaluations)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
@@ -855,6 +858,17 @@ def _emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool)
     engines = (engine.config for engine in recipe.engines.values())
     pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
     listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
+
+
+def _require_keys(build: Build) -> None:
+    """Raise `RecipeError` if a hosted server that is asked wants a key that is not set."""
+    for engine, variable in build.unset_keys().items():
+        raise RecipeError(
+            f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
+            code="key-not-set",
+            cause="this server answers nobody without a key",
+            fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
+        )
 
 
 def _announce(work: Work, build: Build, listener: Listener) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core import kinds
+from midstream.core.seeds import SEED_MEANING
+from midstream.recipe.build import Build
+from midstream.recipe.overrides import agent_recipe
+from midstream.recipe.schema import parse_recipe
+from midstream.rewards import math
 from support.errors import coded, printed
 
 FUNCTION = 'def word_count(text: str) -> int:\n    """Count words."""\n    return len(text.split())\n'
@@ -26,6 +32,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
         (["--tools", "nowhere.py:word_count"], "file-not-found", "nowhere.py"),
         (["--tools", "mine.py:words"], "name-not-found", "words"),
         (["--tools", "no_such_package.tools:words"], "module-not-found", "no_such_package"),
+        (["--set", "tools.x={type='nowhere.py:word_count'}"], "file-not-found", "tools.x: no file"),
         (["--set", "tools.x={type='mcp',command=['no-such-program']}"], "command-not-found", "tools.x.command"),
         (["--set", "tools.x={type='mcp',command=['./serve']}"], "command-not-found", "./serve"),
         (["--set", "tools.local_search.index=none.db"], "file-not-found", "tools.local_search.index"),
@@ -117,3 +124,44 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(words, code, named, capsys,
 def test_a_dry_run_downloads_nothing_and_names_what_it_did_not_draw(capsys):
     assert main(["eval", "direct", "--benchmark", "bamboogle", "--dry-run"]) == 0
     assert "# Not drawn, because they would be downloaded: the tasks of bamboogle" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["solve q", "eval direct --tasks q.jsonl", "train flow-grpo-tiny", "demo"])
+def test_a_dry_run_as_json_is_one_object(command, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    assert main([*command.split(), "--dry-run", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert parse_recipe(record["recipe"]).table()["agent"] == record["recipe"]["agent"]
+    assert ("at_most" in record) is (command != "solve q")
+
+
+def test_a_wrong_seed_on_the_command_line_says_what_a_seed_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "flow-grpo-tiny", "--seed", "banana"])
+    assert SEED_MEANING in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_key_that_is_not_set_is_named_before_any_work(capsys, tmp_path: Path, monkeypatch):
+    """`solve`, `eval`, `train`, without a request and without a run directory; the dry run warns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    (tmp_path / "sums.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    hosted = "engines.model={type='openai_compatible',model='gpt-4o-mini'}"
+    practice = ["training-free-simulated", "--set", hosted, "--set", "practice.critic.engine=model"]
+    for words in (["solve", "q"], ["eval", "agentflow-prompted", "--tasks", "sums.jsonl"], ["train", *practice]):
+        assert main(words) == 2
+        assert coded("key-not-set", "OPENAI_API_KEY", "engines.model")(printed(capsys.readouterr().err))
+    assert [path.name for path in tmp_path.iterdir()] == ["sums.jsonl"]
+    assert main(["solve", "q", "--dry-run"]) == 0
+    assert "OPENAI_API_KEY is not set" in capsys.readouterr().err
+    # A server on this machine gets no key.
+    assert main(["solve", "q", "--provider", "ollama", "--model", "m", "--dry-run"]) == 0
+    assert "not set" not in capsys.readouterr().err
+
+
+def test_solve_needs_nothing_that_only_scores(monkeypatch):
+    monkeypatch.setattr(math, "installed", lambda names: False)
+    with Build(agent_recipe("artist-prompted")) as build:
+        assert build.environment().reward.name == "exact match"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -135,3 +136,20 @@ def test_memory_append_leaves_the_old_memory_alone():
 def test_a_task_without_its_answer_is_its_id_and_question():
     task = Task(id="1", question="Who ?", answer="gold", family="hop", metadata={"hint": "gold"})
     assert task.without_answer() == Task(id="", question="Who ?", answer="")
+
+
+def test_the_summary_of_a_foreign_error_is_the_line_that_names_it():
+    def failing():
+        raise LookupError("no such thing\n  File: two lines")
+
+    try:
+        try:
+            int("x")
+        except ValueError:
+            failing()
+    except LookupError:
+        text = traceback.format_exc(limit=-3)
+    assert ErrorInfo(type="LookupError", message=text).summary == "LookupError: no such thing"
+    assert ErrorInfo(type="LookupError", message=text).text == text.rstrip()
+    own = ErrorInfo(type="EngineError", message="nothing answers\n  fix: start it")
+    assert (own.summary, own.text) == ("nothing answers", "EngineError: nothing answers\n  fix: start it")

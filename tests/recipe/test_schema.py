@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError
+from midstream.core.seeds import SEED_MEANING
+from midstream.evaluation import EvaluationConfig
 from midstream.recipe.check import check
 from midstream.recipe.schema import (
     find_recipe,
@@ -312,3 +314,29 @@ def test_what_needs_the_offline_world_is_refused_with_other_tasks():
     ):
         check(recipe)
     check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
+
+
+def test_a_validation_table_without_a_name_changes_the_default():
+    def validation(**table):
+        return EvaluationConfig.model_validate({"validation": table}).validation
+
+    shown = ("name", "split", "seed", "per_family", "count")
+    assert [getattr(validation(per_family=2), key) for key in shown] == ["validation", "validation", 7, 2, None]
+    assert [getattr(validation(count=9), key) for key in shown] == ["validation", "validation", 7, None, 9]
+    # With a name it is a whole set, as runs have written it: here the whole test split.
+    assert [getattr(validation(name="all"), key) for key in shown] == ["all", "test", 99, None, None]
+
+
+def test_lessons_are_for_the_trained_module_by_default():
+    table = read_table("training-free-math-paper")
+    del table["practice"]["modules"]
+    assert parse_recipe(table).practice.modules == ("policy",)
+    assert load_recipe("training-free-simulated").practice.modules == ("planner",)
+
+
+@pytest.mark.parametrize("seed", ["banana", "-1", "1.5"])
+def test_a_wrong_seed_says_what_a_seed_is(ten_steps, seed):
+    with pytest.raises(
+        RecipeError, check=coded("recipe-invalid", f"seed = {seed}".replace("banana", "'banana'"), SEED_MEANING)
+    ):
+        load_recipe(str(ten_steps), [f"seed={seed}"])

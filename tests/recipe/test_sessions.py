@@ -12,7 +12,7 @@ from midstream.core.errors import UsageError
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import practice_parts_of
+from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
 from midstream.training_free.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.training_free.commit import read_updates
@@ -208,3 +208,13 @@ def test_an_evaluation_resumes_with_its_own_settings_alone(tmp_path, capsys):
     assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
     assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
     assert "error[inputs-changed]" in capsys.readouterr().err
+
+
+def test_training_on_tasks_that_its_reward_cannot_score_is_refused(tmp_path):
+    """All questions of a file are looked at, not only those of the first step."""
+    lines = [json.dumps({"question": f"How much is {i} ?", "answer": str(i)}) for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("\n".join([*lines, '{"question": "Is it ?", "answer": "yes"}']) + "\n")
+    tasks = f'{{type="file", path="{tmp_path / "train.jsonl"}", splits={{train=1}}}}'
+    recipe = load_recipe("torl-7b", [f"tasks={tasks}", "reward={type='numeric'}", "training.tasks_per_step=1"])
+    with Build(recipe) as build, pytest.raises(UsageError, check=coded("task-unfit", "'yes'")):
+        check_work(build, "train")

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, then show the results, one question turn by turn, the limits, and what to try next."""
     recipe = changed_recipe(RECIPE, overrides=options.overrides, seed=options.seed)
     if options.dry_run:
-        return shared.dry_run(recipe, "train")
+        return shared.dry_run(recipe, options, "train")
     with progress(quiet=options.quiet) as listener:
         run = api.train(recipe, options.out or RUN, exist_ok=not options.no_resume, listener=listener)
     show_result(run, as_json=options.json)

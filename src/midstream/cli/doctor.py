@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Examine machine and model and print the result; returns 1 where something failed."""
     recipe = changed_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
     if options.dry_run:
-        return shared.dry_run(recipe)
+        return shared.dry_run(recipe, options)
     build = Build(recipe, unsafe=True)  # no program runs: an executor that writes them is not examined
     given = (options.model, options.base_url, options.provider, options.recipe)
     named = options.roles or any(value is not None for value in given)

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         trackers_of(options.track)  # refuses a wrong name
         trained = api.trained_run(options.target)
-        return shared.dry_run(evaluation_recipe(trained or options.target, **changes), "eval", options.replay)
+        return shared.dry_run(evaluation_recipe(trained or options.target, **changes), options, "eval")
     with progress(quiet=options.quiet) as listener:
         run = api.evaluate(
             options.target,

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic_core import to_jsonable_python
 from rich.status import Status
 from rich.text import Text
 
 from midstream import api
 from midstream.core.events import Note
+from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes
-from midstream.recipe.estimate import describe
+from midstream.recipe.estimate import counts, describe
 from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
+
+
+def parse_seed(text: str) -> int:
+    """The value of `--seed`."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
+
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
@@ -26,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-eval": {
         "dest": "overrides", "action": "append_const", "const": "evaluation.at=none", "help": "evaluate nothing",
     },
-    "--seed": {"type": int, "help": "the run seed"},
+    "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
@@ -86,18 +98,25 @@ def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
 
 
-def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", replay: Path | None = None) -> int:
+def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", "eval", "other"] = "other") -> int:
     """Validate everything and print the resolved recipe; for training and evaluation also what they would do.
 
     Then raise an error if the recipe needs something that is not on this machine.
     """
-    with Build(recipe, replay=replay) as build:
-        print(to_toml(build.resolved))
-        if work != "other":
-            print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")), flush=True)
+    with Build(recipe, replay=getattr(options, "replay", None)) as build:
+        plan = [] if work == "other" else describe(recipe, training=work == "train")
+        if not options.json:
+            print("\n".join([to_toml(build.resolved), *(f"# {line}" for line in plan)]), flush=True)
         check_machine(build)
-        if work != "other" and (away := check_work(build, work)):
+        away = [] if work == "other" else check_work(build, work)
+        if options.json:
+            record: dict[str, Any] = {"recipe": build.resolved}
+            if plan:
+                record |= {"at_most": counts(recipe, training=work == "train"), "plan": plan, "not_drawn": away}
+            print(json.dumps(to_jsonable_python(record, inf_nan_mode="strings")))
+        elif away:
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")
-        for note in prompt_notes(recipe):
+        unset = [f"engines.{name}: {variable} is not set" for name, variable in build.unset_keys().items()]
+        for note in (*prompt_notes(recipe), *unset):
             api.print_warnings(Note(note))
     return 0

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     changes = shared.agent_changes(options)
     source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe or RECIPE
     if options.dry_run:
-        return shared.dry_run(agent_recipe(source, **changes), replay=options.replay)
+        return shared.dry_run(agent_recipe(source, **changes), options)
     silent, timeline = options.json or options.quiet, None
     with ExitStack() as screen:
 
@@ -78,5 +78,5 @@ def run(options: argparse.Namespace) -> int:
     elif options.quiet and trajectory.error is None:
         print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:
-        print(f"error: {trajectory.error.type}: {trajectory.error.message}", file=sys.stderr)
+        print(f"error: {trajectory.error.text}", file=sys.stderr)
     return 0 if trajectory.status == "ok" else 1

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(options.recipe, **shared.learning_changes(options))
     if options.dry_run:
         trackers_of(options.track)  # refuses a wrong name
-        return shared.dry_run(recipe, "train", options.replay)
+        return shared.dry_run(recipe, options, "train")
     with progress(quiet=options.quiet) as listener:
         run = api.train(
             recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener

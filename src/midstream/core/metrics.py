@@ -393,7 +393,7 @@ class EvaluationResult(Frozen):
     rule_success: float | None = None  # the rule-based score of the same answers, if a model judged
     disagreements: int | None = None  # trials that only one of the two (judge, rule) calls right (a score of 1)
     errors: int  # trials without a result
-    error_reasons: dict[str, int] = {}  # the three most frequent first lines of these errors, with counts
+    error_reasons: dict[str, int] = {}  # the three most frequent summaries of these errors, with counts
     by_family: dict[str, FamilyResult]
     turns_mean: float
     tool_use: ToolUse

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # of a setting
+MOST_SEED = 2**63 - 1
+SEED_MEANING = f"a seed is a whole number from 0 to {MOST_SEED}; equal seeds draw the same random numbers"
+
+
+def _explained(value: Any, validate: ValidatorFunctionWrapHandler) -> int:
+    try:
+        return validate(value)
+    except ValueError:  # pydantic's own says neither what a seed is nor its range
+        raise ValueError(SEED_MEANING) from None
+
+
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED), WrapValidator(_explained)]  # of a setting
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -122,7 +122,7 @@ def validate(
         problems = [
             ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
             + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table
-            + f": {error['msg']}"
+            + f": {error['msg'].removeprefix('Value error, ')}"
             for error in errors
         ]
         raise RecipeError(

@@ -72,6 +72,25 @@ class ErrorInfo(Frozen):
     message: str
     retryable: bool = False
 
+    @property
+    def foreign(self) -> bool:
+        """Whether midstream did not raise it on purpose; `message` is then a traceback."""
+        return self.message.startswith("Traceback (")
+
+    @property
+    def text(self) -> str:
+        """Type and message; a traceback ends in both."""
+        return self.message.rstrip() if self.foreign else f"{self.type}: {self.message}"
+
+    @property
+    def summary(self) -> str:
+        """The message in a line: its first, or of a traceback the line that names the exception."""
+        lines = self.message.splitlines() or [""]
+        if self.foreign:
+            last = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=0)
+            return next((line for line in lines[last + 1 :] if line and line[0] not in " +|"), lines[-1])
+        return lines[0]
+
 
 class Call(Frozen):
     """One engine request and its reply, as sent and as sampled."""

@@ -194,7 +194,7 @@ class Summary:
         self.trajectories += 1
         if trial.error:
             self.first_error = self.first_error or trial.error
-            self._reasons[trial.error.message.partition("\n")[0]] += 1
+            self._reasons[trial.error.summary] += 1
         if trial.status == "ok":
             self._parts.add(trial)
             if self.judged and trial.reward and RULE in trial.reward.parts:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from midstream.core.component import Component
 from midstream.core.data import Settings
@@ -45,12 +46,16 @@ class SetConfig(Settings):
         return self
 
 
+_VALIDATION = {"name": "validation", "split": "validation", "per_family": 20, "seed": 7}
+
+
 class EvaluationConfig(Settings):
     """What is evaluated, and when.
 
     Attributes:
         sets: evaluated before and after training, and by `midstream eval`: `[[evaluation.sets]]`
-        validation: evaluated greedily every `validate_every` steps; a table such as a set's
+        validation: evaluated greedily every `validate_every` steps; a table such as a set's. Without `name`
+            it changes the default alone; `count` and `tasks` replace `per_family`
         temperatures: every set is evaluated at each; 0 is greedy
         trials: attempts at each task of a set, at each temperature
         at: when a run that learns evaluates: before and after (`both`), after alone (`end`), or never (`none`, which
@@ -58,10 +63,19 @@ class EvaluationConfig(Settings):
     """
 
     sets: tuple[SetConfig, ...] = ()
-    validation: SetConfig = SetConfig(name="validation", split="validation", per_family=20, seed=7)
+    validation: SetConfig = SetConfig(**_VALIDATION)
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
     at: Literal["both", "end", "none"] = "both"
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _over_the_default(cls, value: Any) -> Any:
+        """A table with a name is whole, as in the recipes of runs, where it may be of a whole split."""
+        if not isinstance(value, Mapping) or "name" in value:
+            return value
+        replaced = ("per_family",) if value.keys() & {"count", "tasks"} else ()
+        return {key: kept for key, kept in _VALIDATION.items() if key not in replaced} | dict(value)
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvaluationConfig:

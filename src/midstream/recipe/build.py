@@ -6,6 +6,7 @@ Settings build their component (`core/component.py`); `Build` passes them the re
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from copy import copy
@@ -22,7 +23,7 @@ from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
 from midstream.core.component import Component
-from midstream.core.errors import RecipeError, UnsupportedError, UsageError
+from midstream.core.errors import MidstreamError, RecipeError, UnsupportedError, UsageError
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
@@ -31,6 +32,7 @@ from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
@@ -218,6 +220,16 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             )
         return self._budgeted[name]
 
+    def unset_keys(self) -> dict[str, str]:
+        """By engine, the variables of keys that hosted servers want and that are not set.
+
+        Engines count that agent or tools ask, and those that have been built for a reward or a role.
+        """
+        users = (*self.recipe.modules.values(), *(() if self.replay else self.recipe.tools.values()))
+        asked = dict.fromkeys([*(user.engine for user in users if user.engine), *self._engines])
+        variables = {name: wanted_key(self.recipe.engines[name].config) for name in asked}
+        return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
+
     @cached_property
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
@@ -354,7 +366,12 @@ def check_machine(build: Build) -> None:
 def _check_machine(value: Any, where: str) -> None:
     if isinstance(value, Component):
         value = value.config
-        value.check_machine(where)
+        try:
+            value.check_machine(where)
+        except MidstreamError as error:
+            if where in error.what:
+                raise
+            raise type(error)(f"{where}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
     if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
         raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
     if isinstance(value, BaseModel):

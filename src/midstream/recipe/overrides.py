@@ -15,9 +15,10 @@ from midstream.core import own
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
+from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
-from midstream.recipe.check import check, reads_world_only
+from midstream.recipe.check import check, is_dialogues, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import (
     Recipe,
@@ -134,8 +135,16 @@ def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unp
 
 
 def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
-    """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies."""
-    return parse_recipe(_frozen_agent(_changed(source, changes, streams=True), source))
+    """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies.
+
+    Nothing is scored, so the recipe's reward and evaluation sets, which may need packages and judges, are left out.
+    """
+    recipe = parse_recipe(_frozen_agent(_changed(source, changes, streams=True), source))
+    if is_dialogues(recipe.tasks):
+        return recipe
+    reward = parse_component("reward", {"type": "exact_match"}, "reward")
+    evaluation = recipe.evaluation.model_copy(update={"sets": ()})
+    return recipe.model_copy(update={"reward": reward, "evaluation": evaluation})
 
 
 def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> Recipe:

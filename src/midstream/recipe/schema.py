@@ -216,6 +216,9 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     kind = agent_type(agent)
     if kind not in AGENTS:
         parsed["agent"] = _own_agent(agent)
+    practice = parsed.get("practice")
+    if isinstance(practice, Mapping):
+        parsed["practice"] = {"modules": modules_of(kind)[:1], **practice}
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),

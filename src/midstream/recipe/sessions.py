@@ -21,6 +21,7 @@ from midstream.recipe.estimate import on_hub
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
+from midstream.sources.finite import Finite
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, identity
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # the tables of a recipe that decide a rollout's result
 _IDS_SHOWN = 3
+_TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
 
 
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
@@ -134,9 +136,11 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
         imitates = training.algorithm == "supervised"
         counts.append(training.supervised.at_once if imitates else training.tasks_per_step)
     reward = build.reward(recipe.reward)
-    for count in counts:
-        for task in build.source.sample("train", count, recipe.seed):
-            reward.check(task)
+    tasks = [task for count in counts for task in build.source.sample("train", count, recipe.seed)]
+    if isinstance(build.source, Finite):  # those of later steps too
+        tasks += build.source.tasks("train")[:_TASKS_CHECKED]
+    for task in tasks:
+        reward.check(task)
     for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
         if chosen not in away:
             build.set_tasks(chosen)

@@ -238,7 +238,7 @@ def _run(label: str, trajectory: Trajectory, template: StreamTemplate | None) ->
     if opening := turn_rows.opening_rows(trajectory):
         body = f"<dl>{_rows(opening)}</dl>{body}"
     if trajectory.error is not None:
-        body += f'<pre class="failed">{text(f"{trajectory.error.type}: {trajectory.error.message}")}</pre>'
+        body += f'<pre class="failed">{text(trajectory.error.text)}</pre>'
     reward = trajectory.reward
     if trajectory.status == "error":
         mark, kind = "lost to an error", "bad"

@@ -58,7 +58,7 @@ OUTPUT_TOKENS = 2000
 _PARSING_ERRORS = (json.JSONDecodeError, UnicodeError, ValidationError)
 _SHOWN_PROBLEMS = 5
 _SHOWN_MESSAGE = 500  # characters
-_EXAMPLE = 'e.g. function = "my_tools.py:word_count" or "my_package.tools:word_count"'
+_EXAMPLE = 'e.g. "my_tools.py:word_count" or "my_package.tools:word_count"'
 
 
 class FunctionTool(Tool, Generic[P, R]):

@@ -147,7 +147,7 @@ class PracticeConfig(Settings):
         lessons_from: `rollouts`, or `model`: a control whose lessons are written from the questions alone
         skip_uniform: leave out groups whose rollouts all have the same reward; no effect with `truth = "none"`
         changes_per_group: the most proposals from one group
-        modules: the modules that may get lessons; their prompts must show them
+        modules: the modules that may get lessons; their prompts must show them; of an interleaved agent `["policy"]`
         reflector: the model behind all three roles; see `practice.reflector`
         summariser: replaces `reflector` for this role
         critic: replaces `reflector` for this role

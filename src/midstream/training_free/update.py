@@ -366,4 +366,6 @@ def _ended(trajectory: Trajectory) -> bool:
 def _error(trajectory: Trajectory) -> str:
     """Why a rollout failed, on one line."""
     error = trajectory.error
-    return f"{error.type}: {error.message.splitlines()[0]}" if error else "no reward"
+    if error is None:
+        return "no reward"
+    return error.summary if error.foreign else f"{error.type}: {error.summary}"

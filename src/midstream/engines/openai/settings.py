@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
-from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url
+from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
 
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
@@ -128,3 +128,9 @@ class OpenAIConfig(EngineConfig):
         from midstream.engines.openai.engine import OpenAICompatibleEngine  # which reads this module
 
         return OpenAICompatibleEngine(self, context.name)
+
+
+def wanted_key(config: EngineConfig) -> str:
+    """The variable with the key that a hosted provider's own server wants; "" for other engines and addresses."""
+    hosted = isinstance(config, OpenAIConfig) and is_own(config) and urlsplit(config.base_url).hostname not in LOOPBACK
+    return config.api_key_env if hosted else ""
