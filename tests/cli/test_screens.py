@@ -139,6 +139,10 @@ def test_tools(screen: Screen) -> None:
     screen("tools", "guess")
 
 
+def test_init(screen: Screen) -> None:
+    screen("init", "mine")
+
+
 def test_recipes(screen: Screen) -> None:
     screen("recipes")
 

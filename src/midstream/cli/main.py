@@ -17,6 +17,7 @@ from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
 COMMANDS = {
+    "init": "write a small working project to start from",
     "demo": "train a tiny planner offline, show that it became better",
     "train": "train a recipe",
     "resume": "resume an interrupted run or evaluation",
