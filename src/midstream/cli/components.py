@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.errors import MidstreamError, UsageError, did_you_mean
 from midstream.core.kinds import KINDS, config_class, installed, package_of, registered
 from midstream.core.own import anchored, file_of, is_reference
 from midstream.core.tables import located
@@ -35,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the components, or show one."""
-    if options.kind not in (None, *KINDS):
-        raise UsageError(f"there is no kind {options.kind!r}", code="unknown-name", fix=f"one of: {', '.join(KINDS)}")
+    kind: Any = options.kind
+    if kind not in (None, *KINDS):
+        fix = f"{did_you_mean(kind, KINDS)}one of: {', '.join(KINDS)}"
+        raise UsageError(f"there is no kind {kind!r}", code="unknown-name", fix=fix)
     if options.name is not None:
-        located(options.kind, options.name, options.kind)
-        records = [_record(options.kind, options.name)]
+        located(kind, options.name, kind)
+        records = [_record(kind, options.name)]
     else:
-        kinds = [options.kind] if options.kind else KINDS
+        kinds: Sequence[Any] = [kind] if kind else KINDS
         records = [_listed(kind, name) for kind in kinds for name in registered(kind)]
     if options.json:
         print(json.dumps(records, ensure_ascii=False))

@@ -28,7 +28,6 @@ _BASES: dict[Kind, type] = {
     "tool": ToolConfig,
     "engine": EngineConfig,
     "agent": Settings,
-    "tracker": object,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
 _MAKERS: dict[Kind, str] = {}

@@ -84,11 +84,11 @@ def settings_of(
 
 
 def class_settings(
-    base: type[ComponentConfig],
+    base: type[SettingsT],
     reference: str,
     cls: type,
-    finish: Callable[[Any, Context], Any] = lambda made, context: made,
-) -> type[ComponentConfig]:
+    finish: Callable[[Any, Context], Any],
+) -> type[SettingsT]:
     """Settings that are the parameters of a class; `context` receives the `Context`. `finish` checks the object."""
 
     def build(self: ComponentConfig, context: Context) -> Any:
@@ -107,18 +107,13 @@ def class_settings(
     return settings_of(base, reference, cls, given=("context",), build=build, asks="optional")
 
 
-def object_settings(base: type[ComponentConfig], reference: str, value: Any) -> type[ComponentConfig]:
+def object_settings(base: type[SettingsT], reference: str, value: Any) -> type[SettingsT]:
     """An object as it is; whoever made it closes it."""
 
     def build(self: ComponentConfig, context: Context) -> Any:
         return value
 
     return settings_of(base, reference, lambda: value, build=build, borrowed=True, asks="optional")
-
-
-def own_class(kind: Kind, reference: str, value: Any) -> type:
-    """A class as it is, or that of an object: what has no table has no settings."""
-    return value if isinstance(value, type) else type(value)
 
 
 def own_values(config: ComponentConfig) -> dict[str, Any]:
@@ -154,8 +149,8 @@ def not_of_kind(kind: Kind, reference: str, value: Any, what: str) -> RecipeErro
 
 
 def class_or_object(
-    kind: Kind, base: type[ComponentConfig], reference: str, value: Any, protocol: type, method: str
-) -> type[ComponentConfig] | None:
+    kind: Kind, base: type[SettingsT], reference: str, value: Any, protocol: type, method: str
+) -> type[SettingsT] | None:
     """The settings of a class or object that has `method`; None for anything else, such as a function.
 
     Raises `RecipeError` if an object lacks something of the protocol, or a method takes other arguments.

@@ -87,20 +87,14 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
 }
 
-AGENTS = {  # their tables are those of modules too: recipe/schema.py reads them
+_AGENTS = {  # their tables are those of modules too: recipe/schema.py reads them
     "agentflow": "midstream.recipe.schema:AgentConfig",
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
 }
 
-TRACKERS = {  # `--track` names them, no recipe does
-    "wandb": "midstream.trackers:Wandb",
-    "mlflow": "midstream.trackers:Mlflow",
-    "tensorboard": "midstream.trackers:TensorBoard",
-    "trackio": "midstream.trackers:Trackio",
-}
-
-for _kind, _names in {**COMPONENTS, "agent": AGENTS, "tracker": TRACKERS}.items():
+_EVERY: dict[Kind, dict[str, str]] = {**COMPONENTS, "agent": _AGENTS}
+for _kind, _names in _EVERY.items():
     for _name, _place in _names.items():
         register(_kind, _name, _place)
 
@@ -115,4 +109,3 @@ for _kind in MODULE_KINDS:
 register_own("advantage", "midstream.training.own:own_advantage")
 register_own("tracker", "midstream.trackers:own_tracker")
 register_own("loss", "midstream.training.own:own_loss")
-register_own("tracker", "midstream.core.own_settings:own_class")

@@ -236,7 +236,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
 
 
-def _own_agent(agent: Table) -> Table:
+def _own_agent(agent: Any) -> Table:
     """The table of `OwnAgentConfig` from that of an agent of your own."""
     table = dict(agent)
     others = {key: table.pop(key) for key in ("engines", "library") if key in table}

@@ -306,6 +306,7 @@ def own_tasks(kind: Kind, reference: str, value: Any) -> type[TasksConfig]:
         raise not_of_kind(kind, reference, value, what)
 
     def build(self: RowsConfig, context: Context) -> FunctionTasks:
-        return FunctionTasks(self, reference, partial(value, **own_values(self)))
+        function: Any = partial(value, **own_values(self))
+        return FunctionTasks(self, reference, function)
 
     return settings_of(RowsConfig, reference, value, build=build, given=("split", "seed"))
