@@ -70,5 +70,13 @@ def test_every_command_is_a_call(name):
             assert hasattr(import_module(call.rpartition(".")[0]), rest[-1])
 
 
+def test_every_public_name_has_a_docstring_and_stands_in_a_block_that_is_run():
+    extending = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    shown = "\n".join([*BLOCKS, *re.findall(r"^```python\n(.*?)^```$", extending, re.DOTALL | re.MULTILINE)])
+    missing = [name for name in ms.__all__ if not re.search(rf"\b{name}\b", shown)]
+    assert missing == ["Engine", "InfrastructureError", "MidstreamError", "atrain"]  # named in the text alone
+    assert not [name for name in ms.__all__ if not getattr(ms, name).__doc__]
+
+
 def test_only_commands_have_rows():
     assert {name for name, _ in ROWS} <= {*COMMANDS}

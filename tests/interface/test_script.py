@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -101,3 +102,28 @@ def test_awaited_and_several_at_once(server):
     assert len({run.path for run in runs}) == 3
     assert [run.status for run in runs] == ["finished"] * 3
     assert all(len(run.frame()) == 3 for run in runs)
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
+    agent, two = ms.Interleaved(model="ollama/m"), ms.tasks("questions.jsonl").test.sample(2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    ms.evaluate(agent, two, quiet=True)
+    assert not capsys.readouterr().err
+    ms.evaluate(agent, two)
+    assert "success" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_user_script_passes_a_strict_type_checker(tmp_path):
+    script = BLOCK.replace("(task, trajectory)", "(task: ms.Task, trajectory: ms.Trajectory)")
+    script += "import asyncio\nawaited: ms.Run = asyncio.run(ms.aevaluate(agent, tasks.test, reward=exact))\n"
+    (tmp_path / "script.py").write_text(script)
+    settings = {
+        "typeCheckingMode": "strict",
+        "extraPaths": [str(Path(ms.__file__).parents[1])],
+        "include": ["script.py"],
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout

@@ -125,7 +125,7 @@ class Run:
                 "step": result.step,
                 "tasks": result.tasks,
                 "success": percent(result.success),
-                "95% interval": " to ".join(map(percent, result.interval)),
+                "95% interval": " to ".join(map(percent, result.interval)) if result.interval else "",
                 "errors": result.errors,
                 "tokens": number(result.prompt_tokens + result.completion_tokens),
                 "cost": dollars(result.cost_usd),

@@ -234,7 +234,7 @@ def evaluate(
     with _listening(listener, quiet) as listener:
         directory = api.evaluate(
             source,
-            out,
+            _path(out),
             sets=sets,
             reward=named(reward) if reward is not None and not sets else None,
             trials=trials,
@@ -505,7 +505,7 @@ def _learned(
     with _listening(listener, quiet) as listener:
         directory = api.train(
             recipe,
-            out,
+            _path(out),
             exist_ok=out is not None,
             record=_path(record),
             replay=_path(replay),
