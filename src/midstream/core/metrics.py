@@ -408,3 +408,8 @@ class EvaluationResult(Frozen):
     cost_usd: float = 0.0  # of all calls, a judge's included
     step: int | None = None  # the training step of the evaluated weights
     learned: str = ""  # why the agent knows these tasks ("runs/x: training"): no evidence of what it can do on new ones
+
+    @model_serializer(mode="wrap")
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = dump(self)
+        return fields if self.learned else {name: value for name, value in fields.items() if name != "learned"}
