@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -213,3 +214,12 @@ def test_an_adapter_of_another_shape_is_refused(trained, model_directory, tmp_pa
     fix = "learner.lora = { rank = 4, alpha = 8 }"
     assert coded("setting-conflict", "rank 8 and alpha 8", "4 and 8", fix=fix)(printed(capsys.readouterr().err))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_model_card_says_recipe_reward_curve_and_how_to_serve_it(trained):
+    card = (trained.policy_dir / "README.md").read_text()
+    assert "recipe `flow-grpo-lora`" in card
+    assert "Reward: `calculates`" in card
+    assert [line for line in card.splitlines() if re.match(r"\| \d+ \| \d", line)][-1].startswith(f"| {STEPS} |")
+    assert re.search(r"\| test \| \S+ \| untrained \|", card)
+    assert f"--enable-lora --lora-modules flow-grpo-lora={trained.policy_dir.resolve()}" in card

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +184,23 @@ def test_an_alias_is_a_name_that_no_other_tool_has(alias: str, code: str):
         Build(load_recipe("agentflow-prompted", [f'tools.python.alias="{alias}"'])) as build,
     ):
         assert build.tools
+
+
+def test_an_alias_renames_any_tool(tmp_path: Path):
+    """A tool of one's own whose name is a property, or that has slots, cannot be changed in place."""
+    (tmp_path / "mine.py").write_text(
+        "from midstream.core.protocols import ToolResult\n"
+        "class Slotted:\n"
+        "    __slots__ = ()\n"
+        "    name = property(lambda self: 'own')\n"
+        "    description, parameters = 'Echoes.', {'type': 'object', 'properties': {}}\n"
+        "    timeout_s, output_tokens = 1.0, 10\n"
+        "    async def call(self, arguments):\n"
+        "        return ToolResult(text='called')\n"
+        "    async def close(self):\n"
+        "        pass\n"
+    )
+    own = f"tools.mine={{type='{tmp_path}/mine.py:Slotted',alias='search'}}"
+    with Build(load_recipe("agentflow-prompted", [own])) as build:
+        [tool] = [tool for tool in build.tools if tool.name == "search"]
+        assert asyncio.run(tool.call({})).text == "called"

@@ -22,7 +22,7 @@ from midstream import EngineError, Tool, ToolResult, ToolServerError, UsageError
 from midstream.agents.formats import parse_command
 from midstream.core.json_schema import schema_error
 from midstream.core.tool_calls import call_tool
-from midstream.tools.function import FunctionTool, parse_docstring
+from midstream.tools.function import FunctionTool, Renamed, parse_docstring
 
 
 class Unit(enum.Enum):
@@ -96,8 +96,8 @@ def test_given_options_replace_the_functions_own():
     made = tool(name="g", description="Gives it back.", timeout_s=2, output_tokens=5)(f)
     assert (made.name, made.description, made.timeout_s, made.output_tokens) == ("g", "Gives it back.", 2, 5)
     assert tool(f, description="x").name == "f"
-    assert made.renamed("h").name == "h"
-    assert made.renamed("h").description == "Gives it back."
+    assert Renamed(made, "h").name == "h"
+    assert Renamed(made, "h").description == "Gives it back."
 
 
 def test_arguments_can_be_any_type_that_json_has():

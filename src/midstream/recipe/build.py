@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +39,7 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
+from midstream.tools.function import Renamed
 from midstream.training_free.budget import Budget, BudgetedAgent, budgeted
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
             code="name-clash",
             fix="remove it; an MCP server's tools get other names with `prefix`",
         )
-    named = copy(tools[0])  # a function's tool may be shared by others
-    named.name = alias
-    return [named]
+    return [Renamed(tools[0], alias)]
 
 
 def check_machine(build: Build) -> None:

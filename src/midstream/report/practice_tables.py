@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -23,6 +25,7 @@ from midstream.training_free.validation import Validation
 _LESSONS_SHOWN = 30
 _ROWS_SHOWN = 24
 _TEXT_LIMIT = 240
+_REASONS_SHOWN = 6  # why changes were refused, the most frequent
 _NAMED = 4  # ids that are named; the others are counted
 _STYLES = {"active": "", "pinned": "bold", "vetoed": "dim strike"}
 
@@ -66,6 +69,17 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
         total = practice_data.total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(words + ("" if data.gated else " (no gate: accepted without a test)"))))
+        reasons = Counter(
+            # Without numbers of lessons and tokens, which make each reason another.
+            re.sub(r"\b[A-Z]\d+\b", "a lesson", outcome.refused.partition(":")[0])
+            for record in data.updates
+            for outcome in record.proposed
+            if outcome.refused
+        )
+        rows += [
+            ("" if place else "refused", plain(f"{count:,} x {reason}"))
+            for place, (reason, count) in enumerate(reasons.most_common(_REASONS_SHOWN))
+        ]
         rows.append(("spent", Text(practice_data.spent_text(data.spent, data.budget.limits))))
     if lost := practice_data.left_out_text(data.updates):
         rows.append(("left out", Text(lost, "yellow")))

@@ -19,7 +19,6 @@ A `ValueError` from the function is an answer that the model can read; any other
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
@@ -115,12 +114,6 @@ class FunctionTool(Tool, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<tool {self.name} of {self._location}>"
-
-    def renamed(self, name: str) -> FunctionTool[P, R]:
-        """The same tool under another name."""
-        tool = copy.copy(self)
-        tool.name = checked_name(name)
-        return tool
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Return the function's value: text unchanged, other values as JSON, None as "(no output)".
@@ -371,8 +364,6 @@ def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
 
 def _named(reference: str, found: Any, name: str) -> Tool:
     """What a reference names as a tool called `name`. Raises `UsageError` if it cannot be one."""
-    if isinstance(found, FunctionTool):
-        return found.renamed(name)
     if inspect.isfunction(found) or inspect.ismethod(found):
         return tool(found, name=name)
     if not isinstance(found, Tool):
@@ -389,11 +380,11 @@ def _named(reference: str, found: Any, name: str) -> Tool:
             cause="they are not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
-    return _Renamed(found, checked_name(name))
+    return Renamed(found, checked_name(name))
 
 
-class _Renamed:
-    """Another tool under the recipe's name for it."""
+class Renamed:
+    """Another tool, which others may share, under the recipe's name for it. Any tool: `name` may be a property."""
 
     def __init__(self, inner: Tool, name: str) -> None:
         self.name, self.description, self.parameters = name, inner.description, inner.parameters

@@ -33,11 +33,12 @@ from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
+from midstream.training.model_card import model_card
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
 
-WARM, TRAINED = "warm start", "trained"
+WARM, UNTRAINED, TRAINED = "warm start", "untrained", "trained"  # policies of evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +139,9 @@ class TrainingSession(Session):
                 )
             await parts.publish(0)
             if parts.evaluation.at == "both":
-                await self._evaluate(parts.evaluation, WARM, 0)
-                await self._evaluate(self.validation, WARM, 0)
+                policy = UNTRAINED if parts.warm_start is None else WARM
+                await self._evaluate(parts.evaluation, policy, 0)
+                await self._evaluate(self.validation, policy, 0)
             self._save(0)
             done = 0
         else:
@@ -194,6 +196,10 @@ class TrainingSession(Session):
         await self.parts.publish(steps)
         if self.parts.evaluation.at != "none":
             await self._evaluate(self.parts.evaluation, TRAINED, steps)
+        if self.parts.learner.config.lora:  # in place of the empty form that peft writes
+            card = model_card(self.run_directory, self.parts.student.name)
+            with storage_errors(self.run_directory.policy_dir):
+                (self.run_directory.policy_dir / "README.md").write_text(card, encoding="utf-8")
 
     async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:
         """Evaluate every set and write it down, unless this very evaluation was written before a kill."""
