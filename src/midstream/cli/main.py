@@ -36,6 +36,7 @@ COMMANDS = {
     "export": "trajectories as a data set for trainers, a table, or traces",
     "library": "what an agent has learned: look at its lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
+    "completion": "print the completion of commands for bash, zsh or fish",
 }
 
 EXAMPLES = """examples:
