@@ -268,6 +268,7 @@ def test_the_defaults_are_the_papers():
         "kl_kind": "k3",
         "aggregation": "trajectory-turn-token",
         "horizon": None,
+        "type": None,
     }
 
 
