@@ -36,7 +36,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
     },
     "--no-eval": {
-        "dest": "overrides", "action": "append_const", "const": "evaluation.at=none", "help": "evaluate nothing",
+        "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
+        "help": "evaluate nothing",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
