@@ -450,3 +450,19 @@ def test_wrong_input_leaves_nothing_behind(case, recipe, questions, tmp_path, ca
     assert coded(kind, value, fix=fix)(printed(err))
     assert "Traceback" not in err
     assert not (tmp_path / "evaluation").exists()
+
+
+def test_a_run_needs_no_other_file_for_its_tools(tmp_path, capsys, monkeypatch):
+    """A tool's file is gone, and the working directory is another: the run's copy serves. Nothing answers at port 9."""
+    write_questions(tmp_path / "q.jsonl", QUESTIONS, 1)
+    mine, elsewhere, root = tmp_path / "mine.py", tmp_path / "elsewhere", tmp_path / "run"
+    mine.write_text('def words(text: str) -> int:\n    """Count words."""\n    return len(text.split())\n')
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    server = ["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--set", "engines.model.max_attempts=1"]
+    started = ["eval", "direct", "--tasks", "q.jsonl", "--tools", "mine.py:words", *server]
+    assert coded("no-results")(printed(run(capsys, *started, "--out", root, "--quiet")[2]))
+    mine.unlink()
+    monkeypatch.chdir(elsewhere)
+    assert coded("no-results")(printed(run(capsys, "resume", root, "--quiet")[2]))
+    assert "words" in (root / "recipe.toml").read_text()
