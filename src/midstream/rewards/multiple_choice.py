@@ -44,10 +44,14 @@ _KNOWN = (_ANSWER | _CHOICE).union(
     "truly just alone again namely personally everything need needs want wants ask asks asked yield yields "
     "gives giving matching making meaning leading pointing resulting corresponding sticking standing determine "
     "determined decide decided deduce infer obtain obtained argue prefer bet put got turns happens proves ought boils "
-    "remain stays alternative good proper listed labeled shown gut instinct actual description theory definition "
-    "form every condition conditions criteria requirements facts data findings patient passage text problem scenario la le "
-    "el die ist est es è correcta correcte".split()
+    "remain stays alternative good proper listed labeled shown gut instinct actual every la le el die ist "
+    "est es è correcta correcte".split()
 )
+# Known too; a capital letter next to them may be an article: "A patient".
+_NOUNS = (
+    "description theory definition form condition conditions criteria requirements facts data findings patient passage "
+    "text problem scenario"
+).split()
 _DENIED = re.compile(
     rf"{DENIAL}|\b(?:hardly|except|untrue|inaccurate|implausible|unlikely|less|least|worst|"
     r"rul(?:e[sd]?|ing) .{0,9}out|(?:is|are|was|be) out|(?:eliminat|exclud|discard|dismiss|avoid|mis)\w+|"
@@ -165,7 +169,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
     if said and named and not (lettered and lettered[1].upper() in options):
         return named
 
-    known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
+    known = _KNOWN.union(_NOUNS, re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
     text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)  # as Chinese models write
     text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
@@ -187,7 +191,7 @@ def _stated(sentence: str, known: frozenset[str]) -> list[list[str]]:
     """The marks that a sentence states, by how clearly: an answer, a choice, the mark alone, a sentence about it."""
     stated: list[list[str]] = [[], [], [], []]
     clauses = [(clause, _is_known(clause, known)) for clause in _CLAUSE.split(sentence)]
-    for clause, is_known in clauses:
+    for clause, _ in clauses:
         aside = _ASIDE.match(clause)
         if _CONDITION.match(clause) and ("⟦" in clause or not _is_known(clause, _KNOWN)):
             return stated
