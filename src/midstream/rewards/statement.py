@@ -90,7 +90,7 @@ _DECORATION: Sequence[Form] = (
     (r"[✅✓✔☑∎□■\ufe0f]|[^\S\n]+", " "),
     (r"(?<!\$)\$\{([^{}]*)\}\$", r" \1 "),  # braces that LaTeX does not show
     ("[₀-₉]+", lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}"),
-    (r"\(([0-9A-F]+)\)(?=_)|([0-9A-F]*\d[0-9A-F]*),? (?:in |\()base[- ](\d+)\)?", _in_base),
+    (r"\(([0-9A-F]+)\)(?=_)|([0-9A-F]{0,64}\d[0-9A-F]{0,64}),? (?:in |\()base[- ](\d+)\)?", _in_base),
     (r"\s*\n\s*", r"\n"),
     (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
     (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])", " "),
