@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.report.study_tables import study_tables
-from midstream.study import DEFAULT_METRICS, Metric, StudyFile, plan, read_study, rows
+from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows
 from support.errors import raises
 from support.fake_run import evaluation
 
@@ -261,3 +262,9 @@ def test_a_number_that_is_not_there_is_refused(metric: dict[str, str]) -> None:
     with pytest.raises(RecipeError) as caught:
         Metric.model_validate({**metric, "sampling": "greedy"}).of([evaluation(1.0, 5)])
     assert caught.value.code == "missing-key"
+
+
+def test_the_wheel_holds_every_study_that_the_checkout_lists():
+    built = tomllib.loads((SHIPPED.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packaged = {path for path in built["force-include"] if path.startswith("studies/")}
+    assert packaged == {f"studies/{path.name}" for path in SHIPPED.glob("*.toml") if "[[arms]]" in path.read_text()}

@@ -265,6 +265,12 @@ def test_values_go_where_their_names_stand(tmp_path: Path):
     assert made.messages({"query": "q", "memory": "", "lessons": "L"})[0].content == "Be brief.\nL"
 
 
+def test_the_memory_of_a_verifier_is_a_user_message_of_its_own(tmp_path: Path):
+    (path := tmp_path / "own.md").write_text("{{tools}} {{query}}\n<!-- user -->\t \n{{memory}}\n", encoding="utf-8")
+    made = PromptTemplate("verifier", ("tools", "query", "memory"), path)
+    assert [message.content for message in made.messages({"tools": "t", "query": "q", "memory": "m"})] == ["t q", "m"]
+
+
 def test_a_part_without_text_is_not_sent(tmp_path: Path):
     [user] = template(tmp_path, "\n<!-- user -->\n{{memory}}{{query}}").messages({"query": "q", "memory": "m"})
     assert (user.role, user.content) == ("user", "mq")
@@ -284,6 +290,7 @@ def test_a_prompt_file_with_unknown_missing_or_repeated_places_is_refused(tmp_pa
     with pytest.raises(RecipeError, check=coded("prompt-invalid", "generator.md")) as caught:
         template(tmp_path, text)
     assert "{{query}}, {{memory}} once each" in caught.value.fix
+    assert ("0 lines <!-- user -->" in caught.value.what) == ("user" not in text)
 
 
 @pytest.mark.parametrize("user", ["", " \n", "{{memory}}", "{{lessons}}\n{{memory}} {{analysis}}"])

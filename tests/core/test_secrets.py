@@ -54,6 +54,7 @@ INNOCENT = [
     "The bearer of this letter may enter after 12:30.",
     "Authorization: Basic authentication, or none",
     "The basic recipes are tested.",
+    "The authorization: basic knowledge of Python is required.",
     "What is the password of the vault on floor 3?",
     "Count the tokens: 12 of 4096",
     "OPENAI_API_KEY",

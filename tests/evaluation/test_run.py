@@ -173,10 +173,10 @@ def test_parts_of_rewards_are_averaged_and_streams_measured():
     first, second = stream("<think>a b</think>", Output(), "5"), stream("5")
     scored = [
         one.model_copy(update={"reward": Score(value=1.0, parts=parts)})
-        for one, parts in ((first, {"answer": 2.0, "timed_out": 1.0}), (second, {"answer": 1.0}))
+        for one, parts in ((first, {"answer": 2.0, "math.timed_out": 1.0}), (second, {"answer": 1.0, "numeric": 0.5}))
     ]
     result = summed([*scored, trial(None)])
-    assert result.reward_parts == {"answer": 1.5, "timed_out": 0.5}
+    assert result.reward_parts == {"answer": 1.5, "math.timed_out": 0.5, "numeric": 0.5}
     assert result.streams is not None
     assert (result.streams.trajectories, result.streams.calls) == (2, 1)
     assert summed([trial(1.0)]).streams is None

@@ -107,6 +107,9 @@ def test_a_type_does_not_drop_what_was_set_before_it():
     for order in permutations(overrides):
         changed = with_overrides(base, order)
         assert changed == {"agent": wanted, "tools": {**base["tools"], "b": {"type": "c", "k": 2}}}
+    inline = ["agent={policy={engine='m'}, type='direct'}", "tools={b={k=2}}", "tools.b.type=c"]
+    for order in permutations([*inline, "agent.policy.type=prompted"]):
+        assert with_overrides(base, order) == changed
     # What belongs to a table that a later override replaces or removes goes with it.
     assert with_overrides(base, ["tools.a.type=b", "tools.a.k=2", "tools.a.type=c"])["tools"] == {"a": {"type": "c"}}
     assert with_overrides(base, ["tools.a.k=2", "tools.a=false"])["tools"] == {}

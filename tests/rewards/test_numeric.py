@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from fractions import Fraction
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
 from midstream.rewards.numeric import Numeric, NumericConfig, read
 from support.errors import coded
 from support.rules import value
@@ -104,8 +107,13 @@ def test_impossible_tolerances_are_refused(bad):
 
 def test_any_accepted_number_counts_and_units_do_not():
     assert value(Numeric(), "5 miles", "five", "5 km") == 1.0
-    assert value(Numeric(), "0.42", "42%") == 0.0
     assert value(Numeric(), None, "5") == value(Numeric(), "<answer></answer>", "5") == 0.0
+
+
+def test_a_share_is_a_percentage_unless_the_question_asks_for_percent():
+    task = Task(id="t", question="What percent?", answer="42%")
+    given = [Trajectory(id="t#0", task_id="t", answer=answer) for answer in ("0.42", "42", "42%", "21/50")]
+    assert [asyncio.run(Numeric().score(task, one)).value for one in given] == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_a_gold_answer_that_is_no_number_is_named():

@@ -46,7 +46,7 @@ async def make_sure(sandbox: Sandbox, tier: str, note: str) -> None:
     try:
         for attempt in REFUSED:
             result = await pool.run(HARMLESS.format(attempt.format(note=note)))
-            if result.ok or "not confined" in result.text.splitlines() or "Error" not in result.text:
+            if result.reason == "ok" or "not confined" in result.text.splitlines() or "Error" not in result.text:
                 raise NotConfined(f"{attempt} gave {result}")
     finally:
         await pool.close()

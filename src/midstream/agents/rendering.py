@@ -30,7 +30,7 @@ ResultForm = Literal["json", "toon", "auto"]
 
 # How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
-_USER_PART = "<!-- user -->\n"
+_USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
 _OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
 _MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
 _SHORT_TAIL = 200  # characters after the memory that are not worth a warning
@@ -65,21 +65,25 @@ class PromptTemplate:
         names = PLACE.findall(text)
         optional = ("lessons", "analysis") if "memory" in layout else ("lessons",)
         right = len(set(names)) == len(names) and set(layout) <= set(names) <= {*layout, *optional}
-        if text.count(_USER_PART) != 1 or not right:
+        parts = _USER_PART.split(text)
+        if len(parts) != 2 or not right:
             raise RecipeError(
-                f"the {role}'s prompt file {override} holds {names or 'no placeholder'}",
+                f"the {role}'s prompt file {override} holds {_places(names) or 'no placeholder'}"
+                + (f" and {len(parts) - 1} lines <!-- user -->" if len(parts) != 2 else ""),
                 code="prompt-invalid",
                 fix=f"use {_places(layout)} once each, {_places(optional)} at most once, no other, and one line "
-                f"{_USER_PART.strip()} where the user message starts",
+                "<!-- user --> where the user message starts",
             )
         self.shows_lessons = "lessons" in names
-        self._system, self._user = text.split(_USER_PART)
-        if not PLACE.sub(lambda place: "" if place[1] in _MAY_BE_EMPTY else place[0], self._user).strip():
+        self._system, self._user = parts
+        # A verifier's memory always holds the newest turn.
+        may_be_empty = [name for name in _MAY_BE_EMPTY if (role, name) != ("verifier", "memory")]
+        if not PLACE.sub(lambda place: "" if place[1] in may_be_empty else place[0], self._user).strip():
             raise RecipeError(
                 f"the user part of the {role}'s prompt file {override} is empty, or can be",
                 code="prompt-invalid",
                 cause="many servers refuse a request without a user message",
-                fix=f"move text, or a value other than {_places(_MAY_BE_EMPTY)}, below the line {_USER_PART.strip()}",
+                fix=f"move text, or a value other than {_places(may_be_empty)}, below the line <!-- user -->",
             )
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:

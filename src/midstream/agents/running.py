@@ -96,7 +96,10 @@ class Record:
         return self.turns[-1]
 
     def end_broken(self, failure: InfrastructureError) -> ErrorInfo:
-        """Record the turn that broke, or the requests before the first turn or after the last, with the failed ones."""
+        """Add the failure and its requests to the turn under way, which ends; return the error.
+
+        Between turns, the requests count as before the first turn or after the last.
+        """
         error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
         if self.draft is None and not self.turns:
             self.opening_calls += failure.calls

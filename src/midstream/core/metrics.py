@@ -218,7 +218,13 @@ def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
 
 
 class PartsCounter:
-    """Averages the named parts of the rewards of the trajectories added."""
+    """Averages the named parts of the rewards of the trajectories added.
+
+    Each over the rewards that have it: the tasks of one set may have different rewards. A part that is there only
+    where it is 1 ("timed_out") is a share of all rewards.
+    """
+
+    _FLAGS = ("timed_out", "right_as_number")
 
     def __init__(self) -> None:
         self._scored = 0
@@ -232,8 +238,11 @@ class PartsCounter:
                 self._values.setdefault(name, []).append(value)
 
     def result(self) -> dict[str, float]:
-        """The mean of each part over the trajectories with a reward; a reward without the part counts as 0."""
-        return {name: fsum(values) / self._scored for name, values in self._values.items()}
+        """The mean of each part."""
+        return {
+            name: fsum(values) / (self._scored if name.endswith(self._FLAGS) else len(values))
+            for name, values in self._values.items()
+        }
 
 
 def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -297,7 +306,7 @@ class StepMetrics(Frozen):
     policy_version: int  # of the weights that sampled
     reward_mean: float
     reward_by_family: dict[str, float] = {}
-    reward_parts: dict[str, float] = {}  # mean of each named part of the rewards (0 in rewards without the part)
+    reward_parts: dict[str, float] = {}  # mean of each named part of the rewards, as `PartsCounter` averages it
     trajectories: int = 0
     trajectories_error: int = 0  # those that ended in an error
     trajectories_retried: int = 0  # those that failed at least once before they ended

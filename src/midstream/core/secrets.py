@@ -19,8 +19,8 @@ HIDDEN = "***"
 _NAME = r"(?:(?:api|access|secret)[_-]?key|authorization|passw(?:or)?d|passphrase|secret|token|cookie)"
 # At least 8 characters, one of which no word or identifier has; not a path, a special token or the name of a variable.
 _RANDOM = r"(?:(?:Bearer|Basic|Token)\s+)?(?![./~<$])(?=\S{0,200}[0-9@!\#%^&*+=])\S{8,}"
-# Base64 of NAME:PASSWORD, also without a digit. No ASCII name gives "auth..." first: "Basic authentication" passes.
-_BASIC = r"Basic\s+(?!auth)[A-Za-z0-9+/]{6,}={0,2}"
+# Base64 of NAME:PASSWORD, also without a digit; "Basic authentication" and "basic knowledge of" are prose.
+_BASIC = r"(?-i:(?!basic\s[a-z]+\s))Basic\s+(?!auth)[A-Za-z0-9+/]{6,}={0,2}"
 _NAMED = re.compile(rf"[\w.-]{{0,40}}{_NAME}", re.IGNORECASE)
 _LOOKS_RANDOM = re.compile(rf"{_RANDOM}|{_BASIC}", re.IGNORECASE)
 _NO_VARIABLE = re.compile(r"(?=[A-Z0-9]*[a-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")

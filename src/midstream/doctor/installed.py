@@ -23,7 +23,7 @@ from midstream.report.doctor import Check
 PROBE_LIMIT_S = 120.0  # a first import of PyTorch from a slow disk takes a minute
 # Code, what it is for, and the types of tools that do not work without it.
 EXTRAS: Mapping[str, tuple[str, str, frozenset[str]]] = {
-    "math": ("MS111", "numpy and sympy for code in the sandbox", frozenset()),
+    "math": ("MS111", "the math reward, and for numpy and sympy in the sandbox", frozenset()),
     "web": ("MS112", "web search and web pages", frozenset({"web_search", "web_page"})),
     "mcp": ("MS113", "tools of MCP servers", frozenset({"mcp"})),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from tomllib import TOMLDecodeError
@@ -339,7 +339,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     """The table with every `a.b=value` applied in order; values are TOML, bare words are strings.
 
-    A table's first `type` comes before the table's other keys, because it replaces a table of another type.
+    A table's first `type` comes before the table's other keys, because it replaces a table of another type. An inline
+    table counts as its keys.
     """
     changes: list[tuple[list[str], Table]] = []
     for override in overrides:
@@ -362,21 +363,30 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
                 code="recipe-invalid",
                 fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
             )
-        change: Any = values["value"]
-        for part in reversed(parts):
-            change = {part: change}
-        refuse_secrets(change)
-        place, (*inside, last) = len(changes), parts
-        if last == "type" and all(other != parts for other, _ in changes):
-            within = (other[:-1][: len(inside)] == inside for other, _ in changes)
-            place = next((number for number, found in enumerate(within) if found), place)
-        changes.insert(place, (parts, change))
+        for path, change in _settings(parts, values["value"]):
+            place, (*inside, last) = len(changes), path
+            if last == "type" and all(other != path for other, _ in changes):
+                within = (other[:-1][: len(inside)] == inside for other, _ in changes)
+                place = next((number for number, found in enumerate(within) if found), place)
+            for part in reversed(path):
+                change = {part: change}
+            refuse_secrets(change)
+            changes.insert(place, (path, change))
     return reduce(merge, (change for _, change in changes), table)
 
 
 def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
     """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
     return [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items() if value is not None]
+
+
+def _settings(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+    """The settings of a value with their paths: those of an inline table, its type first, or the value itself."""
+    if not isinstance(value, dict) or not value:
+        yield path, value
+        return
+    for key in sorted(value, key=lambda key: key != "type"):
+        yield from _settings([*path, key], value[key])
 
 
 def merge(base: Table, changes: Table) -> Table:

@@ -8,6 +8,8 @@ import contextlib
 import io
 import json
 import re
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 import math_verify
@@ -19,7 +21,11 @@ _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
 _FUNCTION_OF = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]\([a-z]\)\s*=")
 _DESCENDING = re.compile(r"^([^<>=]+)>([^<>=]+)>([^<>=]+)$")
 _RELATION = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
-_BOUND = re.compile(r"\s*(?:([^<>\\]+?)(<|\\le)\s*)?[a-zA-Z]\s*(<|>|\\[lg]e)(?![a-z])([^<>]+)")
+_FLIPPED = re.compile(r"^\s*([^<>\\a-z]+|-?\\[a-z]+ )(<|>|\\[lg]e)\s*([a-zA-Z])\s*$")
+_FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_BOUND = re.compile(r"\s*(?:([^<>\\]+?)(<|\\le)\s*)?([a-zA-Z])\s*(<|>|\\[lg]e)(?![a-z])([^<>]+)")
+_TENS = re.compile(r"(?<=\d)_\{?10\}?(?!\d)")
+_BRACES, _TUPLE = re.compile(r"\s*\\?\{.*\}\s*"), re.compile(r"\s*[(\[][^()\[\]]*[)\]]\s*")
 _BASE = re.compile(r"\d_\{?\s*(\d+)")
 _RATIO = re.compile(r"\d\s*:\s*\d")
 _TWO_NUMBERS = re.compile(r"(?<![_^\d])\d+ \d")
@@ -43,13 +49,15 @@ def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set
 
     Without Math-Verify's time-out, which takes signals: the sandbox ends this process.
     """
-    for gold in golds:
+    answer = _TENS.sub("", answer)
+    for gold in map(partial(_TENS.sub, ""), golds):
         if not (wanted := parse(gold, answer)):
             return {"unreadable": gold}
         if (
             _BASE.findall(gold) != _BASE.findall(answer)
             or _TWO_NUMBERS.search(answer)
             or bool(_RATIO.search(gold)) != bool(_RATIO.search(answer))
+            or any(_BRACES.fullmatch(set_) and _TUPLE.fullmatch(other) for set_, other in permutations((gold, answer)))
         ):
             continue
         if math_verify.verify(
@@ -72,9 +80,12 @@ def parse(formula: str, other: str = "") -> list[Any]:
     if "=" not in other:
         formula = _CHAIN.sub("", formula)  # "v = (4 - 1, 0 - 2) = (3, -2)"
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
-    bounds = [_BOUND.fullmatch(part) for part in formula.split(",")]
-    if r"\cup" in other and all(bounds):  # "x < -2, x > 4", which Math-Verify does not compare with a union
-        formula = r"\cup ".join(_interval(*bound.groups()) for bound in bounds if bound)
+    # "x < -2, x > 4", which Math-Verify does not compare with a union; with "and" between them it is none.
+    formula = formula if r"\cup" in other else formula.replace(r"\land", ",")
+    parts = [_FLIPPED.sub(_turned, part) for part in formula.split(",")]
+    bounds = [bound for part in parts if (bound := _BOUND.fullmatch(part))]
+    if r"\cup" in other and len(bounds) == len(parts) and len({bound[3] for bound in bounds}) == 1:
+        formula = r"\cup ".join(map(_interval, bounds))
     if _RELATION.match(formula):  # "> 3" holds of what the other formula names
         named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
         formula = f"{named[0] if named else 'x'} {formula}"
@@ -83,8 +94,14 @@ def parse(formula: str, other: str = "") -> list[Any]:
     return math_verify.parse(f"${formula}$", wanted, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
-def _interval(low: str | None, left: str | None, right: str, high: str) -> str:
+def _turned(found: re.Match[str]) -> str:
+    """`x > 4` for "4 < x"."""
+    return f"{found[3]} {_FLIP[found[2]]} {found[1]}"
+
+
+def _interval(bound: re.Match[str]) -> str:
     """The interval of `low < x < high`, `x < high` or `x > high`."""
+    low, left, _, right, high = bound.groups()
     if right in (">", r"\ge"):
         low, left, right, high = high, right, "<", r"\infty"
     first, last = "[" if left in (r"\le", r"\ge") else "(", ")" if right == "<" else "]"

@@ -44,9 +44,14 @@ _KNOWN = (_ANSWER | _CHOICE).union(
     "truly just alone again namely personally everything need needs want wants ask asks asked yield yields "
     "gives giving matching making meaning leading pointing resulting corresponding sticking standing determine "
     "determined decide decided deduce infer obtain obtained argue prefer bet put got turns happens proves ought boils "
-    "remain stays alternative good proper listed labeled shown gut instinct la le el die ist est es è correcta "
-    "correcte".split()
+    "remain stays alternative good proper listed labeled shown gut instinct actual every la le el die ist "
+    "est es è correcta correcte".split()
 )
+# Known too; a capital letter next to them may be an article: "A patient".
+_NOUNS = (
+    "description theory definition form condition conditions criteria requirements facts data findings patient passage "
+    "text problem scenario"
+).split()
 _DENIED = re.compile(
     rf"{DENIAL}|\b(?:hardly|except|untrue|inaccurate|implausible|unlikely|less|least|worst|"
     r"rul(?:e[sd]?|ing) .{0,9}out|(?:is|are|was|be) out|(?:eliminat|exclud|discard|dismiss|avoid|mis)\w+|"
@@ -56,7 +61,7 @@ _DENIED = re.compile(
 )
 # Next to these too, a capital letter is an option.
 _NEAR = _KNOWN.union(
-    "or nor neither either than over reject except between vs unlike like might may cannot can".split()
+    "or nor neither either than rather over reject except between vs unlike like might may cannot can".split()
 )
 _BARE = re.compile(r"(?:(?<![\w'])([\w']{2,})[ ])?(?<![\w⟦+-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w']+)|)")
 _NAMED = re.compile(
@@ -77,6 +82,7 @@ _READ_AS: Sequence[tuple[str, str]] = (
     # The last "Answer:" goes before all that precedes it.
     (r"(?s)\A.*(?:\A|\n|[.!?:] )\W*(?:(?:so|thus|therefore),? )?(?:(?:the|my|final|correct|best) ){0,3}"
      r"(?:answer|ans)\W{0,3}[:=](?=[^\n]*⟦)", "answer is "),
+    (r"\beven (?:if|when|though)\b", "although"),
     # Taken back, asked or supposed.
     (r"(?s)\A.*\b(?:no|wait|nope|scratch that|scrap that|on second thoughts?|on reflection|correction|actually|hmm)"
      r"[,.:!]\s", ""),
@@ -99,12 +105,12 @@ _ASIDE = re.compile(
     r"according|from|looking|considering|among|of|out|at)\b",
     re.IGNORECASE,
 )
-# Phrases with one word that may be unknown: "matches the description", "the correct form", "The theory predicts".
-_PHRASES = re.compile(
-    r"\b(?:match(?:es)?|fits?|describes|explains|satisfies|meets|with|by|to|in|of|for|on|from|given) "
-    r"(?:the|this|these|that|all(?: the)?|our|your|every|each) \w+|\bthe only \w+ (?:that|which|to|with|whose) .*"
-    r"|\bthe (?:only|correct|right|true|best|most) \w+"
-    r"|\A\W*(?:the|this|that|our|an?|my) \w+(?: like this)? (?=has|predicts|supports|suggests|implies|indicates)",
+# A sentence states nothing with a condition in other words than "if I had to choose", or an aside with another answer.
+_CONDITION = re.compile(
+    r"\W*(?:only |but )?(?:if|unless|provided|providing|assuming|else|otherwise|had|were)\b", re.IGNORECASE
+)
+_OTHER_ANSWER = re.compile(
+    r"⟦\w+⟧ (?:is|was) the (?:\w+ )?(?:answer|solution|choice|option|one)\b|\b(?:answer|solution) (?:is|was) ⟦",
     re.IGNORECASE,
 )
 # An option's text may also end a sentence with unknown words or begin one: "The capital of England is London".
@@ -163,7 +169,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
     if said and named and not (lettered and lettered[1].upper() in options):
         return named
 
-    known = _KNOWN.union(re.findall(r"[\w']+", question.lower())) - {"not", "no"}
+    known = _KNOWN.union(_NOUNS, re.findall(r"[\w']+", question.lower())) - {"not", "no"}
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
     text = re.sub("(?:正确)?答案(?:是|为|应该是)?|(?:应该?)?选择?", " answer is ", text)  # as Chinese models write
     text = _marked(re.sub(r"(?<=\w)'s (?=\W*[A-Za-z]\b|[a-z])", " is ", text), options)
@@ -185,6 +191,12 @@ def _stated(sentence: str, known: frozenset[str]) -> list[list[str]]:
     """The marks that a sentence states, by how clearly: an answer, a choice, the mark alone, a sentence about it."""
     stated: list[list[str]] = [[], [], [], []]
     clauses = [(clause, _is_known(clause, known)) for clause in _CLAUSE.split(sentence)]
+    for clause, _ in clauses:
+        aside = _ASIDE.match(clause)
+        if _CONDITION.match(clause) and ("⟦" in clause or not _is_known(clause, _KNOWN)):
+            return stated
+        if aside and aside[1] and _OTHER_ANSWER.search(clause) and not _DENIED.search(clause):
+            return stated
     understood = all(is_known or _ASIDE.match(clause) for clause, is_known in clauses)
     for clause, is_known in clauses:
         marks = re.findall(r"⟦(\w+)⟧", clause)
@@ -203,7 +215,7 @@ def _is_known(clause: str, known: frozenset[str]) -> bool:
     """Whether every word of a clause is known, and none denies."""
     if any(found[0].lower() not in known for found in _DENIED.finditer(clause)):
         return False
-    rest = re.sub(r"⟦\w+⟧", " ", _PHRASES.sub(" ", clause))
+    rest = re.sub(r"⟦\w+⟧", " ", clause)
     return known.issuperset(re.findall(r"\w[\w']*", rest.lower()))
 
 

@@ -26,6 +26,7 @@ _NUMBER = re.compile(
 )
 _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|pm|in)(?![a-z])")
+_TENS = re.compile(r"(?<=\d)_\{?10\}?(?!\d)")  # decimal digits, as said of any
 _EQUALS = re.compile(r"=|\\equiv|\\implies")
 _LIST = re.compile(r"(?:;|,(?![0-9]{3}(?![0-9])))(?![^()]*\))")
 _COMPUTED = re.compile(r"(?:[-+*/^().,{}\s0-9]|\\(?:times|cdot|div|frac))+=.*")
@@ -38,7 +39,8 @@ class Numeric(Rule):
 
     `statement.state` finds it: in bold, a box, LaTeX, a sentence, after "answer is", with a unit. Read: "1,000", "$5",
     "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "forty-two", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
-    sign or the question asks for percent, else 0.42. Units are neither compared nor converted: "5 miles" is 5.
+    sign or the question asks for percent, else 0.42; 0.42 is 42% where the gold answer has the sign and the question
+    does not ask for percent. Units are neither compared nor converted: "5 miles" is 5.
 
     Counted as wrong: several different numbers; a sum not worked out; what a word makes another number ("half of 5",
     "not 5", "5 dozen"); bounds (<, ≥, ±); decimal commas ("3,14"); times of day, dates; functions, roots, constants and
@@ -61,9 +63,10 @@ class Numeric(Rule):
         return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
 
     def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
-        value = found.value if gold.percent or in_percent else found.share
+        values = [found.value if gold.percent or in_percent else found.share]
+        values += [100 * found.value] if gold.percent and not (found.percent or in_percent) else []
         relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
-        return abs(value - gold.value) <= max(relative * abs(gold.value), absolute)
+        return any(abs(value - gold.value) <= max(relative * abs(gold.value), absolute) for value in values)
 
 
 class NumericConfig(RewardConfig):
@@ -117,6 +120,7 @@ def number_of(formula: str) -> Number | None:
 
     Of several it is the last of computations ("3 * 4 = 12, 12 - 7 = 5"), or the one that all state ("0.25, 25%").
     """
+    formula = _TENS.sub("", formula)
     if _RELATION.search(formula):
         return None
     *before, last = _LIST.split(formula)

@@ -79,10 +79,18 @@ def _as_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{int(whole + once + again) - int(whole + once)}}}{{{nines * 10 ** len(once)}}}"
 
 
+def _in_base(found: re.Match[str]) -> str:
+    """Digits as `1011_{2}`, of "(1011)_2" those in the brackets."""
+    return found[1] or f"{found[2]}_{{{found[3]}}}"
+
+
 # Decoration, and what takes its place, in the order in which it applies.
 _DECORATION: Sequence[Form] = (
     ("[⁰¹²³⁴-⁹⁻⁺ⁿ]+|[¼-¾⅓-⅞]", _compatible),
-    (r"[^\S\n]+", " "),
+    (r"[✅✓✔☑∎□■\ufe0f]|[^\S\n]+", " "),
+    (r"(?<!\$)\$\{([^{}]*)\}\$", r" \1 "),  # braces that LaTeX does not show
+    ("[₀-₉]+", lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}"),
+    (r"\(([0-9A-F]+)\)(?=_)|([0-9A-F]{0,64}\d[0-9A-F]{0,64}),? (?:in |\()base[- ](\d+)\)?", _in_base),
     (r"\s*\n\s*", r"\n"),
     (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
     (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])", " "),
@@ -109,7 +117,7 @@ _DECORATION: Sequence[Form] = (
     (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
     (r"\\?[$€£¥₹]", " "),
     (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
-    (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)|(?<=\d)_\{?10\}?(?!\d)", " "),
+    (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)", " "),
     (" +", " "),
 )
 _ANSWER, _RESULT = (
@@ -140,7 +148,7 @@ _NEGATED = re.compile(
 )
 _MADE_ANOTHER = re.compile(
     r"\b(?:half|twice|double|triple|thrice|thirds?|quarters?|fifths?|tenths?|root|squares?|cubes?|power|multiples?|factors?"
-    r"|divisors?|divisible|logarithm|reciprocal|inverse|divided|multiplied|between|within|up|base|factorial|times)\b"
+    r"|divisors?|divisible|logarithm|reciprocal|inverse|divided|multiplied|between|within|up|base|factorial|times|plus|minus)\b"
     r"(?:\W+(?:of|by|the|a|an|to))*[^\w:]*$",
     re.IGNORECASE,
 )
@@ -160,6 +168,7 @@ _A_VALUE = r"\s+(?=[-\d\\(x])"
 _IN_WORDS: Sequence[Form] = (
     (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
     (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
+    (r"(?i)\b(the)\s+\d+(?:st|nd|rd|th)\b", r"\1"),  # "the 42nd" is a place
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
     (r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", ""),  # the value once more
     # A remark on the value: "(about 16.7%)", "(the area is 63)", "since x^2 \ge 0".
@@ -173,7 +182,8 @@ _IN_WORDS: Sequence[Form] = (
     (rf"(?i)\b(?:(?:less|fewer) than|under|below){_A_VALUE}", "< "),
     (r"(?i)(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)|( [a-z]+)? (?:or (?:more|greater|above|higher)|at least)\b)", r"\\ge \1\2"),
     (r"(?i)(?<!\d)(-?\d+)( [a-z]+)? (?:or (?:less|fewer|below|lower)|at most)\b", r"\\le \1\2"),
-    (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
+    (r"([<>]|\\[lg]e )([^<>]*)\s(?:and|\\land|\\wedge)\s+(?=[^<>]*(?:[<>]|\\[lg]e ))", r"\1\2 \\land "),
+    (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or|\\lor|\\vee)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -305,7 +315,8 @@ def _values(text: str, words: list[re.Match[str]]) -> set[str]:
     for start, end in zip(edges[::2], edges[1::2], strict=True):
         if not _VALUE.search(text, start, end):
             continue
-        before, after = text[max(0, start - 60) : start], text[end : end + 60]
+        colon = re.compile(r"\s*:").match(text, start)
+        before, after = text[max(0, start - 60) : colon.end() if colon else start], text[end : end + 60]
         run = re.sub(r"^\s*[aAI]\s+(?=[\d\\])|(?<=[\d}%])\s+an?\s*$|/\s*$", "", text[start:end])
         if _NEGATED.search(before):
             continue

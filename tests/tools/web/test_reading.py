@@ -104,18 +104,24 @@ def test_vectors_are_compared_whatever_their_size(size: str):
 
 
 def test_a_text_is_embedded_once(monkeypatch: pytest.MonkeyPatch):
-    def sent(*searches: tuple[str, str]) -> list[list[str]]:
+    def sent(*searches: tuple[str, str], at_once: bool = False) -> list[list[str]]:
         with EmbeddingsServer() as server:
 
             async def go() -> None:
                 embeddings = Embeddings(EmbeddingsConfig(base_url=server.url, model="m"))
-                for query, texts in searches:
-                    assert sorted(await embeddings.ranking(texts, query)) == list(range(len(texts)))
+                limit = asyncio.Semaphore(len(searches) if at_once else 1)
+
+                async def rank(query: str, texts: str) -> None:
+                    async with limit:
+                        assert sorted(await embeddings.ranking(texts, query)) == list(range(len(texts)))
+
+                await asyncio.gather(*(rank(*search) for search in searches))
 
             asyncio.run(go())
             return [asked.body["input"] for asked in server.asked]
 
     assert sent(("q", "abb"), ("q", "ab"), ("r", "bca")) == [["q", "a", "b"], ["r", "c"]]
+    assert sent(("q", "ab"), ("q", "ab"), ("r", "ab"), at_once=True) == [["q", "a", "b"], ["r"]]
     monkeypatch.setattr(reading, "_KEPT_VECTORS", 3)
     assert sent(("q", "ab"), ("q", "c"), ("q", "b"), ("q", "a")) == [["q", "a", "b"], ["c"], ["a"]]
 

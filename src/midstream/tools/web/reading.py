@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
@@ -133,11 +134,20 @@ class Embeddings:
         url = f"{config.base_url.rstrip('/')}/embeddings"
         self.service = api.Service("the embeddings endpoint", url, config, key=key)
         self._kept: dict[str, array[float]] = {}  # unit vectors by text, the last used last
+        self._pages: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     async def ranking(self, texts: Sequence[str], query: str) -> list[int]:
         """Places of `texts`, the nearest to the query (by cosine) first; raises `ToolServerError` if it fails."""
-        vectors = {text: self._kept[text] for text in (query, *texts) if text in self._kept}
-        missing = list(dict.fromkeys(text for text in (query, *texts) if text not in vectors))
+        # Runs that read the same page at once wait for the first of them.
+        async with self._pages.setdefault(tuple(texts), asyncio.Lock()):
+            vectors = await self._with_missing(query, *texts)
+        nearness = [sum(map(mul, vectors[query], vectors[text])) for text in texts]
+        return sorted(range(len(texts)), key=lambda place: -nearness[place])
+
+    async def _with_missing(self, *texts: str) -> dict[str, array[float]]:
+        """The vectors of the texts, those asked for that are not kept."""
+        vectors = {text: self._kept[text] for text in texts if text in self._kept}
+        missing = [text for text in dict.fromkeys(texts) if text not in vectors]
         for start in range(0, len(missing), self._config.batch):
             batch = missing[start : start + self._config.batch]
             vectors |= zip(batch, await self._vectors(batch), strict=True)
@@ -150,8 +160,7 @@ class Embeddings:
             )
         others = {text: vector for text, vector in self._kept.items() if text not in vectors}
         self._kept = dict(list((others | vectors).items())[-_KEPT_VECTORS:])
-        nearness = [sum(map(mul, vectors[query], vectors[text])) for text in texts]
-        return sorted(range(len(texts)), key=lambda place: -nearness[place])
+        return vectors
 
     async def _vectors(self, texts: Sequence[str]) -> list[array[float]]:
         def check(data: Any, pause_s: float) -> None:
