@@ -26,6 +26,7 @@ from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
+from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.web.reading import EmbeddingsConfig
@@ -58,7 +59,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`practice.library`": practice.LibraryConfig,
     "`practice.library.embedding`": practice.EmbeddingConfig,
     "`practice.gate`": practice.GateConfig,
-    "`practice.budget`": practice.BudgetConfig,
+    "`practice.budget`": BudgetConfig,
     **{f"{kind}: `{name}`": config_class(kind, name) for kind, names in COMPONENTS.items() for name in names},
 }
 

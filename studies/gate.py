@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from midstream.training_free.budget import Budget
 from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
@@ -39,7 +40,6 @@ from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.files import atomic_write
 from midstream.study import chosen
-from midstream.training_free.budget import Budget
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library
 from midstream.training_free.operations import Operation

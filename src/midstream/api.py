@@ -86,14 +86,13 @@ from midstream.report.progress import print_warnings
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
+from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
 from midstream.trackers import tracked, trackers_of
-from midstream.training_free.budget import Budget
 from midstream.training_free.commit import read_updates
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, identity, render_modules
-from midstream.training_free.settings import BudgetConfig
 from midstream.training_free.similarity import leak_guard
 from midstream.training_free.validation import Validation
 from midstream.training_free.validation import validate as measure_library

@@ -14,7 +14,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
-from midstream.training_free.budget import Budget, BudgetedAgent, BudgetedEngine
+from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.training_free.commit import read_updates
 from support.errors import coded
 from support.practice_sessions import SMALL

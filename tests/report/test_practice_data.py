@@ -7,11 +7,11 @@ from typing import Any
 from midstream.core.metrics import Spent
 from midstream.report import practice_data
 from midstream.report.practice_data import learned, left_out_text, short, spent_text, text_of, total_fates, tried
+from midstream.runs.budget import BudgetConfig
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord
 from midstream.training_free.library import Effect, Lesson, Library, Origin
 from midstream.training_free.operations import Operation, Outcome
-from midstream.training_free.settings import BudgetConfig
 from support.practice_runs import made_up, view
 
 

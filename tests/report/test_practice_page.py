@@ -21,11 +21,11 @@ from midstream.report.practice_page import (
     whisker,
     whisker_span,
 )
+from midstream.runs.budget import BudgetConfig
 from midstream.training_free.commit import Version
 from midstream.training_free.gate import ChangeRecord
 from midstream.training_free.library import Effect, Lesson, Library, Origin
 from midstream.training_free.operations import Operation, Outcome
-from midstream.training_free.settings import BudgetConfig
 from support.errors import coded
 from support.practice_runs import made_up, rollout, view
 

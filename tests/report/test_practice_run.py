@@ -12,8 +12,8 @@ from midstream.evaluation import result_name
 from midstream.report.practice_data import practice_data
 from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
+from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
-from midstream.training_free.settings import BudgetConfig
 from support import evaluations
 from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 

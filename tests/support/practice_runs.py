@@ -13,14 +13,14 @@ from midstream.core.trajectory import Action, Command, Observation, Score, Traje
 from midstream.evaluation import result_name
 from midstream.report.practice_data import PracticeData
 from midstream.runs import RunDirectory
+from midstream.runs.budget import BudgetConfig, Entry
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
-from midstream.training_free.budget import Entry
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.library import Effect, Lesson, Library, Origin
 from midstream.training_free.operations import Operation, Outcome
-from midstream.training_free.settings import BudgetConfig, PracticeConfig, RoleConfig
+from midstream.training_free.settings import PracticeConfig, RoleConfig
 from support.evaluations import evaluated
 
 ADVICE = (

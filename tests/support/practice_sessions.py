@@ -19,8 +19,8 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import Journal, RunDirectory
+from midstream.runs.budget import Budget
 from midstream.runs.info import collect_info
-from midstream.training_free.budget import Budget
 from midstream.training_free.session import PracticeSession
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.

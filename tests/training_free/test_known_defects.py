@@ -27,12 +27,11 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, merge, read_table
 from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
-from midstream.training_free.budget import Budget
+from midstream.runs.budget import Budget, BudgetConfig
 from midstream.training_free.commit import History
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Lesson, Library, tokens
 from midstream.training_free.runner import Match, Runner
-from midstream.training_free.settings import BudgetConfig
 from support.practice_sessions import practise
 from support.rollouts import TASKS, StubReward
 

@@ -9,11 +9,10 @@ import pytest
 from midstream.core.errors import BudgetError
 from midstream.core.lessons import digest
 from midstream.rollout import Environment, RolloutConfig
-from midstream.training_free.budget import Budget, BudgetedAgent
+from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Lesson, Library, render_modules
 from midstream.training_free.runner import Match, Runner
-from midstream.training_free.settings import BudgetConfig
 from support.errors import coded
 from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat

@@ -10,7 +10,7 @@ from midstream.core.errors import EngineError, InfrastructureError, RecipeError,
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.runs import RunDirectory
-from midstream.training_free.budget import read_spent
+from midstream.runs.budget import read_spent
 from midstream.training_free.commit import Committer, History, MadeUpdate, read_updates
 from midstream.training_free.library import Library, render_modules
 from support.errors import coded

@@ -32,6 +32,7 @@ from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import sampling_name
 from midstream.rollout import Ended, Group, OnDone, Place, run_each
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
+from midstream.runs.budget import ended_by_budget, require_within_budget
 from midstream.runs.journal import Report, filter_records, warn
 
 
@@ -111,14 +112,18 @@ async def evaluate_set(
 
     `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
-    failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again.
+    failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
+    `BudgetError` if a limit ended some: the others are kept in `store`.
     """
     if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
         store.forget(evaluation)  # left by a crash between the two writes below
         return None
 
+    refused: list[Trajectory] = []
+
     def keep(ended: Sequence[Ended]) -> None:
-        trajectories = [trajectory for _, trajectory in ended]
+        refused.extend(trajectory for _, trajectory in ended if ended_by_budget(trajectory))
+        trajectories = [trajectory for _, trajectory in ended if not ended_by_budget(trajectory)]
         store.keep(evaluation, trajectories)
         if on_done is not None:
             on_done(trajectories)
@@ -132,6 +137,7 @@ async def evaluate_set(
         skip=store.done(evaluation),
         on_ended=keep,
     )
+    require_within_budget(refused)
     ordered = store.read(evaluation, ((task.id, trial) for task in tasks for trial in range(trials)))
     with run.trajectories.writing(evaluation.name) as write:
         for task in tasks:
@@ -213,7 +219,7 @@ async def evaluate_sets(
             result = await evaluate_set(
                 run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
             )
-        except RefusedError:
+        except (RefusedError, BudgetError):
             raise
         except InfrastructureError as error:
             lost.append(error.what)
@@ -274,6 +280,11 @@ class Session(ABC):
         """Why no further step is made, "" to continue; asked before every step and after the last."""
         return ""
 
+    def at_limit(self, error: BudgetError) -> str:
+        """What the run does at a limit: by default it finishes with what it has; returns why it ended."""
+        self.note(str(error))
+        return error.what
+
     def note(self, text: str) -> None:
         """Emit a `Note`."""
         self.listener(Note(text))
@@ -281,7 +292,7 @@ class Session(ABC):
     async def run(self) -> str:
         """Run to the end from where the directory is; returns why it ended before its last step, "" if it did not.
 
-        A spent budget ends the steps, or the last evaluation, and is not an error.
+        A spent budget ends the steps, or the last evaluation; `at_limit` says what follows.
         """
         try:
             ended = ""
@@ -291,12 +302,10 @@ class Session(ABC):
                 await self.step(step)
             ended = ended or self.reason_to_stop()
         except BudgetError as error:
-            self.note(str(error))
-            ended = error.what
+            ended = self.at_limit(error)
         try:
             await self.finish()
         except BudgetError as error:
-            self.note(str(error))
-            ended = error.what
+            ended = self.at_limit(error)
         self.listener(RunFinished())
         return ended

@@ -36,11 +36,11 @@ from midstream.evaluation import SetConfig
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
+from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
 from midstream.tools.function import Renamed
-from midstream.training_free.budget import Budget, BudgetedAgent, budgeted
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner

@@ -17,13 +17,13 @@ from midstream.report.html import PageData, run_info
 from midstream.report.numbers import dollars, gain, gains, number, summed
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
+from midstream.runs.budget import BudgetConfig, read_spent
 from midstream.runs.journal import skip_damage, warn_of_damage
-from midstream.training_free.budget import read_spent
 from midstream.training_free.commit import History, UpdateRecord, Version, read_updates
 from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.library import Effect, Lesson, Library
 from midstream.training_free.operations import Operation
-from midstream.training_free.settings import BudgetConfig, PracticeConfig
+from midstream.training_free.settings import PracticeConfig
 
 PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
 whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;

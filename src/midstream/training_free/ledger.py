@@ -20,13 +20,13 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from midstream.core.data import Frozen
-from midstream.core.errors import BudgetError
 from midstream.core.keyed_file import KeyedFile
 from midstream.core.lessons import Lessons
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.rollout import Place
 from midstream.runs import results
+from midstream.runs.budget import ended_by_budget
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, Report, read_models, warn
 
@@ -79,11 +79,6 @@ class Cache:
     def _key(self, *parts: object) -> str:
         text = json.dumps([self._settings, *parts], sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def ended_by_budget(trajectory: Trajectory) -> bool:
-    """Whether a spent budget ended the trajectory."""
-    return trajectory.error is not None and trajectory.error.type == BudgetError.__name__
 
 
 class Reply(Frozen):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.errors import BudgetError
 from midstream.core.lessons import NO_LESSONS, Lessons, digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, Group, Place, rollout, shuffle_rewards
-from midstream.training_free.ledger import Ledger, ended_by_budget
+from midstream.runs.budget import require_within_budget
+from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, render_modules
 
 Report = Callable[[str], None]
@@ -140,13 +140,3 @@ class Runner:
             shuffled = shuffle_rewards([group.trajectories for group in groups], derive_seed(seed, "shuffle"))
             groups = [replace(group, trajectories=found) for group, found in zip(groups, shuffled, strict=True)]
         return groups
-
-
-def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
-    """Raise the `BudgetError` that ended one of them."""
-    for trajectory in trajectories:
-        if trajectory.error is not None and ended_by_budget(trajectory):
-            # A trajectory keeps the text of its error: what happened, then labeled lines.
-            what, *more = trajectory.error.message.splitlines()
-            labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))

@@ -27,11 +27,11 @@ from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.rollout import Place
 from midstream.runs import RunDirectory
-from midstream.training_free.budget import Budget
+from midstream.runs.budget import Budget
 from midstream.training_free.commit import Committer, UpdateRecord, read_updates
-from midstream.training_free.ledger import Cache, Ledger, ended_by_budget
+from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, render_modules
-from midstream.training_free.runner import Report, RolloutJob, require_within_budget
+from midstream.training_free.runner import Report, RolloutJob
 from midstream.training_free.settings import PracticeConfig
 from midstream.training_free.update import Practice
 
@@ -190,7 +190,6 @@ class EvaluationStore:
     def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
         self.ledger, self.lessons, self.report = ledger, lessons, report
         self._what, self._done = "", 0  # of the evaluation under way
-        self._spent: list[Trajectory] = []  # ended by a spent budget: the ledger does not keep them
 
     def done(self, evaluation: SetEvaluation) -> Collection[Place]:
         """The places of this evaluation in the ledger or its cache."""
@@ -203,13 +202,11 @@ class EvaluationStore:
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories in the ledger and its cache."""
         self._job(evaluation).keep(trajectories, self.ledger)
-        self._spent += [trajectory for trajectory in trajectories if ended_by_budget(trajectory)]
         self._done += len(trajectories)
         self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
 
     def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
-        """Trajectories in the ledger, in this order. Raises `BudgetError` if the budget ended one of the evaluation."""
-        require_within_budget(self._spent)
+        """Trajectories in the ledger, in this order."""
         kept = self.ledger.kept(f"evaluation-{evaluation.name}")
         return (kept[place] for place in places)
 

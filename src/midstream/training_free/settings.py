@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from midstream.core.data import Settings
 from midstream.core.trajectory import Sampling
+from midstream.runs.budget import BudgetConfig
 
 ROLES = ("summariser", "critic", "merger")
 
@@ -95,29 +96,6 @@ class GateConfig(Settings):
     block: int = Field(default=32, ge=1)
     test_pairs: int = Field(default=600, ge=1)
     bisect_pairs: int = Field(default=1000, ge=0)
-
-
-class BudgetConfig(Settings):
-    """Limits on what a run may use, evaluations included; None: no limit.
-
-    Attributes:
-        rollouts: trajectories, evaluations included
-        tokens: prompt and completion tokens of agent, tools' models, judge and reflector
-        cost_usd: dollars, at the engines' prices
-        time_s: seconds after which nothing new starts
-        updates: updates of the library
-    """
-
-    rollouts: int | None = Field(default=None, ge=0)
-    tokens: int | None = Field(default=None, ge=0)
-    cost_usd: float | None = Field(default=None, ge=0)
-    time_s: float | None = Field(default=None, ge=0)
-    updates: int | None = Field(default=None, ge=0)
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits that are set, by name."""
-        return self.model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

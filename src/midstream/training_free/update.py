@@ -31,7 +31,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.statement import meaning
 from midstream.rollout import Environment, Group, run_concurrently
-from midstream.training_free.budget import Budget
+from midstream.runs.budget import Budget
 from midstream.training_free.commit import MadeUpdate, UpdateRecord
 from midstream.training_free.gate import ChangeRecord, Decision, decide
 from midstream.training_free.ledger import Ledger

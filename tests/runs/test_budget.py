@@ -15,9 +15,8 @@ from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
 from midstream.core.protocols import LockstepEngine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
+from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
 from midstream.runs.journal import read_models
-from midstream.training_free.budget import Budget, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
-from midstream.training_free.settings import BudgetConfig
 from support.errors import coded
 
 PRICE = {"price_prompt": 2.0, "price_completion": 8.0}

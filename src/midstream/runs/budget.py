@@ -20,18 +20,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from midstream.core.data import Frozen
+from pydantic import Field
+
+from midstream.core.data import Frozen, Settings
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
 from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.runs.journal import Journal, read_models, skip_damage
-from midstream.training_free.settings import BudgetConfig
 
 HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
 _PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
+
+
+class BudgetConfig(Settings):
+    """Limits on what a run may use, evaluations included; None: no limit.
+
+    Attributes:
+        rollouts: trajectories, evaluations included
+        tokens: prompt and completion tokens of agent, tools' models, judge and reflector
+        cost_usd: dollars, at the engines' prices
+        time_s: seconds after which nothing new starts
+        updates: updates of the library
+    """
+
+    rollouts: int | None = Field(default=None, ge=0)
+    tokens: int | None = Field(default=None, ge=0)
+    cost_usd: float | None = Field(default=None, ge=0)
+    time_s: float | None = Field(default=None, ge=0)
+    updates: int | None = Field(default=None, ge=0)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return self.model_dump(exclude_none=True)
 
 
 class Entry(Frozen):
@@ -297,3 +321,21 @@ def prompt_bound(request: Request) -> int:
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
     # A request with token ids may be sent as ids or as text.
     return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))
+
+
+# --- trajectories that a budget ended ---------------------------------------------------------------------------------
+
+
+def ended_by_budget(trajectory: Trajectory) -> bool:
+    """Whether a spent budget ended the trajectory."""
+    return trajectory.error is not None and trajectory.error.type == BudgetError.__name__
+
+
+def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
+    """Raise the `BudgetError` that ended one of them."""
+    for trajectory in trajectories:
+        if trajectory.error is not None and ended_by_budget(trajectory):
+            # A trajectory keeps the text of its error: what happened, then labeled lines.
+            what, *more = trajectory.error.message.splitlines()
+            labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
+            raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
