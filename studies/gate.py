@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from midstream.training_free.budget import Budget
 from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
@@ -38,12 +37,12 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
 from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval
+from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.files import atomic_write
 from midstream.study import chosen
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library
 from midstream.training_free.operations import Operation
-from midstream.training_free.settings import BudgetConfig
 from midstream.training_free.update import Practice
 from midstream.worlds.workshop.tasks import Workshop
 from studies.common import parser, reporter, require_set, run, write_json
