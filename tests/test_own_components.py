@@ -209,16 +209,16 @@ def test_a_name_that_two_define_is_refused_where_it_is_used(package: Path, capsy
 
 
 def test_objects_of_a_program(place: Path):
-    async def told(question, model):
+    async def explained(question, model):
         return await model(question)
 
-    kept = {"type": own.reference_of(told), "engine": "model"}
+    kept = {"type": own.reference_of(explained), "engine": "model"}
     made = table("mine.py") | {"agent": kept, "reward": {"type": own.reference_of(lambda answer, gold: answer == gold)}}
     run = api.evaluate(made, "run")
     assert run.evaluations.read()[0].success == 1.0
     del own._live[kept["type"]]  # another program
     run.set_status("interrupted")
-    with pytest.raises(RecipeError, check=coded("component-not-here", "told")):
+    with pytest.raises(RecipeError, check=coded("component-not-here", "explained")):
         api.resume("run")
 
 
@@ -280,10 +280,10 @@ def test_invalid_arguments_are_an_observation(place: Path):
 
 def test_feedback_stands_next_to_the_reward_and_changes_nothing_without():
     plain = Trajectory(id="a", task_id="t", answer="3", reward=Score(value=0.5))
-    told = plain.model_copy(update={"reward": Score(value=0.5, feedback="off by 1")})
+    explained = plain.model_copy(update={"reward": Score(value=0.5, feedback="off by 1")})
     assert about_rollouts([plain], [None]) == '{"rollout":1,"reward":0.5,"answer":"3","summary":null}'
-    assert '"reward":0.5,"feedback":"off by 1","answer"' in about_rollouts([told], [None])
-    assert transcript(told) == transcript(plain).replace('"reward":0.5', '"reward":0.5,"feedback":"off by 1"')
+    assert '"reward":0.5,"feedback":"off by 1","answer"' in about_rollouts([explained], [None])
+    assert transcript(explained) == transcript(plain).replace('"reward":0.5', '"reward":0.5,"feedback":"off by 1"')
 
 
 def test_settings_of_an_advantage_and_a_loss(place: Path):

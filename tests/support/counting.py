@@ -30,7 +30,7 @@ def counting(body: Body) -> str:
         return json.dumps({"text": (quoted or [""])[-1] if "count all" in text else ""})
     if role == "verifier":
         return json.dumps({"analysis": "done", "result_valid": True, "memory_sufficient": True})
-    if role == "summarise":
+    if role == "summarise":  # words: allow
         return json.dumps({"summary": "It counted all words." if "count all" in text else "It counted some words."})
     if role in ("contrast", "merge"):
         known = LESSON in text.partition("# Library")[2].partition("# ")[0]

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         fix = f"{did_you_mean(kind, KINDS)}one of: {', '.join(KINDS)}"
         raise UsageError(f"there is no kind {kind!r}", code="unknown-name", fix=fix)
     if options.name is not None:
-        located(kind, options.name, kind)
+        located(options.kind, options.name, str(kind))
         records = [_record(kind, options.name)]
     else:
         kinds: Sequence[Any] = [kind] if kind else KINDS

@@ -62,9 +62,10 @@ class Terminal(Console):
 
 def plain_text(renderable: RenderableType, width: int = 100) -> str:
     """What a terminal would show, without colors."""
-    console = Terminal(width=width, file=io.StringIO(), color_system=None)
+    text = io.StringIO()
+    console = Terminal(width=width, file=text, color_system=None)
     console.print(renderable)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 class CleanStream:

@@ -231,7 +231,7 @@ class Score(Frozen):
     calls: tuple[Call, ...] = ()
 
     def __init__(self, value: float, **more: Any) -> None:
-        super().__init__(value=value, **more)
+        super().__init__(**{"value": value, **more})
 
 
 class Trajectory(Frozen):

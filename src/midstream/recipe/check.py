@@ -186,7 +186,7 @@ def _check_engines(recipe: Recipe) -> None:
             named.append((f"practice.{role}.engine", config.engine, True))
     for where, engine, outside in named:
         if engine not in recipe.engines:
-            raise no_engine(recipe, f"{where} = {engine!r}", engine)
+            raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
         # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
         if outside and in_process(recipe, engine):
             raise RecipeError(

@@ -1,4 +1,4 @@
-"""The model card of a LoRA run's adapter: what it was trained on, what came of it, how to serve it."""
+"""The model card of a LoRA run's adapter: what it was trained on, its results, how to serve it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import Context, EngineConfig
+from midstream.core.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
@@ -130,7 +130,8 @@ class OpenAIConfig(EngineConfig):
         return OpenAICompatibleEngine(self, context.name)
 
 
-def wanted_key(config: EngineConfig) -> str:
+def wanted_key(config: ComponentConfig) -> str:
     """The variable with the key that a hosted provider's own server wants; "" for other engines and addresses."""
-    hosted = isinstance(config, OpenAIConfig) and is_own(config) and urlsplit(config.base_url).hostname not in LOOPBACK
-    return config.api_key_env if hosted else ""
+    if isinstance(config, OpenAIConfig) and is_own(config) and urlsplit(config.base_url).hostname not in LOOPBACK:
+        return config.api_key_env
+    return ""
