@@ -30,6 +30,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.tables import validate
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
+from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
@@ -244,7 +245,7 @@ def _read(run: RunDirectory, condition: Condition) -> Measured:
 
 def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:
     build = Build(recipe)
-    with api.event_loop(build) as run_coroutine:
+    with event_loop(build) as run_coroutine:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
             api.load_weights(build, run, run_coroutine)
             learner = build.policy.learner

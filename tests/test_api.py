@@ -12,6 +12,8 @@ import pytest
 from midstream import api
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunLoads, RunStarted, StepFinished
+from midstream.interface.comparison import compare
+from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
@@ -87,13 +89,13 @@ def test_an_evaluation_is_kept_and_its_settings_are_arguments(trained, tmp_path)
 
 def test_evaluations_are_compared_and_those_without_a_common_set_are_refused(trained):
     run, _ = trained
-    comparison = api.compare(f"{run.root}@0", str(run.root))
+    comparison = compare(f"{run.root}@0", str(run.root))
     assert [compared.name for compared in comparison.runs] == [f"{run.root}@0", str(run.root)]
     assert {(paired.set_name, paired.sampling) for paired in comparison.found} >= {("test", "T=1"), ("test", "greedy")}
     with pytest.raises(UsageError) as caught:
-        api.compare(str(run.root), f"{run.root}@7")
+        compare(str(run.root), f"{run.root}@7")
     assert caught.value.code == "no-evaluation"
-    names = [compared.name for compared in api.compare(run, run.root).runs]
+    names = [compared.name for compared in compare(run, run.root).runs]
     assert names == [str(run.root), f"{run.root} again"]
 
 
@@ -171,7 +173,7 @@ def test_an_interrupted_coroutine_leaves_no_task_behind():
         await asyncio.sleep(0)
         raise KeyboardInterrupt
 
-    with api.event_loop(Build(load_recipe("agentflow-prompted"))) as run_coroutine:
+    with event_loop(Build(load_recipe("agentflow-prompted"))) as run_coroutine:
         with pytest.raises(KeyboardInterrupt):
             run_coroutine(interrupted())
         assert ended == ["a"]

@@ -1,4 +1,4 @@
-"""Start and continue work: train, resume, evaluate, solve, compare runs, validate a library of lessons.
+"""Start and continue work: train, resume, evaluate, solve, export, validate a library of lessons.
 
     from midstream import api
 
@@ -20,16 +20,12 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shlex
 import shutil
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -37,22 +33,18 @@ from typing import Any, Unpack
 
 from midstream.core import lessons, own
 from midstream.core.component import EngineConfig
-from midstream.core.errors import MidstreamError, RecipeError, RefusedError, RunError, UsageError
+from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
-from midstream.core.metrics import EvaluationResult, Spent
+from midstream.core.metrics import Spent
 from midstream.core.protocols import Tracker
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.engines.local.settings import require_torch
 from midstream.evaluation import result_name
-from midstream.evaluation.groups import GroupDifference, Member
-from midstream.evaluation.groups import compare_groups as compare_two_groups
-from midstream.evaluation.pairs import Evaluated, Paired
-from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.run import every_set, metric_of, set_apart
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
+from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, learned_before, split, unproven
@@ -83,7 +75,7 @@ from midstream.recipe.schema import (
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
-from midstream.report.run_results import evaluated_trajectories, write_report
+from midstream.report.run_results import write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
@@ -99,10 +91,7 @@ from midstream.training_free.validation import validate as measure_library
 
 _SETTINGS_SHOWN = 3
 
-Key = tuple[str, str]  # set and sampling
 Track = str | Sequence[str | Tracker | type[Tracker]]
-RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
-Comparable = RunDirectory | str | Path
 
 
 def train(
@@ -303,123 +292,6 @@ def solve(
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
 
-def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable) -> Comparison:
-    """Compare evaluations of the same tasks with the first of them.
-
-    Args:
-        first_run: an evaluation, training or practice run, or its path; `RUN@STEP` for another step than the last
-            evaluated.
-        other_run: the run to compare with it.
-        more_runs: others to compare with the first.
-
-    Raises:
-        RunError: one of them has no finished evaluation (at that step).
-        UsageError: nothing can be compared.
-    """
-    opened: list[ComparedRun] = []
-    for named in (first_run, other_run, *more_runs):
-        opened.append(_open_compared(_named(named), {other.name for other in opened}))
-    learned = {compared.name: _learned_sets(compared) for compared in opened}
-    refused: list[UsageError] = [error for errors in learned.values() for error in errors]
-    first, *others = opened = list(map(_without_learned, opened))
-    for other in others:
-        if not first.results.keys() & other.results.keys():
-            if errors := learned[first.name] + learned[other.name]:
-                raise errors[0]
-            ours, theirs = (", ".join(map(" ".join, compared.results)) for compared in (first, other))
-            raise UsageError(
-                f"{first.name} and {other.name} have no set and sampling in common",
-                code="not-comparable",
-                cause=f"one has {ours}, the other {theirs}",
-                fix="evaluate both on the same set at the same temperature: midstream eval ... --temperature T",
-            )
-    found: list[Paired] = []
-    for key in first.results:
-        sides = [
-            Evaluated(name=compared.name, result=result, trajectories=evaluated_trajectories(compared.run, result))
-            for compared in opened
-            if (result := compared.results.get(key))
-        ]
-        for side in sides[1:]:
-            try:
-                found.append(compare_pair(sides[0], side, comparisons=len(others)))
-            except RunError:  # damaged trajectories
-                raise
-            except UsageError as error:
-                refused.append(error)
-    if not found:
-        raise refused[0]
-    return Comparison(runs=opened, found=found, refused=refused)
-
-
-def _without_learned(compared: ComparedRun) -> ComparedRun:
-    return replace(compared, results={key: result for key, result in compared.results.items() if not result.learned})
-
-
-def _learned_sets(compared: ComparedRun) -> list[UsageError]:
-    """Why the sets of tasks that the agent learned from are not compared."""
-    return [
-        UsageError(
-            f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {compared.name} learned from "
-            f"them ({result.learned})",
-            code="tasks-learned",
-            cause="being better on what was learned from is no gain on new tasks",
-            fix="compare on tasks that neither has seen",
-        )
-        for result in compared.results.values()
-        if result.learned
-    ]
-
-
-def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupComparison:
-    """Compare groups of runs, such as the seeds of two recipes, with the first group, on what all of them have.
-
-    Args:
-        groups: by name, each group's runs as `compare` takes them. Groups with the same seeds are paired by seed.
-
-    Raises:
-        RunError: a run has no finished evaluation.
-        UsageError: fewer than two groups, a run twice, or nothing that can be compared.
-    """
-    if len(groups) < 2 or not all(groups.values()):
-        raise UsageError(
-            f"{len(groups)} groups with {', '.join(str(len(runs)) for runs in groups.values()) or 'no'} runs",
-            code="missing-option",
-            fix="name two groups with a run each, e.g. --group 'a=runs/a-*' 'b=runs/b-*'",
-        )
-    opened = {
-        name: [_without_learned(_open_compared(_named(run), ())) for run in runs] for name, runs in groups.items()
-    }
-    every = [compared for runs in opened.values() for compared in runs]
-    places = Counter(
-        (os.path.realpath(compared.run.root), *(result.step for result in compared.results.values()))
-        for compared in every
-    )
-    if twice := [path for (path, *_), count in places.items() if count > 1]:
-        raise UsageError(f"{twice[0]} is named twice", code="name-clash", fix="name each run once, in one group")
-    keys = [key for key in every[0].results if all(key in compared.results for compared in every)]
-    if not keys:
-        raise UsageError(
-            "the runs have no set and sampling in common",
-            code="not-comparable",
-            cause="; ".join(f"{compared.name} has {', '.join(map(' '.join, compared.results))}" for compared in every),
-            fix="evaluate all on the same set at the same temperature: midstream eval ... --temperature T",
-        )
-    found: list[GroupDifference] = []
-    for key in keys:
-        first, *others = (
-            (name, [_member(compared, compared.results[key]) for compared in runs]) for name, runs in opened.items()
-        )
-        found += [compare_two_groups(first, other, comparisons=len(others)) for other in others]
-    return GroupComparison(groups=opened, found=found)
-
-
-def _member(compared: ComparedRun, result: EvaluationResult) -> Member:
-    trajectories = evaluated_trajectories(compared.run, result)
-    tasks = frozenset((trajectory.question, trajectory.gold) for trajectory in trajectories)
-    return Member(name=compared.name, seed=compared.run.info().seed, result=result, tasks=tasks)
-
-
 def export(
     run: RunDirectory | str | Path,
     format: Format,
@@ -518,32 +390,6 @@ def validate_library(
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun:
-    """A run in a comparison: the name it was given by, and its results by set and sampling."""
-
-    name: str
-    run: RunDirectory
-    results: Mapping[Key, EvaluationResult]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Every later run against the first, on each set and sampling that both have; `refused` says which cannot be."""
-
-    runs: Sequence[ComparedRun]
-    found: Sequence[Paired]
-    refused: Sequence[UsageError]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupComparison:
-    """Groups of runs by name, and every later group against the first, on each set and sampling that all have."""
-
-    groups: Mapping[str, Sequence[ComparedRun]]
-    found: Sequence[GroupDifference]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryTest:
     """A tested library: its place, the agent, the effects, the cost; `notes` name lessons that copy a task."""
@@ -576,7 +422,7 @@ def _train(
     budget = None if recipe.practice is None else Budget(recipe.practice.budget)
     learns = recipe.training is not None or recipe.warm_start is not None
     _emit_loads(recipe, root, listener, learns=learns)
-    _use_threads(recipe, learns=learns)
+    use_threads(recipe, learns=learns)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine:
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
@@ -586,7 +432,7 @@ def _train(
         with (
             run.lock(),
             tracked(run, trackers, listener) as listener,
-            _status_on_failure(run),
+            status_on_failure(run),
             served(recipe, listener),
         ):
             ended = run_coroutine(make_session(run, listener).run())
@@ -760,7 +606,7 @@ def _evaluate_in(
         with (
             begun.lock(),
             tracked(begun, trackers, listener) as listener,
-            _status_on_failure(begun),
+            status_on_failure(begun),
             closing(store),
         ):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
@@ -772,42 +618,6 @@ def _evaluate_in(
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))
             begun.set_status("finished")
     return begun
-
-
-# --- comparison -------------------------------------------------------------------------------------------------------
-
-
-def _named(run: Comparable) -> str:
-    return str(run.root if isinstance(run, RunDirectory) else run)
-
-
-def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:
-    """`RUN` at its last evaluated step, or `RUN@STEP`, under a name that is not `taken`."""
-    path, at, wanted = text.rpartition("@")
-    if not at or Path(text).exists() or not wanted.isdecimal():
-        path, wanted = text, ""
-    name = text
-    while name in taken:
-        name += " again"
-    run = RunDirectory.open(Path(path))
-    found = run.evaluations.read()
-    steps = sorted({result.step for result in found if result.step is not None})
-    compared = {int(wanted)} if wanted else {None, *steps[-1:]}
-    if chosen := {(result.set_name, result.sampling): result for result in found if result.step in compared}:
-        return ComparedRun(name=name, run=run, results=chosen)
-    if wanted and found:
-        raise RunError(
-            f"{path} has no evaluation at step {wanted}",
-            code="no-evaluation",
-            cause=f"it was evaluated at {', '.join(map(str, steps)) or 'no step of a training run'}",
-            fix="name one of these steps, or leave out @STEP",
-        )
-    raise RunError(
-        f"{path} has no finished evaluation",
-        code="no-evaluation",
-        cause="it was interrupted before its first set was done, or holds none",
-        fix=f"midstream resume {path}",
-    )
 
 
 # --- the agent --------------------------------------------------------------------------------------------------------
@@ -825,7 +635,7 @@ def load_weights(
 
     `run_coroutine` is that of `event_loop(build)`. Returns the step of the checkpoint.
     """
-    _use_threads(build.recipe, learns=True)
+    use_threads(build.recipe, learns=True)
     from midstream.training.session import load_policy
 
     found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
@@ -876,119 +686,3 @@ def _announce(work: Work, build: Build, listener: Listener) -> None:
     listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
     for note in prompt_notes(build.recipe):
         listener(Note(note))
-
-
-# --- the process ------------------------------------------------------------------------------------------------------
-
-
-class Stop:
-    """Stops work of another thread as Ctrl-C stops that of the main thread; call it from anywhere, at any time."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
-
-    def __call__(self) -> None:
-        """Stop the work, or refuse it if it has not begun."""
-        self._asked = True
-        if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._task.cancel)
-
-    async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        try:
-            if self._asked:
-                coroutine.close()
-                raise KeyboardInterrupt
-            return await coroutine
-        except asyncio.CancelledError:
-            if self._asked:
-                raise KeyboardInterrupt from None
-            raise
-        finally:
-            self._task = None
-
-
-_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
-
-
-@contextmanager
-def stopped_by(stop: Stop) -> Iterator[None]:
-    """Have `stop` end the work in this block."""
-    token = _stop.set(stop)
-    try:
-        yield
-    finally:
-        _stop.reset(token)
-
-
-@contextmanager
-def event_loop(build: Build) -> Iterator[RunCoroutine]:
-    """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
-
-    Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    takes effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        raise UsageError(
-            "this thread already runs an event loop, as a notebook does",
-            code="event-loop-running",
-            fix='call the function in a thread, e.g. await asyncio.to_thread(api.train, "mine.toml", "runs/mine")',
-        )
-
-    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    _use_threads(build.recipe, learns=False)
-    with asyncio.Runner() as runner:
-        stop = _stop.get()
-
-        def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-            try:
-                return runner.run(coroutine if stop is None else stop.around(coroutine))
-            except BaseException:
-                # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
-                left = asyncio.all_tasks(runner.get_loop())
-                for task in left:
-                    task.cancel()
-                runner.run(wait_for(left))
-                raise
-
-        try:
-            yield run
-        finally:
-            runner.run(build.close())
-
-
-def _use_threads(recipe: Recipe, *, learns: bool) -> None:
-    """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
-    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
-        require_torch()
-        import torch
-
-        torch.set_num_threads(recipe.learner.threads)
-
-
-@contextmanager
-def _status_on_failure(run: RunDirectory) -> Iterator[None]:
-    """Set the status of a run that starts, and of one that is interrupted or fails."""
-    run.set_status("running")
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        run.set_status("interrupted", "stopped by Ctrl-C")
-        error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
-        raise
-    except MidstreamError as error:
-        run.set_status("failed", str(error))
-        if isinstance(error, RefusedError):
-            fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
-            raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
-        raise

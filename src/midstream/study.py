@@ -92,7 +92,7 @@ class Metric(Settings):
                 raise ValueError(f"an evaluation has no {path!r}; it has {', '.join(EvaluationResult.model_fields)}")
         return value
 
-    def reads(self, key: api.Key) -> bool:
+    def reads(self, key: tuple[str, str]) -> bool:
         """Whether the number can be read from evaluations of that set and sampling."""
         return self.set in ("", key[0]) and self.sampling in ("", key[1])
 
@@ -415,7 +415,7 @@ def _comparable(planned: Plan) -> Plan:
 
     Raises `UsageError` if arms have no set and sampling in common, or one set with other tasks or another reward.
     """
-    offered: dict[str, dict[api.Key, SetConfig]] = {}
+    offered: dict[str, dict[tuple[str, str], SetConfig]] = {}
     for arm, run in planned.firsts.items():
         config = run.recipe.evaluation
         samplings = list(map(sampling_name, config.temperatures))

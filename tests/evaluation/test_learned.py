@@ -14,6 +14,7 @@ from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
 from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
+from midstream.interface.comparison import compare
 from midstream.recipe.library import learned_before
 from midstream.runs import RunDirectory
 from midstream.runs.info import Learned, collect_info
@@ -131,11 +132,11 @@ def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
     assert {name: (result.tasks, bool(result.learned)) for name, result in results.items()} == {
         "some": (2, False), "some-learned": (2, True),
     }  # fmt: skip
-    comparison = api.compare(first, other)
+    comparison = compare(first, other)
     assert [(pair.set_name, pair.tasks) for pair in comparison.found] == [("some", 2)]
     assert [error.code for error in comparison.refused] == ["tasks-learned"]
     with pytest.raises(UsageError, check=coded("tasks-learned", 2)):
-        api.compare(first, alone)
+        compare(first, alone)
     assert os.path.exists(other.root / "trajectories")
 
 

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
-from rich.text import Text
-
-from midstream import api
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
-from midstream.interface.comparison import compare, setting_notes
+from midstream.interface.comparison import compare, compare_groups, split_step
 from midstream.report.numbers import counted
-from midstream.report.tables import VERDICT_COLORS, group_table, sentence
+from midstream.report.tables import sentence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,30 +40,25 @@ def run(options: argparse.Namespace) -> int:
             code="missing-option",
             fix="midstream compare RUN RUN, or midstream compare --group 'a=runs/a-*' 'b=runs/b-*'",
         )
-    if options.group:
-        return _compare_groups(options.group, as_json=options.json)
-    comparison = compare(*names)
+    comparison = compare_groups(_groups(options.group)) if options.group else compare(*names)
     if options.json:
-        records = [
-            {
-                **paired.model_dump(exclude=None if options.tasks else {"differing"}),
-                "said": sentence(comparison.letters, paired),
-            }
-            for paired in comparison.found
+        hidden = None if options.tasks else {"differing"}
+        said = [
+            {**pair.model_dump(exclude=hidden), "said": sentence(comparison.letters, pair)} for pair in comparison.found
         ]
-        print(json.dumps({"compared": records, "notes": comparison.notes}))
+        print(json.dumps({"compared": said, "notes": comparison.notes}))
         return 0
     Terminal().print(comparison.screen(tasks=options.tasks))
     return 0
 
 
-def _compare_groups(words: Sequence[str], *, as_json: bool) -> int:
+def _groups(words: Sequence[str]) -> dict[str, list[str]]:
+    """The runs of each group, from words such as `small=runs/small-*`."""
     groups: dict[str, list[str]] = {}
     for word in words:
         name, _, pattern = word.partition("=")
-        path, at, step = pattern.rpartition("@")
-        path, step = (path, at + step) if step.isdecimal() and not Path(pattern).exists() else (pattern, "")
-        found = sorted(run + step for run in glob(path) if Path(run, "run.json").exists())
+        path, step = split_step(pattern)
+        found = sorted(f"{run}@{step}" if step else run for run in glob(path) if Path(run, "run.json").exists())
         if not name or not pattern or (has_magic(path) and not found):
             raise UsageError(
                 f"--group {word!r} names no run",
@@ -74,37 +66,4 @@ def _compare_groups(words: Sequence[str], *, as_json: bool) -> int:
                 fix="give a name and run directories, e.g. --group 'small=runs/small-s*' 'large=runs/large-s*'",
             )
         groups.setdefault(name, []).extend(found or [pattern])
-    comparison, notes = api.compare_groups(groups), list[str]()
-    heads = [runs[0] for runs in comparison.groups.values()]
-    for name, runs in comparison.groups.items():
-        steps = {result.step: None for compared in runs for result in compared.results.values()}
-        if len(steps) > 1:
-            notes.append(f"{name} holds runs at several steps: {', '.join(map(str, steps))}")
-        for compared in runs:
-            if (state := compared.run.status().state) != "finished":
-                notes.append(f"{compared.name} is {state}: its results so far are compared")
-            if errors := sum(result.errors for result in compared.results.values()):
-                notes.append(
-                    f"{compared.name}: {counted(errors, 'trial')} lost to infrastructure errors count as wrong"
-                )
-            notes += setting_notes(runs[0], compared, f"{name} holds runs with other settings: {compared.name}")
-    names = list(comparison.groups)
-    for name, head in zip(names[1:], heads[1:], strict=True):
-        notes += setting_notes(heads[0], head, f"settings that differ ({names[0]} | {name}):")
-    letters = {name: name for name in names}
-    if as_json:
-        records = [{**pair.model_dump(), "said": sentence(letters, pair)} for pair in comparison.found]
-        print(json.dumps({"compared": records, "notes": notes}))
-        return 0
-    console = Terminal()
-    for key in dict.fromkeys((pair.set_name, pair.sampling) for pair in comparison.found):
-        several = [pair for pair in comparison.found if (pair.set_name, pair.sampling) == key]
-        console.print(group_table(several))
-        for pair in several:
-            console.print(
-                Text(f"{sentence(letters, pair)}\n  {pair.method}", VERDICT_COLORS.get(pair.verdict or "", ""))
-            )
-        console.print()
-    if notes:
-        console.print(Text("\n".join(notes), "yellow"))
-    return 0
+    return groups

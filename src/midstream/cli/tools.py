@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from midstream import api
 from midstream.cli import options as shared
 from midstream.core.component import Component, ComponentConfig
 from midstream.core.data import unfit
@@ -30,6 +29,7 @@ from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool
 from midstream.doctor.installed import extra_state
 from midstream.engines.openai.providers import is_own
+from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
@@ -78,7 +78,7 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
     is_table = name in {*recipe.tools, *registered("tool")} or ":" in name
     for table in [name] if is_table or not servers else servers:
         build = Build(_with_tools(recipe, table), unsafe=options.unsafe, record=options.record, replay=options.replay)
-        with api.event_loop(build) as run_coroutine:
+        with event_loop(build) as run_coroutine:
             if not is_table and not any(tool.name == name for tool in build.tools):
                 continue
             if options.arguments:

@@ -39,6 +39,7 @@ from midstream.interface.agents import AgentSpec, named
 from midstream.interface.comparison import Comparison
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
+from midstream.process import Stop, stopped_by
 from midstream.recipe.overrides import Source
 from midstream.recipe.schema import (
     agent_type,
@@ -111,15 +112,15 @@ def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return call
 
 
-def _started(function: Callable[[], T]) -> tuple[Future[T], api.Stop]:
+def _started(function: Callable[[], T]) -> tuple[Future[T], Stop]:
     """Start the function in a thread; returns its result to come, and what stops it."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
-    stop = api.Stop()
+    stop = Stop()
 
     def run() -> None:
         try:
-            with api.stopped_by(stop):
+            with stopped_by(stop):
                 result = function()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             done.set_exception(error)

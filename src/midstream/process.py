@@ -1,0 +1,131 @@
+"""The process that a run is in: its event loop, what stops it, its threads, its status when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from midstream.core.errors import MidstreamError, RefusedError, UsageError
+from midstream.engines.local.settings import require_torch
+from midstream.recipe.build import Build
+from midstream.recipe.schema import Recipe
+from midstream.runs import RunDirectory
+
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Stop:
+    """Stops work of another thread as Ctrl-C stops that of the main thread; call it from anywhere, at any time."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def __call__(self) -> None:
+        """Stop the work, or refuse it if it has not begun."""
+        self._asked = True
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            if self._asked:
+                coroutine.close()
+                raise KeyboardInterrupt
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._asked:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            self._task = None
+
+
+_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stopped_by(stop: Stop) -> Iterator[None]:
+    """Have `stop` end the work in this block."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
+@contextmanager
+def event_loop(build: Build) -> Iterator[RunCoroutine]:
+    """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
+
+    Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
+    takes effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "this thread already runs an event loop, as a notebook does",
+            code="event-loop-running",
+            fix='call the function in a thread, e.g. await asyncio.to_thread(api.train, "mine.toml", "runs/mine")',
+        )
+
+    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    use_threads(build.recipe, learns=False)
+    with asyncio.Runner() as runner:
+        stop = _stop.get()
+
+        def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+            try:
+                return runner.run(coroutine if stop is None else stop.around(coroutine))
+            except BaseException:
+                # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
+                left = asyncio.all_tasks(runner.get_loop())
+                for task in left:
+                    task.cancel()
+                runner.run(wait_for(left))
+                raise
+
+        try:
+            yield run
+        finally:
+            runner.run(build.close())
+
+
+def use_threads(recipe: Recipe, *, learns: bool) -> None:
+    """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
+    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
+        require_torch()
+        import torch
+
+        torch.set_num_threads(recipe.learner.threads)
+
+
+@contextmanager
+def status_on_failure(run: RunDirectory) -> Iterator[None]:
+    """Set the status of a run that starts, and of one that is interrupted or fails."""
+    run.set_status("running")
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        run.set_status("interrupted", "stopped by Ctrl-C")
+        error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
+        raise
+    except MidstreamError as error:
+        run.set_status("failed", str(error))
+        if isinstance(error, RefusedError):
+            fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
+            raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
+        raise
