@@ -16,6 +16,7 @@ continue one another, as those of a stream do, become one row together.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
@@ -289,6 +290,16 @@ class Trajectory(Frozen):
         reward = f", reward {self.reward.value:g}" if self.reward else ""
         lost = f", lost: {self.error.message}" if self.error else ""
         return html_table(rows, [f"question: {self.question}", f"answer: {self.answer}{reward}{lost}"])
+
+
+def usage_of(calls: Iterable[Call]) -> Usage:
+    """The tokens and cost of all these calls."""
+    calls = tuple(calls)
+    return Usage(
+        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
+        completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        cost_usd=sum(call.usage.cost_usd for call in calls),
+    )
 
 
 def without_clocks(trajectory: Trajectory) -> Trajectory:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
-from midstream.core.trajectory import Call, Message, Trajectory, Turn
+from midstream.core.trajectory import Call, Trajectory, Turn, usage_of
 from midstream.core.version import __version__
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans
@@ -43,15 +43,15 @@ def atif(part: str, trajectory: Trajectory) -> dict[str, Any]:
         add("agent", message, **_tool_fields(turn), **_model_fields(turn.calls))
     last = trajectory.closing_calls[-1].completion if trajectory.closing_calls else ""
     add("agent", trajectory.final or last or trajectory.answer or "", **_model_fields(trajectory.closing_calls))
-    calls = trajectory.calls
+    calls, used = trajectory.calls, usage_of(trajectory.calls)
     return {
         "schema_version": "ATIF-v1.7",
         "session_id": f"{part}/{trajectory.id}",
         "agent": {"name": trajectory.agent or "midstream", "version": __version__, **_model_name(calls)},
         "steps": steps,
         "final_metrics": {
-            "total_prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
-            "total_completion_tokens": sum(call.usage.completion_tokens for call in calls),
+            "total_prompt_tokens": used.prompt_tokens,
+            "total_completion_tokens": used.completion_tokens,
             "total_cost_usd": trajectory.cost_usd,
             "total_steps": len(steps),
         },
@@ -89,21 +89,16 @@ def _tool_fields(turn: Turn) -> dict[str, Any]:
 
 
 def _model_fields(calls: Sequence[Call]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"llm_call_count": len(calls)}
     if not calls:
-        return fields
-    metrics: dict[str, Any] = {
-        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
-        "completion_tokens": sum(call.usage.completion_tokens for call in calls),
-        "cost_usd": sum(call.usage.cost_usd for call in calls),
-    }
+        return {"llm_call_count": 0}
+    metrics: dict[str, Any] = usage_of(calls).model_dump()
     if len(calls) == 1 and calls[0].completion_ids:
         metrics |= {
             "prompt_token_ids": list(calls[0].prompt_ids),
             "completion_token_ids": list(calls[0].completion_ids),
             "logprobs": list(calls[0].logprobs),
         }
-    return {**fields, **_model_name(calls), "metrics": metrics}
+    return {"llm_call_count": len(calls), **_model_name(calls), "metrics": metrics}
 
 
 def _model_name(calls: Sequence[Call]) -> dict[str, str]:
@@ -130,30 +125,32 @@ def otel(run: str, part: str, trajectory: Trajectory) -> dict[str, Any]:
     and have the attribute `midstream.estimated_time`.
     """
     place = f"{run}/{part}/{trajectory.id}"
-    trace = blake2b(place.encode(), digest_size=16).hexdigest()
-    root = blake2b(f"{place} agent".encode(), digest_size=8).hexdigest()
     start, end = trajectory.started_at, trajectory.started_at + trajectory.duration_s
     score = trajectory.reward
-    agent = _span(f"invoke_agent {trajectory.agent}", trace, root, _INTERNAL, start, end) | {
-        "attributes": _attributes(
-            {
-                "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.provider.name": "midstream",
-                "gen_ai.agent.name": trajectory.agent,
-                "gen_ai.conversation.id": trajectory.id,
-                "gen_ai.input.messages": _messages([Message(role="user", content=trajectory.question)]),
-                "gen_ai.output.messages": _messages(
-                    [Message(role="assistant", content=trajectory.final or trajectory.answer or "")], "stop"
-                ),
-                "error.type": trajectory.error.type if trajectory.error else None,
-                "midstream.part": part,
-                "midstream.task.id": trajectory.task_id,
-                "midstream.stop_reason": trajectory.stop_reason,
-            }
-        )
+
+    def placed(span: dict[str, Any], key: object, start: float, end: float) -> dict[str, Any]:
+        return {
+            "traceId": blake2b(place.encode(), digest_size=16).hexdigest(),
+            "spanId": blake2b(f"{place} {key}".encode(), digest_size=8).hexdigest(),
+            **span,
+            "startTimeUnixNano": _nanoseconds(start),
+            "endTimeUnixNano": _nanoseconds(end),
+        }
+
+    attributes = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": "midstream",
+        "gen_ai.agent.name": trajectory.agent,
+        "gen_ai.conversation.id": trajectory.id,
+        "gen_ai.input.messages": _messages([("user", trajectory.question)]),
+        "gen_ai.output.messages": _messages([("assistant", trajectory.final or trajectory.answer or "")], "stop"),
+        "error.type": trajectory.error.type if trajectory.error else None,
+        "midstream.part": part,
+        "midstream.task.id": trajectory.task_id,
+        "midstream.stop_reason": trajectory.stop_reason,
     }
-    if trajectory.error is not None:
-        agent["status"] = {"code": _FAILED, "message": trajectory.error.message}
+    failure = trajectory.error.message if trajectory.error else None
+    agent = placed(_span(f"invoke_agent {trajectory.agent}", _INTERNAL, attributes, failure), "agent", start, end)
     if score is not None:
         about = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": float(score.value)}
         parts = {f"midstream.reward.{name}": float(value) for name, value in score.parts.items()}
@@ -165,14 +162,11 @@ def otel(run: str, part: str, trajectory: Trajectory) -> dict[str, Any]:
     rest = max(0.0, trajectory.duration_s - measured)
     spans = [agent]
     for number, done in enumerate(_in_order(trajectory)):
-        span_id = blake2b(f"{place} {number}".encode(), digest_size=8).hexdigest()
         if isinstance(done, Call):
-            end = start + rest * (done.usage.completion_tokens + 1) / tokens
-            span = _call_span(done, trace, span_id, start, end)
+            span, end = _call_span(done), start + rest * (done.usage.completion_tokens + 1) / tokens
         else:
-            end = start + (done.observation.duration_s if done.observation else 0.0)
-            span = _tool_span(done, trace, span_id, start, end)
-        spans.append({**span, "parentSpanId": root})
+            span, end = _tool_span(done), start + (done.observation.duration_s if done.observation else 0.0)
+        spans.append({**placed(span, number, start, end), "parentSpanId": agent["spanId"]})
         start = end
     resource = _attributes({"service.name": "midstream", "service.version": __version__, "midstream.run": run})
     scopes = [{"scope": {"name": "midstream", "version": __version__}, "spans": spans}]
@@ -194,59 +188,53 @@ def _in_order(trajectory: Trajectory) -> Iterator[Call | Turn]:
     yield from trajectory.closing_calls
 
 
-def _call_span(call: Call, trace: str, span_id: str, start: float, end: float) -> dict[str, Any]:
+def _call_span(call: Call) -> dict[str, Any]:
     operation, address = "chat" if call.messages else "text_completion", urlsplit(str(call.sent.get("base_url", "")))
-    asked = call.messages or [Message(role="user", content=call.prompt)]
-    span = _span(f"{operation} {_model(call)}", trace, span_id, _CLIENT if address.hostname else _INTERNAL, start, end)
-    span["attributes"] = _attributes(
-        {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": address.hostname or "midstream",
-            "gen_ai.request.model": _model(call),
-            "gen_ai.request.temperature": float(call.sampling.temperature),
-            "gen_ai.request.top_p": float(call.sampling.top_p),
-            "gen_ai.request.max_tokens": call.sampling.max_tokens,
-            "gen_ai.response.finish_reasons": [call.finish_reason] if call.finish_reason else None,
-            "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": call.usage.completion_tokens,
-            "gen_ai.input.messages": _messages(asked),
-            "gen_ai.output.messages": _messages(
-                [Message(role="assistant", content=call.completion)], call.finish_reason or "stop"
-            ),
-            "server.address": address.hostname,
-            "server.port": address.port or (443 if address.scheme == "https" else 80) if address.hostname else None,
-            "error.type": call.error.type if call.error else None,
-            "midstream.module": call.role,
-            "midstream.estimated_time": True,
-        }
-    )
-    if call.error is not None:
-        span["status"] = {"code": _FAILED, "message": call.error.message}
-    return span
+    asked = [(message.role, message.content) for message in call.messages] or [("user", call.prompt)]
+    attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": address.hostname or "midstream",
+        "gen_ai.request.model": _model(call),
+        "gen_ai.request.temperature": float(call.sampling.temperature),
+        "gen_ai.request.top_p": float(call.sampling.top_p),
+        "gen_ai.request.max_tokens": call.sampling.max_tokens,
+        "gen_ai.response.finish_reasons": [call.finish_reason] if call.finish_reason else None,
+        "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": call.usage.completion_tokens,
+        "gen_ai.input.messages": _messages(asked),
+        "gen_ai.output.messages": _messages([("assistant", call.completion)], call.finish_reason or "stop"),
+        "server.address": address.hostname,
+        "server.port": address.port or (443 if address.scheme == "https" else 80) if address.hostname else None,
+        "error.type": call.error.type if call.error else None,
+        "midstream.module": call.role,
+        "midstream.estimated_time": True,
+    }
+    kind, failure = _CLIENT if address.hostname else _INTERNAL, call.error.message if call.error else None
+    return _span(f"{operation} {_model(call)}", kind, attributes, failure)
 
 
-def _tool_span(turn: Turn, trace: str, span_id: str, start: float, end: float) -> dict[str, Any]:
+def _tool_span(turn: Turn) -> dict[str, Any]:
     assert turn.command is not None
     assert turn.observation is not None
-    span = _span(f"execute_tool {turn.command.tool}", trace, span_id, _INTERNAL, start, end)
     failed = turn.observation.status == "error"
-    span["attributes"] = _attributes(
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": turn.command.tool,
-            "gen_ai.tool.type": "function",
-            "gen_ai.tool.call.id": f"call-{turn.index}",
-            "gen_ai.tool.call.arguments": json.dumps(_arguments(turn), ensure_ascii=False),
-            "gen_ai.tool.call.result": turn.observation.text,
-            "error.type": "tool_error" if failed else None,
-        }
-    )
-    return span | ({"status": {"code": _FAILED}} if failed else {})
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": turn.command.tool,
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": f"call-{turn.index}",
+        "gen_ai.tool.call.arguments": json.dumps(_arguments(turn), ensure_ascii=False),
+        "gen_ai.tool.call.result": turn.observation.text,
+        "error.type": "tool_error" if failed else None,
+    }
+    return _span(f"execute_tool {turn.command.tool}", _INTERNAL, attributes, "" if failed else None)
 
 
-def _span(name: str, trace: str, span_id: str, kind: int, start: float, end: float) -> dict[str, Any]:
-    times = {"startTimeUnixNano": _nanoseconds(start), "endTimeUnixNano": _nanoseconds(end)}
-    return {"traceId": trace, "spanId": span_id, "name": name.strip(), "kind": kind, **times}
+def _span(name: str, kind: int, attributes: Mapping[str, Any], failure: str | None) -> dict[str, Any]:
+    """A span without ids and times; `failure` is None where nothing failed, "" without a message."""
+    span = {"name": name.strip(), "kind": kind, "attributes": _attributes(attributes)}
+    if failure is not None:
+        span["status"] = {"code": _FAILED} | ({"message": failure} if failure else {})
+    return span
 
 
 def _nanoseconds(seconds: float) -> str:
@@ -271,11 +259,8 @@ def _value(value: Any) -> dict[str, Any]:
     return {"stringValue": value}
 
 
-def _messages(messages: Sequence[Message], finish_reason: str = "") -> str:
-    """Messages as the conventions' JSON, which has a finish reason in output only."""
+def _messages(messages: Iterable[tuple[str, str]], finish_reason: str = "") -> str:
+    """Roles and texts as the conventions' JSON, which has a finish reason in output only."""
     reason = {"finish_reason": finish_reason} if finish_reason else {}
-    texts = [
-        {"role": message.role, "parts": [{"type": "text", "content": message.content}], **reason}
-        for message in messages
-    ]
-    return json.dumps(texts, ensure_ascii=False)
+    said = [{"role": role, "parts": [{"type": "text", "content": text}], **reason} for role, text in messages]
+    return json.dumps(said, ensure_ascii=False)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal, get_args
 
 from midstream.core.errors import UnsupportedError, UsageError
 from midstream.core.metrics import tools_of
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Trajectory, usage_of
 from midstream.exports.learning import SUCCESS, sft_rows, trl_rows, verl_rows, verl_tasks
 from midstream.exports.traces import atif, otel
 from midstream.runs import RunDirectory, results
@@ -56,16 +56,16 @@ def export(
         raise UsageError(f"a file of {format} ends in {_ENDINGS[format]}, not {path}", code="file-format", fix=fix)
     if path.exists():
         raise UsageError(f"{path} is there already", code="file-exists", fix="give another --out")
-    info, left_out = run.info(), Counter[str]()
+    info, name, left_out = run.info(), run.root.resolve().name, Counter[str]()
     learns = format in _LEARNING
     parts = parts or ("step-*" if learns and info.kind != "evaluation" else "*")
     makers: dict[Format, Callable[[str, Trajectory], Iterable[Row]]] = {
         "trl": partial(trl_rows, module=module),
         "sft": partial(sft_rows, module=module),
         "verl": partial(verl_rows, recipe=info.recipe_name),
-        "parquet": partial(_table_row, run.root.resolve().name),
-        "atif": lambda part, trajectory: [atif(part, trajectory)],
-        "otel": lambda part, trajectory: [otel(run.root.resolve().name, part, trajectory)],
+        "parquet": lambda *of: [_table_row(name, *of)],
+        "atif": lambda *of: [atif(*of)],
+        "otel": lambda *of: [otel(name, *of)],
     }
 
     def made() -> Iterator[Row]:
@@ -125,30 +125,25 @@ def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iter
             yield name, result.trajectory
 
 
-def _table_row(run: str, part: str, trajectory: Trajectory) -> list[Row]:
+def _table_row(run: str, part: str, trajectory: Trajectory) -> Row:
     """A trajectory as a row: its numbers as columns, and all of it as JSON."""
-    calls, score = trajectory.calls, trajectory.reward
+    score, used = trajectory.reward, usage_of(trajectory.calls)
     same = ("id", "task_id", "family", "question", "answer", "gold", "stop_reason", "status")
-    counts = {
+    return {
+        "run": run,
+        "part": part,
+        **{name: getattr(trajectory, name) for name in same},
+        "error": trajectory.error.message if trajectory.error else None,
+        "reward": score.value if score else None,
+        "reward_parts": json.dumps(score.parts if score else {}),
+        "tools": list(tools_of(trajectory)),
         "turns": len(trajectory.turns),
-        "calls": len(calls),
-        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
-        "completion_tokens": sum(call.usage.completion_tokens for call in calls),
+        "calls": len(trajectory.calls),
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        **{name: getattr(trajectory, name) for name in ("cost_usd", "started_at", "duration_s")},
+        "trajectory": trajectory.model_dump_json(exclude_defaults=True),
     }
-    return [
-        {
-            "run": run,
-            "part": part,
-            **{name: getattr(trajectory, name) for name in same},
-            "error": trajectory.error.message if trajectory.error else None,
-            "reward": score.value if score else None,
-            "reward_parts": json.dumps(score.parts if score else {}),
-            "tools": list(tools_of(trajectory)),
-            **counts,
-            **{name: getattr(trajectory, name) for name in ("cost_usd", "started_at", "duration_s")},
-            "trajectory": trajectory.model_dump_json(exclude_defaults=True),
-        }
-    ]
 
 
 def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:

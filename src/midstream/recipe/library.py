@@ -187,33 +187,31 @@ def learned_before(resolved: Mapping[str, Any], run: RunDirectory | None) -> dic
     from other runs, which are followed. Of a library in a file, the evidence of its lessons is known.
     """
     found: dict[str, str] = {}
-    runs = [run.root] if run is not None else []
-    files: list[Path] = []
-    tables, seen = [resolved], set[Path]()
-    while tables or runs:
-        for table in tables:
-            practice, engines = table.get("practice") or {}, table.get("engines", {}).values()
-            named = [table.get("agent", {}).get("library"), practice.get("start")]
-            named += [settings.get(key) for settings in engines for key in ("model", "adapter")]
-            for text in filter(None, named):
-                path, _ = split(str(text))
-                places = (path, *path.absolute().parents) if path.exists() else ()
-                owner = next((place for place in places if (place / "run.json").exists()), None)
-                if owner is not None:
-                    runs.append(owner)
-                elif path.is_file():
-                    files.append(path)
-        tables = []
-        for root in runs:
-            if root.resolve() in seen:
-                continue
-            seen.add(root.resolve())
-            origin = RunDirectory.open(root, report=lambda text: None)
-            found |= {key: f"{purpose} of {root}" for key, purpose in learned_tasks(origin).items()} | found
-            tables.append(origin.info().resolved)
-        runs = []
-    for path in files:
-        for lesson in read(path).lessons:
-            for task in lesson.origin.tasks:
-                found |= {key: f"lesson {lesson.id} of {path}" for key in task_keys(task)} | found
+    seen: set[Path] = set()
+
+    def learned_by(root: Path) -> None:
+        if root.resolve() in seen:
+            return
+        seen.add(root.resolve())
+        origin = RunDirectory.open(root, report=lambda text: None)
+        for key, purpose in learned_tasks(origin).items():
+            found.setdefault(key, f"{purpose} of {root}")
+        named_in(origin.info().resolved)
+
+    def named_in(table: Mapping[str, Any]) -> None:
+        libraries = [table.get("agent", {}).get("library"), (table.get("practice") or {}).get("start")]
+        models = [engine.get(key) for engine in table.get("engines", {}).values() for key in ("model", "adapter")]
+        for text in filter(None, (*libraries, *models)):
+            path, _ = split(str(text))
+            places = (path, *path.absolute().parents) if path.exists() else ()
+            if owner := next((place for place in places if (place / "run.json").exists()), None):
+                learned_by(owner)
+            elif path.is_file() and text in libraries:
+                for lesson in read(path).lessons:
+                    for key in (key for task in lesson.origin.tasks for key in task_keys(task)):
+                        found.setdefault(key, f"lesson {lesson.id} of {path}")
+
+    if run is not None:
+        learned_by(run.root)
+    named_in(resolved)
     return found

@@ -34,7 +34,7 @@ from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
 from midstream.core.terminal import Terminal
 from midstream.core.text import visible
-from midstream.core.trajectory import Action, Call, Trajectory
+from midstream.core.trajectory import Action, Call, Trajectory, usage_of
 from midstream.report import turn_rows
 from midstream.report.numbers import counted, duration, troubles
 from midstream.report.turn_rows import Row, part_rows, plain
@@ -269,10 +269,9 @@ class Timeline:
 
 def _spent(calls: Sequence[Call]) -> str:
     """Prompt and completion tokens of requests, and their cost where a price is known."""
-    prompt = sum(call.usage.prompt_tokens for call in calls)
-    completion = sum(call.usage.completion_tokens for call in calls)
-    cost_usd = sum(call.usage.cost_usd for call in calls)
-    return f"{prompt:,} + {completion:,} tokens" + (f", ${cost_usd:,.4f}" if cost_usd else "")
+    used = usage_of(calls)
+    cost = f", ${used.cost_usd:,.4f}" if used.cost_usd else ""
+    return f"{used.prompt_tokens:,} + {used.completion_tokens:,} tokens{cost}"
 
 
 def elapsed(seconds: float) -> str:
