@@ -98,20 +98,16 @@ class Metric(Settings):
 
     def of(self, evaluations: Sequence[EvaluationResult]) -> float:
         """The number in the evaluations of one run. Raises `RecipeError` if it is not there."""
-        before, after = self._first_and_last(evaluations)
-        if self.at == "gain":
-            return self._read(after) - self._read(before)
-        return self._read(before if self.at == "before" else after)
+        values = list(map(self._read, self._picked(evaluations)))
+        return values[-1] - values[0] if self.at == "gain" else values[0]
 
     def over_tasks(self, evaluations: Sequence[EvaluationResult]) -> tuple[float, float] | None:
         """The interval of one run's number over its tasks, which an evaluation has of its success alone."""
-        before, after = self._first_and_last(evaluations)
-        if self.value != "success" or self.at == "gain" or self.per_run:
-            return None
-        return (before if self.at == "before" else after).interval
+        alone = self.value == SUCCESS and self.at != "gain" and not self.per_run
+        return self._picked(evaluations)[0].interval if alone else None
 
-    def _first_and_last(self, evaluations: Sequence[EvaluationResult]) -> tuple[EvaluationResult, EvaluationResult]:
-        """The evaluations of the metric's set and sampling at the first and the last evaluated step."""
+    def _picked(self, evaluations: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+        """The evaluation before or after training, of a gain both."""
         readable = [result for result in evaluations if self.reads((result.set_name, result.sampling))]
         if not readable:
             raise RecipeError(
@@ -121,17 +117,16 @@ class Metric(Settings):
             )
         wanted = readable[0].set_name, readable[0].sampling
         found = [result for result in readable if (result.set_name, result.sampling) == wanted]
-        return min(found, key=lambda result: result.step or 0), max(found, key=lambda result: result.step or 0)
+        found.sort(key=lambda result: result.step or 0)
+        return {"before": found[:1], "after": found[-1:], "gain": [found[0], found[-1]]}[self.at]
 
     def _read(self, result: EvaluationResult) -> float:
-        paths = (self.value,) if isinstance(self.value, str) else self.value
-        values = []
-        for path in paths:
+        values: list[float] = []
+        for path in (self.value,) if isinstance(self.value, str) else self.value:
             found: Any = result.model_dump(mode="json")
             for key in path.split("."):
                 found = found.get(key) if isinstance(found, Mapping) else None
-            value = self.missing if found is None else found
-            if value is None:
+            if (value := self.missing if found is None else found) is None:
                 raise RecipeError(
                     f"an evaluation has no {path!r}",
                     code="missing-key",
@@ -244,16 +239,11 @@ def read_study(name: str | Path) -> StudyFile:
             + "midstream study --list, or a file like docs/study.md shows",
         )
     study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
-    arms = tuple(
-        arm.model_copy(
-            update={
-                "recipe": str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe,
-                "set": _anchored(arm.set, directory),
-            }
-        )
-        for arm in study.arms
-    )
-    return study.model_copy(update={"arms": arms})
+    arms: list[Arm] = []
+    for arm in study.arms:
+        recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe
+        arms.append(arm.model_copy(update={"recipe": recipe, "set": _anchored(arm.set, directory)}))
+    return study.model_copy(update={"arms": tuple(arms)})
 
 
 def _anchored(value: Any, directory: Path) -> Any:
@@ -402,11 +392,11 @@ def _check_unchanged(run: ArmRun) -> None:
     api.check_own(begun, settings)
 
 
-def _trajectories_a_step(recipe: Recipe) -> int | None:
-    """None of a recipe that does not learn from its own trajectories in steps of equal size."""
+def _trajectories_a_step(recipe: Recipe) -> int:
+    """0 of a recipe that does not learn from its own trajectories in steps of equal size."""
     training = recipe.training
     if training is None or training.algorithm == "supervised":
-        return None
+        return 0
     return training.tasks_per_step * training.group_size
 
 
@@ -435,25 +425,21 @@ def _comparable(planned: Plan) -> Plan:
                 fix="evaluate all arms on one set at one temperature; or change `set` or `sampling` of the metric",
             )
         metrics[name] = metric.model_copy(update={"set": key[0], "sampling": key[1]})
-    notes = list(_budget_note(planned.recipes))
+    notes: list[str] = []
+    budgets = {
+        arm: recipe.training.steps * each
+        for arm, recipe in planned.recipes.items()
+        if recipe.training and (each := _trajectories_a_step(recipe))
+    }
+    if len(set(budgets.values())) > 1:  # more trajectories may be all the gain
+        counts = ", ".join(f"{arm} on {count:,}" for arm, count in budgets.items())
+        notes.append(f"the arms train on different numbers of trajectories: {counts}")
     if find_spec("matplotlib") is None:
         notes.append("figures need matplotlib: pip install 'midstream[studies]'")
     for set_name in dict.fromkeys(metric.set for metric in metrics.values()):
         sets = {arm: chosen for arm, keys in offered.items() for (name, _), chosen in keys.items() if name == set_name}
         _check_same_measure(planned.recipes, sets)
     return replace(planned, study=planned.study.model_copy(update={"metrics": metrics}), notes=notes)
-
-
-def _budget_note(recipes: Mapping[str, Recipe]) -> Iterator[str]:
-    """Yield a note if arms learn from different numbers of trajectories, so that more of them may be all the gain."""
-    budgets = {
-        arm: recipe.training.steps * each
-        for arm, recipe in recipes.items()
-        if recipe.training and (each := _trajectories_a_step(recipe))
-    }
-    if len(set(budgets.values())) > 1:
-        counts = ", ".join(f"{arm} on {count:,}" for arm, count in budgets.items())
-        yield f"the arms train on different numbers of trajectories: {counts}"
 
 
 def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetConfig]) -> None:
@@ -525,7 +511,12 @@ def run_study(
             found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
         found.setdefault(arm.name, []).append(evaluations)
     table, first = rows(planned.study, found), planned.runs[0].arm.name
-    apart = differences(table, first)
+    base = {row.metric: row.values for row in table if row.name == first}
+    apart = [  # seed by seed: the same seed begins with the same weights and tasks
+        replace(row, values=tuple(map(sub, row.values, base[row.metric])), interval=None, signed=True)
+        for row in table
+        if row.name != first
+    ]
     curve, x_label = curves(found, planned.recipes)
     record = {"rows": table, "differences": apart, "curves": curve}
     atomic_write(planned.root / "study.json", (json.dumps(to_jsonable_python(record), indent=1) + "\n").encode())
@@ -535,17 +526,15 @@ def run_study(
 
 def _draw(planned: Plan, table: Sequence[StudyRow], curve: Sequence[StudyRow], x_label: str) -> list[Path]:
     """Draw each arm's numbers, successes in one chart, and the curves if there are any; returns the files."""
-    metrics, figures = planned.study.metrics, [planned.root / "study.svg", planned.root / "study-curves.svg"]
-    success = [name for name, metric in metrics.items() if metric.value == "success"]
-    groups = [*filter(None, [success]), *([name] for name in metrics if name not in success)]
-    dots(figures[0], table, groups, planned.study.title or planned.study.name)
-    charts = [
-        Panel(title=metric, x_label=x_label, lines={f"{arm}: {metric}": arm for arm in planned.recipes})
-        for metric in (SUCCESS, TOKENS)
-    ]
+    study, figures = planned.study, [planned.root / "study.svg"]
+    success = [name for name, metric in study.metrics.items() if metric.value == SUCCESS]
+    groups = [*filter(None, [success]), *([name] for name in study.metrics if name not in success)]
+    dots(figures[0], table, groups, study.title or study.name)
     if curve:
-        panels(figures[1], charts, curve)
-    return figures if curve else figures[:1]
+        figures.append(planned.root / "study-curves.svg")
+        lines = {metric: {f"{arm}: {metric}": arm for arm in planned.recipes} for metric in (SUCCESS, TOKENS)}
+        panels(figures[1], [Panel(title=name, x_label=x_label, lines=each) for name, each in lines.items()], curve)
+    return figures
 
 
 def rows(study: StudyFile, found: Seeds) -> list[StudyRow]:
@@ -563,16 +552,6 @@ def rows(study: StudyFile, found: Seeds) -> list[StudyRow]:
     ]
 
 
-def differences(table: Sequence[StudyRow], first: str) -> list[StudyRow]:
-    """Every row less that of the arm `first`, seed by seed: the same seed begins with the same weights and tasks."""
-    base = {row.metric: row.values for row in table if row.name == first}
-    return [
-        replace(row, values=tuple(map(sub, row.values, base[row.metric])), interval=None, signed=True)
-        for row in table
-        if row.name != first
-    ]
-
-
 def curves(found: Seeds, recipes: Mapping[str, Recipe]) -> tuple[list[StudyRow], str]:
     """Success and new tokens over training, on the set that was evaluated most often; and what the places count.
 
@@ -587,7 +566,7 @@ def curves(found: Seeds, recipes: Mapping[str, Recipe]) -> tuple[list[StudyRow],
     ]
     most = Counter(key for _, key, _, _ in evaluated).most_common(1)
     drawn = [(arm, step, result) for arm, key, step, result in evaluated if [key] == [key for key, _ in most]]
-    each = {arm: _trajectories_a_step(recipes[arm]) or 0 for arm, _, _ in drawn}
+    each = {arm: _trajectories_a_step(recipes[arm]) for arm, _, _ in drawn}
     counted, points = all(each.values()), dict[tuple[str, int], list[EvaluationResult]]()
     for arm, step, result in drawn:
         points.setdefault((arm, step * each[arm] if counted else step), []).append(result)
