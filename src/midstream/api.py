@@ -45,7 +45,7 @@ from midstream.evaluation.session import JournalStore, check_unchanged, evaluate
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
-from midstream.recipe.build import Build, prompt_notes
+from midstream.recipe.build import Build, prompt_notes, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, learned_before, split, unproven
 from midstream.recipe.overrides import (
@@ -671,7 +671,7 @@ def _emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool)
 
 def _require_keys(build: Build) -> None:
     """Raise `RecipeError` if a hosted server that is asked wants a key that is not set."""
-    for engine, variable in build.unset_keys().items():
+    for engine, variable in unset_keys(build).items():
         raise RecipeError(
             f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
             code="key-not-set",

@@ -16,7 +16,7 @@ from midstream import api
 from midstream.core.events import Note
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
-from midstream.recipe.build import Build, check_machine, prompt_notes
+from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
 from midstream.recipe.estimate import counts, describe
 from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
@@ -117,7 +117,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
             print(json.dumps(to_jsonable_python(record, inf_nan_mode="strings")))
         elif away:
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")
-        unset = [f"engines.{name}: {variable} is not set" for name, variable in build.unset_keys().items()]
+        unset = [f"engines.{name}: {variable} is not set" for name, variable in unset_keys(build).items()]
         for note in (*prompt_notes(recipe), *unset):
             api.print_warnings(Note(note))
     return 0

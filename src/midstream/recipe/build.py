@@ -220,16 +220,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             )
         return self._budgeted[name]
 
-    def unset_keys(self) -> dict[str, str]:
-        """By engine, the variables of keys that hosted servers want and that are not set.
-
-        Engines count that agent or tools ask, and those that have been built for a reward or a role.
-        """
-        users = (*self.recipe.modules.values(), *(() if self.replay else self.recipe.tools.values()))
-        asked = dict.fromkeys([*(user.engine for user in users if user.engine), *self._engines])
-        variables = {name: wanted_key(self.recipe.engines[name].config) for name in asked}
-        return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
-
     @cached_property
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
@@ -325,6 +315,18 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def unset_keys(build: Build) -> dict[str, str]:
+    """By engine, the variables of keys that hosted servers want and that are not set.
+
+    Engines count that agent or tools ask, and those that have been built for a reward or a role.
+    """
+    recipe = build.recipe
+    users = (*recipe.modules.values(), *(() if build.replay else recipe.tools.values()))
+    asked = dict.fromkeys([*(user.engine for user in users if user.engine), *build._engines])
+    variables = {name: wanted_key(recipe.engines[name].config) for name in asked}
+    return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
 
 
 def prompt_notes(recipe: Recipe) -> list[str]:
