@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.errors import RecipeError, UsageError
+from midstream.core.errors import UsageError
 from midstream.core.events import (
     BudgetSpent,
     EvaluationFinished,
@@ -33,7 +33,7 @@ from midstream.core.events import (
     StepFinished,
     UpdateFinished,
 )
-from midstream.core.own_settings import described, own_values, settings_of, where_raised
+from midstream.core.own_settings import class_settings, object_settings
 from midstream.core.protocols import Tracker
 from midstream.core.tables import parse_component
 from midstream.runs import RunDirectory
@@ -121,17 +121,10 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
 
 def own_tracker(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
     """The settings of a tracker of your own, a class or an object: the parameters of its class."""
-    make = _checked(value) if isinstance(value, type) else lambda: _checked(value)
-
-    def build(self: ComponentConfig, context: Context) -> Tracker:
-        try:
-            return make(**own_values(self))
-        except Exception as error:
-            raise RecipeError(
-                f"{reference}: {described(error)}", code="component-failed", cause=where_raised(error), fix="correct it"
-            ) from error
-
-    return settings_of(ComponentConfig, reference, make, build=build)
+    tracker = _checked(value)
+    if isinstance(value, type):
+        return class_settings(ComponentConfig, reference, tracker, lambda made, _: made)
+    return object_settings(ComponentConfig, reference, tracker)
 
 
 def _checked(tracker: Any) -> Any:

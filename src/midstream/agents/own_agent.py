@@ -12,7 +12,7 @@ the last one are its closing calls. So limits, events, costs and token ids are t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -20,21 +20,12 @@ from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
-from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError, UnsupportedError
+from midstream.core.component import ComponentConfig, Kind
+from midstream.core.errors import PromptTooLongError, UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.json_schema import schema_error_async
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.own import name_of
-from midstream.core.own_settings import (
-    called,
-    class_or_object,
-    failure_of,
-    own_values,
-    parameters_of,
-    plain_function,
-    settings_of,
-)
+from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.protocols import Agent, Dialogue, Engine, LockstepEngine, Request, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -191,11 +182,9 @@ class CallableTool:
 class FunctionAgent(Agent):
     """A function as an agent; it holds nothing of a task, so any number of runs may share it at once."""
 
-    def __init__(self, reference: str, function: Callable[..., Any], settings: FunctionAgentSettings) -> None:
-        self.name = name_of(reference)
-        self._reference, self._function, self._settings = reference, function, settings
-        self._takes = parameters_of(reference, function).keys() & GIVEN
-        self.shows_lessons = "lessons" in self._takes
+    def __init__(self, function: OwnFunction, settings: FunctionAgentSettings) -> None:
+        self.name, self._function, self._settings = function.name, function, settings
+        self.shows_lessons = "lessons" in function.takes
 
     async def run(
         self,
@@ -237,11 +226,13 @@ class FunctionAgent(Agent):
             "models": {role: Model(run, role) for role in run.contexts.engines},
             "lessons": run.contexts.lessons.get(ROLE, ""),
         }
-        given = {name: values[name] for name in self._takes}
         broken = True
         try:
             async with until(run.contexts.deadline_s):
-                record.answer = self._checked(await called(self._function, given | own_values(self._settings)))
+                answer = await self._function.called(self._settings, values)
+            if not isinstance(answer, str | None):
+                raise self._function.wrong(answer, "return the answer as text, or None")
+            record.answer = None if answer is None else str(answer)  # a `Reply` is more than text
             record.stop_reason = "answered" if record.answer is not None else "ended"
             broken = False
         except PromptTooLongError as failure:
@@ -249,24 +240,10 @@ class FunctionAgent(Agent):
                 raise  # nothing is sampled yet: the recipe or the task alone is too long
             record.stop_reason, broken = "context_limit", False
             run.draft().add_calls(failure.calls)
-        except MidstreamError:
-            raise
-        except Exception as error:  # what a user's function raises can be anything
-            raise failure_of("agent", self._reference, error) from error
         finally:
             run.written(record, broken=broken)
         record.final = record.answer or ""
         run.contexts.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
-
-    def _checked(self, answer: Any) -> str | None:
-        if answer is None or isinstance(answer, str):
-            return None if answer is None else str(answer)
-        raise InfrastructureError(
-            f"agent {self.name} returned {answer!r:.100}",
-            code="component-failed",
-            fix="return the answer as text, or None",
-            retryable=False,
-        )
 
 
 def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
@@ -275,13 +252,9 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
         made.role = getattr(value, "role", ROLE)  # type: ignore[attr-defined]
         made.dialogues = "dialogue" in parameters_of(reference, value.run)  # type: ignore[attr-defined]
         return made
-    function = plain_function(kind, reference, value, f"a function that takes some of {', '.join(GIVEN)}")
-
-    def build(self: FunctionAgentSettings, context: Context) -> FunctionAgent:
-        return FunctionAgent(reference, function, self)
-
-    asks = "always" if "model" in parameters_of(reference, function) else "optional"
-    return settings_of(FunctionAgentSettings, reference, function, build=build, given=GIVEN, asks=asks)
+    function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
+    asks = "always" if "model" in function.takes else "optional"
+    return function.settings(FunctionAgentSettings, build=lambda config, _: FunctionAgent(function, config), asks=asks)
 
 
 def _chat(messages: Chat) -> tuple[Message, ...]:

@@ -14,16 +14,7 @@ from typing import Any
 
 from midstream.agents.stream_policy import Policy
 from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.errors import InfrastructureError, MidstreamError
-from midstream.core.own_settings import (
-    called,
-    class_or_object,
-    failure_of,
-    own_values,
-    parameters_of,
-    plain_function,
-    settings_of,
-)
+from midstream.core.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Analyst, Executor, Generator, Planner, Verifier
 from midstream.core.trajectory import Action, Call, Command, Verdict
 
@@ -45,29 +36,17 @@ def own_module(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
         return made
     names = [name for name in inspect.signature(getattr(protocol, method)).parameters if name != "self"]
     what = f"a function that takes some of {', '.join(names)} and returns {result.__name__}"
-    function = plain_function(kind, reference, value, f"{what}, or a class with `{method}`")
-    takes = parameters_of(reference, function).keys() & names
+    function = OwnFunction(kind, reference, value, names, f"{what}, or a class with `{method}`")
 
-    def build(self: ComponentConfig, context: Context) -> Any:
+    def build(settings: ComponentConfig, context: Context) -> Any:
         async def call(*values: Any) -> Any:
-            given = {name: value for name, value in zip(names, values, strict=True) if name in takes}
-            try:
-                found = await called(function, given | own_values(self))
-            except MidstreamError:
-                raise
-            except Exception as error:  # what a user's function raises can be anything
-                raise failure_of(kind, reference, error) from error
+            found = await function.called(settings, dict(zip(names, values, strict=True)))
             with_calls = isinstance(found, tuple) and len(found) == 2
             text, calls = found if with_calls else (found, ())
             if not isinstance(text, result) and not (kind == "generator" and text is None):
-                raise InfrastructureError(
-                    f"{kind} {reference} returned {found!r:.100}",
-                    code="component-failed",
-                    fix=f"return {result.__name__}, or ({result.__name__}, calls)",
-                    retryable=False,
-                )
+                raise function.wrong(found, f"return {result.__name__}, or ({result.__name__}, calls)")
             return text if kind == "policy" else (text, calls)
 
         return SimpleNamespace(**{method: call})
 
-    return settings_of(ComponentConfig, reference, function, build=build, given=names, asks="optional")
+    return function.settings(ComponentConfig, build=build, asks="optional")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -16,7 +18,14 @@ from pydantic.errors import PydanticUserError
 
 from midstream.core.component import ComponentConfig, Context, Kind
 from midstream.core.data import Settings
-from midstream.core.errors import InfrastructureError, RecipeError
+from midstream.core.errors import (
+    EngineError,
+    InfrastructureError,
+    MidstreamError,
+    RecipeError,
+    RewardError,
+    TrainingError,
+)
 from midstream.core.own import name_of
 from midstream.core.threads import in_thread
 
@@ -92,9 +101,9 @@ def class_settings(
     """Settings that are the parameters of a class; `context` receives the `Context`. `finish` checks the object."""
 
     def build(self: ComponentConfig, context: Context) -> Any:
-        passed = given(cls, {"context": context}) | own_values(self)
+        passed = {"context": context} if "context" in inspect.signature(cls).parameters else {}
         try:
-            made = cls(**passed)
+            made = cls(**passed, **own_values(self))
         except Exception as error:  # what a user's class raises can be anything
             raise RecipeError(
                 f"{reference} cannot be created: {described(error)}",
@@ -119,11 +128,6 @@ def object_settings(base: type[SettingsT], reference: str, value: Any) -> type[S
 def own_values(config: ComponentConfig) -> dict[str, Any]:
     """The settings that are parameters of the user's function or class, by name."""
     return {name: getattr(config, name) for name in type(config).own_settings}
-
-
-def given(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that `function` has as parameters."""
-    return {name: value for name, value in values.items() if name in inspect.signature(function).parameters}
 
 
 def parameters_of(reference: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -193,24 +197,66 @@ def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
     return value
 
 
-def plain_function(kind: Kind, reference: str, value: Any, what: str) -> Callable[..., Any]:
-    """The user's function. Raises `RecipeError` for anything else, and for one that yields in place of returning."""
-    if not callable(value) or isinstance(value, type):
-        raise not_of_kind(kind, reference, value, what)
-    if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
-        raise not_of_kind(kind, reference, value, f"{what}, which returns its result and does not yield it")
-    return value
+class OwnFunction:
+    """A user's function as a component: it receives those of the kind's values that it takes, and its settings.
+
+    Raises `RecipeError` for anything else, and for a function that yields in place of returning.
+    """
+
+    def __init__(self, kind: Kind, reference: str, value: Any, values: Collection[str], what: str) -> None:
+        if not callable(value) or isinstance(value, type):
+            raise not_of_kind(kind, reference, value, what)
+        if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
+            raise not_of_kind(kind, reference, value, f"{what}, which returns its result and does not yield it")
+        self.kind, self.reference, self.name = kind, reference, name_of(reference)
+        self.function: Callable[..., Any] = value
+        self.values = values  # names of what midstream passes
+        self.takes = parameters_of(reference, value).keys() & set(values)
+
+    def settings(self, base: type[SettingsT], **attributes: Any) -> type[SettingsT]:
+        """A subclass of `base` with the function's settings, and with `attributes`, such as its `build`."""
+        return settings_of(base, self.reference, self.function, given=self.values, **attributes)
+
+    def passed(self, settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call."""
+        return {name: values[name] for name in self.takes} | own_values(settings)
+
+    async def called(self, settings: Any, values: Mapping[str, Any]) -> Any:
+        """The function's result; one that is not `async` has a thread, so that other runs do not wait for it."""
+        arguments = self.passed(settings, values)
+        with self.failing(f", for task {values['task'].id!r}" if "task" in values else ""):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(**arguments)
+            found = await in_thread(lambda: self.function(**arguments))
+            return await found if inspect.isawaitable(found) else found
+
+    @contextmanager
+    def failing(self, where: str = "") -> Iterator[None]:
+        """Say of what the function raises that it is not the model's doing."""
+        try:
+            yield
+        except MidstreamError:
+            raise
+        except Exception as error:  # what a user's function raises can be anything
+            raise _failure(self.kind)(
+                f"{self.kind} {self.name} raised {described(error)}{where}", cause=where_raised(error), fix="correct it"
+            ) from error
+
+    def wrong(self, value: Any, fix: str) -> MidstreamError:
+        """The error for a result that is none of this kind."""
+        failure = _failure(self.kind)(f"{self.kind} {self.name} returned {value!r:.200}", fix=fix)
+        failure.retryable = False
+        return failure
 
 
-def failure_of(kind: Kind, reference: str, error: Exception) -> InfrastructureError:
-    """The error of a trajectory in which a user's function raised: not the model's doing, and the same again."""
-    return InfrastructureError(
-        f"{kind} {name_of(reference)} raised {described(error)}",
-        code="component-failed",
-        cause=where_raised(error),
-        fix="correct it",
-        retryable=False,
-    )
+def _failure(kind: Kind) -> Callable[..., Any]:
+    if kind == "reward":
+        return RewardError
+    if kind == "engine":
+        return partial(EngineError, code="component-failed")
+    if kind in ("advantage", "loss"):
+        return partial(TrainingError, code="component-failed")
+    return partial(InfrastructureError, code="component-failed", retryable=False)
 
 
 def described(error: BaseException) -> str:
@@ -222,11 +268,3 @@ def where_raised(error: BaseException) -> str:
     """The line that raised an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"raised in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-
-
-async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """The result of a user's function; one that is not `async` has a thread, so that other runs do not wait for it."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**values)
-    found = await in_thread(lambda: function(**values))
-    return await found if inspect.isawaitable(found) else found

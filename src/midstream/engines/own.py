@@ -6,21 +6,10 @@ def answer(messages) -> str:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from midstream.core.component import Context, EngineConfig, Kind
-from midstream.core.errors import EngineError, InfrastructureError
-from midstream.core.own_settings import (
-    called,
-    class_or_object,
-    described,
-    own_values,
-    parameters_of,
-    plain_function,
-    settings_of,
-    where_raised,
-)
+from midstream.core.component import EngineConfig, Kind
+from midstream.core.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Usage
@@ -37,9 +26,8 @@ class FunctionEngine(Engine):
 
     token_exact = False
 
-    def __init__(self, name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, function: OwnFunction, settings: EngineConfig) -> None:
         self.name, self._function, self._settings = name, function, settings
-        self._takes = parameters_of(name, function).keys() & GIVEN
 
     async def sample(self, request: Request) -> Call:
         """The function's reply. Raises `EngineError` if it raises, or returns no text."""
@@ -47,26 +35,11 @@ class FunctionEngine(Engine):
         if request.prompt:
             messages = [{"role": "user", "content": request.prompt}]
         values = {"messages": messages, "request": request, "seed": request.seed}
-        try:
-            found = await called(self._function, {name: values[name] for name in self._takes} | dict(self._settings))
-        except InfrastructureError:
-            raise
-        except Exception as error:  # what a user's function raises can be anything
-            raise EngineError(
-                f"engine {self.name} raised {described(error)}",
-                code="component-failed",
-                cause=where_raised(error),
-                fix="correct the function",
-            ) from error
+        found = await self._function.called(self._settings, values)
         if isinstance(found, Call):
             return found
         if not isinstance(found, str):
-            raise EngineError(
-                f"engine {self.name} returned {found!r:.100}",
-                code="component-failed",
-                fix="return the reply's text",
-                retryable=False,
-            )
+            raise self._function.wrong(found, "return the reply's text")
         prompt = sum(len(message["content"]) for message in messages)
         counts = [-(-size // CHARACTERS_PER_TOKEN) for size in (prompt, len(found))]
         return Call(
@@ -85,9 +58,7 @@ def own_engine(kind: Kind, reference: str, value: Any) -> type[EngineConfig]:
     """The settings of an engine of your own: a function, or a class or object with `sample`."""
     if made := class_or_object(kind, EngineConfig, reference, value, Engine, "sample"):
         return made
-    function = plain_function(kind, reference, value, "a function of `messages` that returns the reply's text")
-
-    def build(self: EngineConfig, context: Context) -> FunctionEngine:
-        return FunctionEngine(context.name, function, own_values(self))
-
-    return settings_of(EngineConfig, reference, function, build=build, given=GIVEN)
+    function = OwnFunction(kind, reference, value, GIVEN, "a function of `messages` that returns the reply's text")
+    return function.settings(
+        EngineConfig, build=lambda settings, context: FunctionEngine(context.name, function, settings)
+    )
