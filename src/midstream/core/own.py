@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
@@ -72,24 +72,27 @@ def file_of(reference: str) -> Path | None:
 
 def anchored(table: Any, directory: Path) -> Any:
     """A recipe's table, whose references to files in `directory` are absolute."""
-    if isinstance(table, Mapping):
-        return {key: anchored(value, directory) for key, value in table.items()}
-    if isinstance(table, list):
-        return [anchored(value, directory) for value in table]
-    if is_reference(table) and (file := file_of(table)) is not None and (directory / file).is_file():
-        return f"{(directory / file).resolve()}:{name_of(table)}"
-    return table
+
+    def absolute(reference: str, file: Path) -> str:
+        there = (directory / file).is_file()
+        return f"{(directory / file).resolve()}:{name_of(reference)}" if there else reference
+
+    return _renamed(table, absolute)
 
 
 def portable(table: Any) -> Any:
     """A recipe's table, in which a file of your own is named without its directory, which affects no result."""
-    if isinstance(table, Mapping):
-        return {key: portable(value) for key, value in table.items()}
-    if isinstance(table, list | tuple):
-        return [portable(value) for value in table]
-    if is_reference(table) and (file := file_of(table)) is not None:
-        return f"{file.name}:{name_of(table)}"
-    return table
+    return _renamed(table, lambda reference, file: f"{file.name}:{name_of(reference)}")
+
+
+def _renamed(value: Any, name: Callable[[str, Path], str]) -> Any:
+    """A recipe's table, in which `name` gives each reference to a file."""
+    if isinstance(value, Mapping):
+        return {key: _renamed(inner, name) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_renamed(inner, name) for inner in value]
+    file = file_of(value) if is_reference(value) else None
+    return value if file is None else name(value, file)
 
 
 def references(table: Any) -> Iterator[str]:
@@ -280,12 +283,11 @@ def _digest(source: bytes) -> str:
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
     """A run's table, in which a file that is gone from its place is replaced by the run's copy in `directory`."""
-    if isinstance(table, Mapping):
-        return {key: from_copies(value, recorded, directory) for key, value in table.items()}
-    if isinstance(table, list):
-        return [from_copies(value, recorded, directory) for value in table]
-    if isinstance(table, str) and (own := recorded.get(table)) and own.copy_name:
-        file = file_of(table)
-        if file is not None and not file.is_file() and table not in _live:
-            return f"{(directory / own.copy_name).resolve()}:{name_of(table)}"
-    return table
+
+    def copy(reference: str, file: Path) -> str:
+        own = recorded.get(reference)
+        if own is None or not own.copy_name or file.is_file() or reference in _live:
+            return reference
+        return f"{(directory / own.copy_name).resolve()}:{name_of(reference)}"
+
+    return _renamed(table, copy)

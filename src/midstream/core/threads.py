@@ -1,4 +1,4 @@
-"""A function of a user's in a thread of its own."""
+"""A function in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     asyncio's pool has few threads, in which calls would queue, and the program could not end before they do.
     """
+    return await asyncio.wrap_future(started(work, "own"))
+
+
+def started(work: Callable[[], T], name: str) -> Future[T]:
+    """Start `work` in a daemon thread with this context; returns its result to come."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
 
@@ -28,5 +33,5 @@ async def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
             done.set_exception(error)
 
-    threading.Thread(target=contextvars.copy_context().run, args=[run], name="own", daemon=True).start()
-    return await asyncio.wrap_future(done)
+    threading.Thread(target=contextvars.copy_context().run, args=[run], name=name, daemon=True).start()
+    return done

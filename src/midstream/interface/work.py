@@ -17,7 +17,6 @@ awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` c
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 import sys
 import threading
@@ -33,6 +32,7 @@ from midstream.core.component import Table
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener
 from midstream.core.own import refuse_while_importing
+from midstream.core.threads import started
 from midstream.core.trajectory import Trajectory
 from midstream.interface import comparison
 from midstream.interface.agents import AgentSpec, named
@@ -114,21 +114,13 @@ def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 def _started(function: Callable[[], T]) -> tuple[Future[T], Stop]:
     """Start the function in a thread; returns its result to come, and what stops it."""
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
     stop = Stop()
 
-    def run() -> None:
-        try:
-            with stopped_by(stop):
-                result = function()
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
-            done.set_exception(error)
-        else:
-            done.set_result(result)
+    def work() -> T:
+        with stopped_by(stop):
+            return function()
 
-    threading.Thread(target=contextvars.copy_context().run, args=[run], name="midstream", daemon=True).start()
-    return done, stop
+    return started(work, "midstream"), stop
 
 
 _screen = threading.Lock()  # of the terminal: one run at a time shows its progress
@@ -229,7 +221,7 @@ def evaluate(
         if isinstance(source, Mapping):  # as the recipe of a run that learns from these tasks has it
             source = {**source, "tasks": tasks.source, **scored}
     elif isinstance(source, Mapping):
-        raise _without("tasks", "evaluate(agent, tasks.test)")
+        raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
     else:
         sets = []
     with _listening(listener, quiet) as listener:
@@ -434,7 +426,7 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
         )
     table = read_table(source) if isinstance(source, str) else source
     if tasks is None and isinstance(agent, AgentSpec):
-        raise _without("tasks", "train(agent, tasks.train)")
+        raise UsageError("no tasks are named", code="missing-option", fix="train(agent, tasks.train)")
     if tasks is not None:
         if tasks.chosen != "train":
             raise UsageError(
@@ -457,10 +449,6 @@ def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:
 
 def _reward(reward: Any) -> Table:
     return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
-
-
-def _without(what: str, fix: str) -> UsageError:
-    return UsageError(f"no {what} are named", code="missing-option", fix=fix)
 
 
 def _budget(text: str | None) -> Table | None:
