@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
+from midstream.core.component import EngineConfig
+from midstream.core.kinds import config_class
 from midstream.core.terminal import Terminal
-from midstream.recipe.summary import RecipeSummary, summaries, summary
+from midstream.recipe.schema import find_recipe, read_table, recipe_names
 
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',
@@ -29,33 +32,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the recipes, or print one."""
-    found = [summary(options.name)] if options.name is not None else summaries()
-    texts = [Path(recipe.path).read_text(encoding="utf-8") for recipe in found] if options.name is not None else []
+    if options.name is not None:
+        record = _record(options.name)
+        text = Path(record["path"]).read_text(encoding="utf-8")
+        if options.json:
+            print(json.dumps({**record, "text": text}))
+        elif options.quiet:
+            print(record["name"])
+        else:
+            print(f"# {record['name']}: learns {record['learns']}; {_about(record)}\n{text}", end="")
+        return 0
+    records = [_record(name) for name in recipe_names()]
     if options.json:
-        records = [recipe.model_dump(mode="json") for recipe in found]
-        print(json.dumps({**records[0], "text": texts[0]} if texts else records))
+        print(json.dumps(records))
     elif options.quiet:
-        print("\n".join(recipe.name for recipe in found))
-    elif texts:
-        print(f"# {_about(found[0])}\n{texts[0]}", end="")
+        print("\n".join(record["name"] for record in records))
     else:
-        _print_list(found)
+        _print_list(records)
     return 0
 
 
-def _about(recipe: RecipeSummary) -> str:
-    return f"{recipe.name}: learns {recipe.learns}; agent {recipe.agent}; needs {_needs(recipe)}"
+def _record(name: str) -> dict[str, Any]:
+    """What a recipe is for, read from its own tables with those that it extends; they are not validated."""
+    table = read_table(name)
+    needs: set[str] = set()
+    for settings in table.get("engines", {}).values():
+        config = config_class("engine", settings["type"])
+        if settings.get("device", "cpu") != "cpu":
+            needs.add("a GPU")
+        elif issubclass(config, EngineConfig) and config.in_process:
+            needs.add("PyTorch")
+        elif settings["type"] == "openai_compatible":
+            needs.add("a model server")
+    return {
+        "name": table.get("name", name),
+        "description": table.get("description", ""),
+        "learns": "lessons" if "practice" in table else "weights" if "training" in table else "nothing",
+        "agent": table["agent"].get("type", "agentflow"),
+        "needs": [need for need in ("PyTorch", "a model server", "a GPU") if need in needs],
+        "path": str(find_recipe(name)),
+    }
 
 
-def _needs(recipe: RecipeSummary) -> str:
-    return ", ".join(recipe.needs) or "nothing"
+def _about(record: dict[str, Any]) -> str:
+    return f"agent {record['agent']}; needs {', '.join(record['needs']) or 'nothing'}"
 
 
-def _print_list(found: list[RecipeSummary]) -> None:
+def _print_list(records: list[dict[str, Any]]) -> None:
     for learns, heading in _HEADINGS.items():
         rows = Table(box=None, pad_edge=False, show_header=False)
-        for recipe in sorted((recipe for recipe in found if recipe.learns == learns), key=lambda recipe: recipe.needs):
-            about = Text(recipe.description).append(f"\nagent {recipe.agent}; needs {_needs(recipe)}", "dim")
-            rows.add_row(Text(recipe.name, "cyan"), about)
+        of_kind = (record for record in records if record["learns"] == learns)
+        for record in sorted(of_kind, key=lambda record: record["needs"]):
+            about = Text(record["description"]).append(f"\n{_about(record)}", "dim")
+            rows.add_row(Text(record["name"], "cyan"), about)
         Terminal().print(Text(heading, "bold"), Padding(rows, (0, 0, 1, 2)))
     print("midstream recipes NAME prints one, with the reason of each value")
