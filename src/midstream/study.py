@@ -53,7 +53,7 @@ from midstream.recipe.build import Build, check_machine
 from midstream.recipe.check import check, set_reward
 from midstream.recipe.estimate import set_tasks
 from midstream.recipe.overrides import evaluation_recipe, run_recipe
-from midstream.recipe.schema import Recipe, differing_settings, load_recipe, to_toml, with_overrides
+from midstream.recipe.schema import Recipe, differing_settings, each_setting, load_recipe, overrides_of, with_overrides
 from midstream.recipe.sessions import check_work
 from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
@@ -169,21 +169,13 @@ class Arm(Settings):
     @property
     def overrides(self) -> list[str]:
         """The changes of `set`, as `--set` takes them."""
-        return list(_overrides(self.set))
+        return overrides_of({".".join(path): value for path, value in each_setting([], self.set) if path})
 
     @property
     def runs(self) -> str:
         """The beginning of the names of its runs."""
         slug = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
         return self.directory or (slug if self.set else Path(self.recipe).stem)
-
-
-def _overrides(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _overrides(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}=" + ("{}" if value == {} else to_toml({"_": value}).removeprefix("_ = ").strip())
 
 
 class StudyFile(Settings):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +42,7 @@ from midstream.runs.files import atomic_write
 _WAITING = 1000  # logs that a slow tracker may be behind
 _FINISH_S = 60.0  # to send what is waiting when the run ends
 _UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
+_SHOWN = ("directory", "kind", "recipe", "seed", "settings")  # of a run, in its tracker
 _MLFLOW_TEXT, _MLFLOW_BATCH = 500, 100  # the longest parameter that every store takes, and most in one request
 
 
@@ -115,7 +116,7 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
             config = parse_component("tracker", {"type": named}, "track").config
             tracker = config.build(cast(Context, None))  # trackers use no other component
         name = type(tracker).__name__.lower()
-        found[name if name not in found else f"{name}-{len(found) + 1}"] = _checked(tracker)
+        found[f"{name}-{len(found) + 1}" if name in found else name] = _checked(tracker)
     return list(found.items())
 
 
@@ -153,10 +154,9 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
     spent: dict[str, Any] = {}
 
     def note_failures() -> None:
-        for feed in feeds:
-            if feed.failure and not feed.noted:
-                feed.noted = True
-                listener(Note(f"tracker {feed.name} is off, the run continues without it: {feed.failure}"))
+        for feed in [feed for feed in feeds if feed.failure]:
+            feeds.remove(feed)
+            listener(Note(f"tracker {feed.name} is off, the run continues without it: {feed.failure}"))
 
     def listen(event: RunEvent) -> None:
         listener(event)
@@ -168,7 +168,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         note_failures()
 
     for feed in feeds:
-        feed.thread.start()
+        feed.start()
     status = "failed"
     try:
         yield listen
@@ -181,32 +181,24 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
         for feed in feeds:
             feed.put(status)
         for feed in feeds:
-            feed.thread.join(max(0.0, until - time.monotonic()))
-            if feed.thread.is_alive():
+            feed.join(max(0.0, until - time.monotonic()))
+            if feed.is_alive():
                 feed.failure = feed.failure or f"it did not finish within {_FINISH_S:.0f} s"
         note_failures()
 
 
-@dataclass
-class _Feed:
+class _Feed(threading.Thread):
     """A tracker in a thread of its own.
 
     `kept` holds the id of the tracker's run and the last step of each group that it has, so that a resumed run
     continues it and does not log a step again.
     """
 
-    name: str
-    tracker: Tracker
-    about: Mapping[str, Any]
-    kept: Path
-    failure: str = ""  # why it is off
-    noted: bool = False
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, tracker: Tracker, about: Mapping[str, Any], kept: Path) -> None:
+        super().__init__(name=name, daemon=True)  # a tracker that hangs must not keep the process from ending
+        self.tracker, self.about, self.kept = tracker, about, kept
+        self.failure = ""  # why it is off
         self._waiting: queue.Queue[Logged | str] = queue.Queue(_WAITING)
-        # A daemon: a tracker that hangs must not keep the process from ending.
-        self.thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
 
     def put(self, what: Logged | str) -> None:
         """Log this, or finish with this status."""
@@ -215,7 +207,8 @@ class _Feed:
         except queue.Full:
             self.failure = self.failure or f"it is {_WAITING:,} logs behind"
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Log what waits until the status comes."""
         try:
             before: dict[str, Any] = {}
             with suppress(OSError, ValueError):
@@ -261,7 +254,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", "midstream"),
             id=run["id"] or secrets.token_hex(4),
             name=run["name"],
-            config={name: run[name] for name in ("directory", "kind", "recipe", "seed", "settings")},
+            config={name: run[name] for name in _SHOWN},
             resume="allow",
             settings=wandb.Settings(console="off"),  # the terminal is the run's
             **({"mode": "offline"} if offline else {}),
@@ -336,9 +329,9 @@ class Trackio(Wandb):
         """Start or continue the run of this name, which is unique in the project."""
         trackio = import_module("trackio")
         name = run["id"] or f"{run['name']}-{secrets.token_hex(3)}"
-        config = {key: run[key] for key in ("directory", "kind", "recipe", "seed", "settings")}
         with redirect_stdout(sys.stderr):  # it prints, and standard output is for results
             project = os.environ.get("TRACKIO_PROJECT", "midstream")
+            config = {key: run[key] for key in _SHOWN}
             self._run = trackio.init(project=project, name=name, config=config, resume="allow", embed=False)
         return name
 

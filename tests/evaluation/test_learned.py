@@ -40,6 +40,11 @@ def run_of(root: Path, purpose: str = "training", learned: Task | None = None, *
     return run
 
 
+def test_a_file_that_a_model_is_named_by_is_no_library(tmp_path):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    assert learned_before({"engines": {"model": {"model": str(tmp_path / "small.gguf")}}}, None) == {}
+
+
 def library_file(path: Path, *tasks: str) -> Path:
     path.write_text(
         to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=Origin(tasks=tasks)),), next_number=2))

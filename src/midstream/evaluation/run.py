@@ -94,7 +94,10 @@ def set_apart(evaluations: Sequence[SetEvaluation], learned: Mapping[str, str]) 
     """
     found: list[SetEvaluation] = []
     for part in evaluations:
-        reasons = {task.id: reasons for task in part.tasks if (reasons := learned_because(task, learned))}
+        reasons: dict[str, str] = {}
+        for task in part.tasks:
+            for key in sorted(task_keys(task.id, task.question) & learned.keys()):
+                reasons[task.id] = learned[key]
         if new := [task for task in part.tasks if task.id not in reasons]:
             found.append(replace(part, tasks=new))
         if reasons:
@@ -103,11 +106,6 @@ def set_apart(evaluations: Sequence[SetEvaluation], learned: Mapping[str, str]) 
             why = ", ".join(dict.fromkeys(reasons.values()))
             found.append(replace(part, chosen=chosen, tasks=known, learned=why))
     return found
-
-
-def learned_because(task: Task, learned: Mapping[str, str]) -> str:
-    """Why a task is among those that were learned from; "" if it is not."""
-    return next((learned[key] for key in task_keys(task.id, task.question) if key in learned), "")
 
 
 async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:

@@ -363,7 +363,7 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
                 code="recipe-invalid",
                 fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
             )
-        for path, change in _settings(parts, values["value"]):
+        for path, change in each_setting(parts, values["value"]):
             place, (*inside, last) = len(changes), path
             if last == "type" and all(other != path for other, _ in changes):
                 within = (other[:-1][: len(inside)] == inside for other, _ in changes)
@@ -380,13 +380,13 @@ def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
     return [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items() if value is not None]
 
 
-def _settings(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+def each_setting(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
     """The settings of a value with their paths: those of an inline table, its type first, or the value itself."""
     if not isinstance(value, dict) or not value:
         yield path, value
         return
     for key in sorted(value, key=lambda key: key != "type"):
-        yield from _settings([*path, key], value[key])
+        yield from each_setting([*path, key], value[key])
 
 
 def merge(base: Table, changes: Table) -> Table:
