@@ -93,7 +93,7 @@ def test_it_is_evaluated_and_compared(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_no_tools_is_an_option_of_every_agent_that_can_do_without(capsys: pytest.CaptureFixture[str]):
-    for command in (("solve", QUESTION, "--recipe", "direct"), ("eval", "direct"), ("train", "direct")):
+    for command in (("solve", QUESTION, "--recipe", "direct"), ("eval", "direct")):
         assert "[tools.python]" in run(capsys, *command, "--tools", "python", "--dry-run")
         out = run(capsys, *command, "--tools", "none", "--set", "tools.python.timeout_s=3", "--dry-run")
         assert "tools.python" not in out

@@ -101,6 +101,10 @@ def test_verify(screen: Screen, finished_run: Path) -> None:
     screen("verify", "run")
 
 
+def test_export(screen: Screen, finished_run: Path) -> None:
+    screen("export", finished_run, "--format", "sft", "--out", "successes.jsonl")
+
+
 def test_report(screen: Screen, finished_run: Path) -> None:
     screen("report", finished_run, "--out", "report.html")
 

@@ -265,7 +265,7 @@ def test_a_run_samples_exactly_the_estimated_trajectories(finished_run):
 def test_an_evaluation_asks_no_more_than_estimated(planned, tmp_path, capsys):
     """A planner whose replies never can be used takes every turn, the others every second request."""
     with LLMServer(lambda body: "nonsense") as server:
-        settings = [f"engines.{engine}.base_url={server.base_url}" for engine in ("model", "policy")]
+        settings = [f"engines.{engine}.base_url={server.base_url}" for engine in ("model", "policy", "other")]
         settings += ["evaluation.temperatures=[0.7]", "evaluation.trials=1"]
         settings += ["evaluation.sets=[{name='own',count=3}]"]
         words = [word for setting in settings for word in ("--set", setting)]

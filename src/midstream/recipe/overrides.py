@@ -334,7 +334,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
             cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
             fix="add --model NAME",
         )
-    name, agent = "model", table["agent"]
+    name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
     if planner_from_run:
         trained, *others = modules_of(agent_type(agent))
         asked = agent.get(trained, agent).get("engine")  # an agent of your own is its one module
@@ -343,7 +343,6 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
     refuse_secrets(server)
-    # The table need not be valid yet: overrides may add what it lacks.
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]
     if "provider" in server:  # it has its own address and key
