@@ -117,7 +117,7 @@ def class_settings(
 
 
 def object_settings(base: type[SettingsT], reference: str, value: Any) -> type[SettingsT]:
-    """An object as it is; whoever made it closes it."""
+    """An object as it is; the caller who made it closes it."""
 
     def build(self: ComponentConfig, context: Context) -> Any:
         return value
@@ -208,7 +208,8 @@ class OwnFunction:
             raise not_of_kind(kind, reference, value, what)
         if inspect.isasyncgenfunction(value) or inspect.isgeneratorfunction(value):
             raise not_of_kind(kind, reference, value, f"{what}, which returns its result and does not yield it")
-        self.kind, self.reference, self.name = kind, reference, name_of(reference)
+        self.kind: Kind = kind
+        self.reference, self.name = reference, name_of(reference)
         self.function: Callable[..., Any] = value
         self.values = values  # names of what midstream passes
         self.takes = parameters_of(reference, value).keys() & set(values)
@@ -243,7 +244,7 @@ class OwnFunction:
             ) from error
 
     def wrong(self, value: Any, fix: str) -> MidstreamError:
-        """The error for a result that is none of this kind."""
+        """The error for a result that does not fit the kind."""
         failure = _failure(self.kind)(f"{self.kind} {self.name} returned {value!r:.200}", fix=fix)
         failure.retryable = False
         return failure
