@@ -303,7 +303,7 @@ class _Run:
                 trajectory = trajectory.model_copy(update={"reward": reward})
         except (UsageError, RefusedError, StorageError):
             raise  # the same for every trajectory: the run cannot work, or cannot store its results
-        except Exception as failure:
+        except (Exception, SystemExit) as failure:  # parts of your own can raise SystemExit too
             text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
             retryable = isinstance(failure, InfrastructureError) and failure.retryable
             if isinstance(failure, RewardError):

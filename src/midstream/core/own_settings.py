@@ -104,7 +104,7 @@ def class_settings(
         passed = {"context": context} if "context" in inspect.signature(cls).parameters else {}
         try:
             made = cls(**passed, **own_values(self))
-        except Exception as error:  # what a user's class raises can be anything
+        except (Exception, SystemExit) as error:  # what a user's class raises can be anything
             raise RecipeError(
                 f"{reference} cannot be created: {described(error)}",
                 code="component-invalid",
@@ -238,7 +238,7 @@ class OwnFunction:
             yield
         except MidstreamError:
             raise
-        except Exception as error:  # what a user's function raises can be anything
+        except (Exception, SystemExit) as error:  # what a user's function raises can be anything
             raise _failure(self.kind)(
                 f"{self.kind} {self.name} raised {described(error)}{where}", cause=where_raised(error), fix="correct it"
             ) from error

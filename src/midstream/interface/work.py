@@ -30,7 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 from midstream import api
 from midstream.core.component import Table
 from midstream.core.errors import UsageError
-from midstream.core.events import Listener
+from midstream.core.events import Listener, Note
 from midstream.core.own import refuse_while_importing
 from midstream.core.threads import started
 from midstream.core.trajectory import Trajectory
@@ -166,9 +166,10 @@ def solve(
         temperature: of the planner or policy; by default its own, and 0 with the weights of a run.
 
     Returns:
-        The trajectory, without a reward; `error` is set if it was lost to an infrastructure error.
+        The trajectory, without a reward. If it was lost, such as to a server that is down, `error` says to what, its
+        answer is None, and the listener receives a warning: by default, on standard error.
     """
-    return api.solve(
+    trajectory = api.solve(
         question,
         _source(agent),
         temperature=temperature,
@@ -179,6 +180,9 @@ def solve(
         replay=_path(replay),
         listener=listener,
     )
+    if trajectory.error is not None:
+        listener(Note(f"no answer: {trajectory.error.summary}"))
+    return trajectory
 
 
 @_anywhere
@@ -287,8 +291,9 @@ def practice(
             gate = min(gate, max(2, count // 2))
             count -= gate
         module = modules_of(agent_type(table["agent"]))[0]
+        asked = table["agent"].get(module, table["agent"])  # an agent of your own is its one module
         table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
-        table["practice"]["reflector"] = {"engine": table["agent"][module].get("engine", "model")}
+        table["practice"]["reflector"] = {"engine": asked.get("engine", "model")}
         table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size, "budget": _budget(budget)}
     return _learned(table, "practice", chosen, seed, settings, out, record, replay, track, listener, quiet)

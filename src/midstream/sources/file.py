@@ -226,7 +226,7 @@ class FunctionTasks(RowTasks):
             passed = {"split": split, "seed": self.config.split_seed}
             try:
                 rows = list(self._function(**{name: passed[name] for name in passed.keys() & takes.keys()}))
-            except Exception as error:  # what a user's function raises can be anything
+            except (Exception, SystemExit) as error:  # what a user's function raises can be anything
                 raise RecipeError(
                     f"{self._reference} gave no tasks: {described(error)}",
                     code="tasks-failed",
