@@ -15,6 +15,7 @@ from support.counting import LESSON, counting, write_questions
 from support.errors import raises
 from support.llm_server import Body, LLMServer, prompt_of
 
+
 async def counts(question, model, lessons):
     """Count in one request."""
     return await model(f"{lessons}\n{question}")
