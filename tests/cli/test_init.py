@@ -41,7 +41,7 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def server():
     """A model as served: the project's own stand-in, behind HTTP."""
-    path = Path(importlib.util.find_spec("midstream").origin).parent / "init_files/common/stand_in.py"
+    path = Path(importlib.util.find_spec("midstream").origin).parent / "init_files/lessons/stand_in.py"
     spec = importlib.util.spec_from_file_location("stand_in", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -80,6 +80,10 @@ def test_the_readme_is_followed(kind, project, server, capsys):
     shown = follow(place, capsys)
     assert len(shown) >= 4
     assert any("%" in text for text in shown.values())  # a newcomer sees numbers
+    if kind == "solve":  # its first command calls the tool, whatever the seed
+        first = next(iter(shown.values()))
+        assert "word_count" in first
+        assert re.search(r"^ +answer +4 ", first, re.MULTILINE)
     if kind == "lessons":  # without a model too
         assert "call word_count instead" in " ".join(shown["midstream library show runs/offline"].split())
 
@@ -119,6 +123,6 @@ def test_every_kind_has_its_files(tmp_path, capsys):
     for kind in KINDS:
         assert main(["init", str(tmp_path / kind), "--kind", kind]) == 0
         assert "# " in capsys.readouterr().out
-        assert {"README.md", "recipe.toml", "offline.toml", "questions.jsonl"} <= {
-            path.name for path in (tmp_path / kind).iterdir()
-        }
+        files = {path.name: path for path in (tmp_path / kind).iterdir()}
+        assert {"README.md", "recipe.toml", "offline.toml", "questions.jsonl"} <= files.keys()
+        assert ("stand_in.py" in files) == ("stand_in.py" in files["offline.toml"].read_text())

@@ -24,7 +24,7 @@ from midstream.recipe.schema import (
     to_toml,
     with_overrides,
 )
-from support.errors import coded
+from support.errors import coded, raises
 
 
 def test_a_recipe_is_found_by_name_or_path(ten_steps):
@@ -61,6 +61,21 @@ def test_a_base_next_to_the_recipe_wins(tmp_path):
     (tmp_path / "flow-grpo-tiny.toml").write_text('name = "mine"\nseed = 5\n')
     (tmp_path / "child.toml").write_text('extends = "flow-grpo-tiny"\nseed = 6\n')
     assert read_table(str(tmp_path / "child.toml")) == {"name": "mine", "seed": 6}
+
+
+@pytest.mark.parametrize("base", ["base", "base.toml", "../shared/base.toml"])
+def test_a_base_is_looked_up_next_to_the_recipe(tmp_path, monkeypatch, base):
+    for directory, value in [("mine", 1), ("shared", 1), ("elsewhere", 2)]:
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "base.toml").write_text(f"seed = {value}\n")
+    child = tmp_path / "mine" / "child.toml"
+    child.write_text(f'extends = "{base}"\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_table(str(child)) == {"seed": 1}
+    assert read_table("../mine/child.toml") == {"seed": 1}
+    child.write_text('extends = "gone.toml"\n')
+    with raises("unknown-recipe", "gone.toml", child, f"{child.parent} has no"):
+        read_table(str(child))
 
 
 def test_a_broken_file_is_named_with_its_line(tmp_path):

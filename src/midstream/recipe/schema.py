@@ -290,16 +290,17 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str, extended_by: Path | None = None) -> Path:
-    """The file of a recipe given by path or by name. `extended_by` names it by name, or next to itself."""
-    path = Path(name) if name.endswith(".toml") else recipes_directory() / f"{name}.toml"
-    if extended_by is not None and os.path.isfile(sibling := extended_by.parent / f"{name}.toml"):
-        path = sibling
+    """The file of a recipe given by path or by name. In the recipe `extended_by`, paths are relative to its file."""
+    directory, file = extended_by.parent if extended_by else Path(), name if name.endswith(".toml") else f"{name}.toml"
+    path = directory / file
+    if file != name and not (extended_by and os.path.isfile(path)):
+        path = recipes_directory() / file
     if not os.path.exists(path):
         known = recipe_names()
         raise RecipeError(
             f"recipe {shown(name)} was not found",
             code="unknown-recipe",
-            cause=f"{extended_by} extends it" if extended_by else "",
+            cause=f"{extended_by} extends it, and {directory} has no {file}" if extended_by else "",
             fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}",
         )
     return path.resolve()
