@@ -252,9 +252,9 @@ def test_an_agent_asks_several_models_at_once(place: Path):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("    await model('1 2')\n    return 1 / 0", "agent agent raised ZeroDivisionError"),
-        ("    await model('1 2')\n    return 3", "agent agent returned 3"),
-        ("    await model('1 2')\n    return await tools['none'](a=1)", "agent agent raised KeyError"),
+        ("    await model('1 2')\n    return 1 / 0", "agent 'agent' raised ZeroDivisionError"),
+        ("    await model('1 2')\n    return 3", "agent 'agent' returned 3"),
+        ("    await model('1 2')\n    return await tools['none'](a=1)", "agent 'agent' raised KeyError"),
     ],
 )
 def test_an_agent_that_fails_is_an_error_with_its_calls(place: Path, body: str, text: str):
@@ -345,7 +345,7 @@ def test_an_agent_of_your_own_is_trained_with_its_advantage_and_loss(place: Path
 @pytest.mark.parametrize("source", ["[0.0]", "[float('nan')] * len(rewards)", "None", "1 / 0", "['a', 'b']"])
 def test_an_advantage_that_is_no_number_for_each_reward(place: Path, source: str):
     made: Any = parse_component("advantage", {"type": f"{write(place, f'def fn(rewards): return {source}')}:fn"}, "a")
-    with pytest.raises(TrainingError, check=coded("component-failed", "advantage fn")):
+    with pytest.raises(TrainingError, check=coded("component-failed", "advantage 'fn'")):
         made.config.build(None)([0.0, 1.0], [])
 
 
@@ -390,7 +390,7 @@ def test_what_cannot_be_a_component_is_refused(case: str, place: Path):
 def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, place: Path):
     source = f"import midstream as ms\ndef fn(answer): return {value}\n"
     made = table("mine.py") | {"reward": {"type": f"{write(place, source)}:fn"}}
-    with pytest.raises(InfrastructureError, check=coded("no-results", "reward fn")):  # every trajectory is an error
+    with pytest.raises(InfrastructureError, check=coded("no-results", "reward 'fn'")):  # every trajectory is an error
         api.evaluate(made, "run")
 
 

@@ -167,6 +167,13 @@ def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_no_tracker_is_named_as_its_user_named_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tr.py").write_text("class M:\n    def start(self, run): ...\n")
+    with pytest.raises(MidstreamError, check=coded("component-invalid", "tr.py:M is no tracker", "log and finish")):
+        trackers_of("tr.py:M")
+
+
 def test_a_dry_run_refuses_an_unknown_tracker(capsys):
     assert main(["train", "training-free-simulated", "--dry-run", "--track", "tensorbord"]) == 2
     assert printed(capsys.readouterr().err).code == "unknown-type"

@@ -487,10 +487,10 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise RunError(
-            f"{', '.join(changed)} has changed since {run.root} began",
+            f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
             cause="results on both versions would be counted as one",
-            fix=f"restore it (a copy of a file is in {run.own_dir}), or start over with --out",
+            fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
 

@@ -122,16 +122,16 @@ def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tu
 
 def own_tracker(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
     """The settings of a tracker of your own, a class or an object: the parameters of its class."""
-    tracker = _checked(value)
+    tracker = _checked(value, reference)
     if isinstance(value, type):
         return class_settings(ComponentConfig, reference, tracker, lambda made, _: made)
     return object_settings(ComponentConfig, reference, tracker)
 
 
-def _checked(tracker: Any) -> Any:
+def _checked(tracker: Any, shown: str = "") -> Any:
     if lacking := [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]:
         raise UsageError(
-            f"{tracker!r} is no tracker: it has no method {' and '.join(lacking)}",
+            f"{shown or repr(tracker)} is no tracker: it has no method {' and '.join(lacking)}",
             code="component-invalid",
             fix="add it: docs/tracking.md",
         )

@@ -101,7 +101,7 @@ def test_trl_has_a_row_for_each_reply_of_a_run_that_is_no_evaluation_of_its_own(
     done = api.export(run, "trl", run.root.parent / "trl.jsonl")
     rows = lines(done.path)
     assert (done.rows, len(rows)) == (4, 4)
-    assert done.left_out == {"it is of another part of the run": 1, "it ended in an error": 1}
+    assert done.left_out == {"from other parts of the run": 1, "ended in an error": 1}
     assert [(row["task_id"], row["label"], row["reward"]) for row in rows] == [
         ("t1", True, 1.0), ("t1", True, 1.0), ("t2", False, 0.5), ("t2", False, 0.5),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_trl_has_a_row_for_each_reply_of_a_run_that_is_no_evaluation_of_its_own(
 def test_sft_holds_whole_conversations_of_successes_unless_all_are_wanted(run):
     done = api.export(run, "sft", run.root.parent / "sft.jsonl")
     [row] = lines(done.path)
-    assert done.left_out["it is no success"] == 1
+    assert done.left_out["not successful"] == 1
     assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert row["task_id"] == "t1"
     every = api.export(run, "sft", run.root.parent / "all.jsonl", everything=True)
@@ -182,7 +182,7 @@ def test_verl_has_a_row_for_each_task_with_the_mean_reward_of_its_runs(tmp_path)
     dialogue = spoken("t9", 1.0).model_copy(update={"gold": None})
     run.trajectories.write(1, [spoken("t1", 1.0), spoken("t1", 0.0), spoken("t2", 0.5), dialogue])
     done = api.export(run, "verl", tmp_path / "tasks.parquet")
-    assert (done.rows, done.left_out) == (2, {"it has no question with an answer": 1})
+    assert (done.rows, done.left_out) == (2, {"without a question with an answer": 1})
     first, second = parquet.read_table(done.path).to_pylist()
     assert first["prompt"] == [{"role": "user", "content": ASKED[1].content}]
     assert (first["data_source"], first["ability"]) == ("midstream/mine", "add")
@@ -253,7 +253,7 @@ def test_the_command_says_what_it_wrote_and_left_out(run, tmp_path, capsys):
     assert main(["export", str(run.root), "--format", "sft", "--out", str(tmp_path / "a.jsonl"), "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "1 row in" in said
-    assert "1 trajectory left out: it is no success" in said
+    assert "1 trajectory left out: not successful" in said
     words = ["export", str(run.root), "--format", "sft", "--all", "--out", str(tmp_path / "b.jsonl"), "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 2

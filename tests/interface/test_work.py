@@ -61,7 +61,7 @@ def test_one_that_reads_no_lessons_is_refused(agent):
 
 
 def test_a_reward_that_exits_does_not_end_the_program(agent):
-    with raises("no-results", "reward leaves raised SystemExit: 3", "test_work.py"):
+    with raises("no-results", "reward 'leaves' raised SystemExit: 3", "test_work.py"):
         ms.evaluate(agent, ms.tasks("questions.jsonl").test, reward=leaves, quiet=True)
 
 

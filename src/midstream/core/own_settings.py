@@ -147,7 +147,7 @@ def not_of_kind(kind: Kind, reference: str, value: Any, what: str) -> RecipeErro
     return RecipeError(
         f"{reference} is no {kind}: {value!r:.100}",
         code="component-invalid",
-        cause=f"a {kind} is {what}",
+        cause=f"{_article(kind)} {kind} is {what}",
         fix="docs/extending.md has an example of each kind",
     )
 
@@ -190,7 +190,7 @@ def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
         except TypeError as error:
             shown = ", ".join(parameter.name for parameter in passed)
             raise RecipeError(
-                f"{reference}: `{name}` of a {kind} is called with ({shown}), and here: {error}",
+                f"{reference}: `{name}` of {_article(kind)} {kind} is called with ({shown}), and here: {error}",
                 code="component-invalid",
                 fix=f"give it these parameters (core/protocols.py, {protocol.__name__})",
             ) from error
@@ -240,12 +240,12 @@ class OwnFunction:
             raise
         except (Exception, SystemExit) as error:  # what a user's function raises can be anything
             raise _failure(self.kind)(
-                f"{self.kind} {self.name} raised {described(error)}{where}", cause=where_raised(error), fix="correct it"
+                f"{self.kind} {self.name!r} raised {described(error)}{where}", cause=where_raised(error), fix="correct it"
             ) from error
 
     def wrong(self, value: Any, fix: str) -> MidstreamError:
         """The error for a result that does not fit the kind."""
-        failure = _failure(self.kind)(f"{self.kind} {self.name} returned {value!r:.200}", fix=fix)
+        failure = _failure(self.kind)(f"{self.kind} {self.name!r} returned {value!r:.200}", fix=fix)
         failure.retryable = False
         return failure
 
@@ -258,6 +258,10 @@ def _failure(kind: Kind) -> Callable[..., Any]:
     if kind in ("advantage", "loss"):
         return partial(TrainingError, code="component-failed")
     return partial(InfrastructureError, code="component-failed", retryable=False)
+
+
+def _article(kind: Kind) -> str:
+    return "an" if kind[0] in "aeiou" else "a"
 
 
 def described(error: BaseException) -> str:

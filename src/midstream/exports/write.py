@@ -71,16 +71,16 @@ def export(
     def made() -> Iterator[Row]:
         for part, trajectory in _trajectories(run, parts, left_out):
             if learns and trajectory.status == "error":
-                left_out["it ended in an error"] += 1
+                left_out["ended in an error"] += 1
             elif format == "trl" and trajectory.reward is None:
-                left_out["it has no reward"] += 1
+                left_out["without a reward"] += 1
             elif format == "sft" and not everything and (not trajectory.reward or trajectory.reward.value < SUCCESS):
-                left_out["it is no success"] += 1
+                left_out["not successful"] += 1
             elif rows := list(makers[format](part, trajectory)):
                 yield from rows
             else:
                 missing = "question with an answer" if format == "verl" else f"reply of {module or 'a model'}"
-                left_out[f"it has no {missing}"] += 1
+                left_out[f"without a {missing}"] += 1
 
     count = 0
 
@@ -118,7 +118,7 @@ def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iter
         if fnmatchcase(name, parts):
             yield from ((name, trajectory) for trajectory in segment)
         else:
-            left_out["it is of another part of the run"] += len(segment)
+            left_out["from other parts of the run"] += len(segment)
     for result in results.read(run.results_path):  # of an evaluation under way
         name = evaluation_name(result.set)
         if name not in names and fnmatchcase(name, parts):

@@ -43,7 +43,7 @@ class FunctionReward(BaseReward):
         number = item.value if isinstance(item, Score) else item
         if not isinstance(number, int | float) or math.isnan(number) or not 0 <= number <= 1:
             raise RewardError(
-                f"reward {self.name} returned {value!r:.100} for task {task.id!r}",
+                f"reward {self.name!r} returned {value!r:.100} for task {task.id!r}",
                 code="reward-out-of-range",
                 fix="return a number in [0, 1], a bool, or a Score with such a value",
                 retryable=False,
