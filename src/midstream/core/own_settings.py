@@ -240,7 +240,9 @@ class OwnFunction:
             raise
         except (Exception, SystemExit) as error:  # what a user's function raises can be anything
             raise _failure(self.kind)(
-                f"{self.kind} {self.name!r} raised {described(error)}{where}", cause=where_raised(error), fix="correct it"
+                f"{self.kind} {self.name!r} raised {described(error)}{where}",
+                cause=where_raised(error),
+                fix="correct it",
             ) from error
 
     def wrong(self, value: Any, fix: str) -> MidstreamError:
