@@ -27,7 +27,7 @@ from midstream.report.run_results import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from midstream.training_free.role_prompts import about_rollouts, transcript
-from support.errors import coded
+from support.errors import coded, raises
 from support.hf_models import save_chat_model
 
 MINE = '''
@@ -406,3 +406,31 @@ def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatc
     again = api.evaluate(table("mine.py"), "run", replay=place / "tape")
     assert [part.evaluations.read()[0].success for part in (first, again)] == [1.0, 1.0]
     assert isinstance(again, RunDirectory)
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "texts"),
+    [
+        ("def fn(): rows = []", "tasks-failed", ("bad.py:fn", "returned None", "fn ends without")),
+        ("def fn(): return 'a question'", "tasks-failed", ("bad.py:fn", '"a question"')),
+        (
+            "def fn(split): return [{'question': 'a', 'answer': 'b'}]",
+            "tasks-failed",
+            ("bad.py:fn", "'train'", "do not depend on `split`"),
+        ),
+    ],
+)
+def test_a_function_that_returns_no_rows_is_named(source: str, code: str, texts: tuple[str, ...], place: Path):
+    made: Any = parse_component("tasks", {"type": f"{write(place, source)}:fn"}, "tasks")
+    with raises(code, *texts):
+        made.config.build(None).tasks("test")
+
+
+def test_a_copy_whose_neighbors_are_not_there_names_the_file_that_is_gone(place: Path):
+    moved = place / "gone" / "mine.py"
+    (place / "copies").mkdir()
+    (place / "copies" / "mine-1.py").write_text("import a_neighbor_that_is_gone\ndef fn(answer): return 1.0\n")
+    recorded = {f"{moved}:fn": own.OwnComponent(reference=f"{moved}:fn", digest="1", copy_name="mine-1.py")}
+    changed = own.from_copies({"type": f"{moved}:fn"}, recorded, place / "copies")
+    with raises("import-failed", f"{moved} is gone", "a_neighbor_that_is_gone", f"put {moved} back"):
+        own.load(changed["type"])

@@ -13,7 +13,7 @@ from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.report.study_tables import study_tables
 from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows
-from support.errors import raises
+from support.errors import coded, raises
 from support.fake_run import evaluation
 
 SMALL = (
@@ -110,6 +110,13 @@ def test_refusals_leave_nothing_behind(
     assert main(["study", *arguments, "--out", str(tmp_path)]) in (1, 2)
     assert f"error[{code}]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_is_no_study(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "flow-grpo-tiny"\nname = "mine"\n', encoding="utf-8")
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", file, "is a recipe", fix="mine.toml")):
+        read_study(file)
 
 
 def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None:

@@ -230,7 +230,14 @@ def read_study(name: str | Path) -> StudyFile:
             fix=did_you_mean(name, (file.stem for file in SHIPPED.glob("*.toml")))
             + "midstream study --list, or a file like docs/study.md shows",
         )
-    study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
+    table, directory = read_toml(path), path.parent.resolve()
+    if "arms" not in table and table.keys() & {"extends", "agent", "engines"}:
+        raise RecipeError(
+            f"{path} is a recipe; a study has [[arms]]",
+            code="recipe-invalid",
+            fix=f'write a study whose arm names it: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md',
+        )
+    study = validate(StudyFile, table, "", of=f"study {path}")
     arms: list[Arm] = []
     for arm in study.arms:
         recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe

@@ -247,6 +247,9 @@ def test_what_cannot_be_written_is_refused(run, tmp_path):
         api.export(run, "banana", tmp_path / "x")  # pyright: ignore[reportArgumentType]
     with raises("nothing-to-export", "step-9*"):
         api.export(run, "atif", tmp_path / "atif", part="step-9*")
+    empty = RunDirectory.create(tmp_path / "empty", collect_info("mine", 3, agent("mine")), "")
+    with raises("nothing-to-export", f"{empty.root} has no trajectories"):
+        api.export(empty, "sft", tmp_path / "sft.jsonl")
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run, tmp_path, capsys):

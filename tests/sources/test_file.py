@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, UsageError
 from midstream.sources.file import FileTasks, FileTasksConfig
-from support.errors import coded
+from support.errors import coded, raises
 
 
 def source(directory, rows, **settings):
@@ -155,6 +156,15 @@ def test_all_bad_rows_are_reported_together(tmp_path):
 def test_an_empty_file_has_no_question(tmp_path):
     with pytest.raises(UsageError, check=coded("no-questions")):
         source(tmp_path, [""]).tasks("test")
+
+
+def test_a_repeated_row_is_fixed_by_a_table_of_its_recipe(tmp_path):
+    with raises("bad-rows", "it repeats line 1") as caught:
+        source(tmp_path, [row(1), row(1)]).tasks("test")
+    table = caught.value.fix.partition("[[evaluation.sets]] ")[2]
+    settings = tomllib.loads(table)["tasks"]
+    assert settings.pop("type") == "file"
+    assert len(FileTasks(FileTasksConfig.model_validate(settings)).tasks("test")) == 1
 
 
 def test_repeated_rows_can_be_dropped_and_are_counted(tmp_path):

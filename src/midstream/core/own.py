@@ -31,6 +31,7 @@ _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
 _imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
+_originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
 
@@ -227,6 +228,13 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
                 code="module-not-found",
                 fix=f"correct the name, install its package next to midstream, or name the file; {example}",
             ) from error
+        if path is not None and (original := _originals.get(str(path))):
+            raise RecipeError(
+                f"{original} is gone, and the run's copy of it cannot be imported: {type(error).__name__}: {error}",
+                code="import-failed",
+                cause="a run copies the file that its recipe names, and none that this file imports",
+                fix=f"put {original} back, with the files that it imports",
+            ) from error
         last = traceback.extract_tb(error.__traceback__)[-1]
         syntax = isinstance(error, SyntaxError)
         file, line = (error.filename, error.lineno) if syntax else (last.filename, last.lineno)
@@ -288,6 +296,8 @@ def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Pat
         own = recorded.get(reference)
         if own is None or not own.copy_name or file.is_file() or reference in _live:
             return reference
-        return f"{(directory / own.copy_name).resolve()}:{name_of(reference)}"
+        copied = (directory / own.copy_name).resolve()
+        _originals[str(copied)] = file
+        return f"{copied}:{name_of(reference)}"
 
     return _renamed(table, copy)

@@ -55,6 +55,11 @@ class RowTasks(Finite):
         """Yield every row."""
         raise NotImplementedError
 
+    @property
+    def rows_fix(self) -> str:
+        """How bad rows are corrected, or read otherwise."""
+        return "correct them, or change question_field, answer_field or duplicates in the table of these tasks"
+
     def split_fix(self, split: str) -> str:
         """Rows serve the splits that they or the settings name."""
         return f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
@@ -98,7 +103,7 @@ class RowTasks(Finite):
             faults.add(without[0], "it names no split, and other rows do")
         faults.refuse(
             'a row must be such as {"question": "...", "answer": "..."}',
-            "correct them, or name other fields by question_field and answer_field",
+            self.rows_fix,
         )
         if not total:
             raise UsageError(f"{self.what} has no question", code="no-questions", fix="add some, one a line")
@@ -207,6 +212,12 @@ class FileTasks(RowTasks):
         """Yield every row of the file."""
         return read_records(self.config.path, faults)
 
+    @property
+    def rows_fix(self) -> str:
+        """Which table it is: the option `--tasks` has none, and a recipe has one for each set of its evaluation."""
+        tasks = f'tasks = {{ type = "file", path = "{self.config.path}", duplicates = "drop" }}'
+        return f"{super().rows_fix}; for an evaluation, without --tasks, in its recipe: [[evaluation.sets]] {tasks}"
+
 
 class FunctionTasks(RowTasks):
     """The questions of a function: rows like those of a file, as a list or an iterator.
@@ -221,18 +232,35 @@ class FunctionTasks(RowTasks):
 
     def records(self, faults: Faults) -> Iterable[Record]:
         """Yield every row that the function returns. Raises `RecipeError` if it raises, or returns no rows."""
-        takes = inspect.signature(self._function).parameters
+        takes, earlier = inspect.signature(self._function).parameters, dict[str, str | None]()
+        example = 'return a list of rows such as {"question": "...", "answer": "..."}'
         for split in SPLITS if "split" in takes else [None]:
             passed = {"split": split, "seed": self.config.split_seed}
             try:
-                rows = list(self._function(**{name: passed[name] for name in passed.keys() & takes.keys()}))
+                returned = self._function(**{name: passed[name] for name in passed.keys() & takes.keys()})
+                rows = [] if returned is None or isinstance(returned, str | bytes | Mapping) else list(returned)
             except (Exception, SystemExit) as error:  # what a user's function raises can be anything
                 raise RecipeError(
                     f"{self._reference} gave no tasks: {described(error)}",
                     code="tasks-failed",
                     cause=where_raised(error),
-                    fix='return a list of rows such as {"question": "...", "answer": "..."}',
+                    fix=example,
                 ) from error
+            if returned is None or isinstance(returned, str | bytes | Mapping):
+                raise RecipeError(
+                    f"{self._reference} returned {'None' if returned is None else json_excerpt(returned)}, no rows",
+                    code="tasks-failed",
+                    cause=f"{self.what} ends without `return`" if returned is None else "",
+                    fix=example,
+                )
+            if rows and self.config.duplicates == "error" and (other := earlier.get(repr(rows))):
+                raise RecipeError(
+                    f"{self._reference} returns the same rows for split {other!r} and {split!r}",
+                    code="tasks-failed",
+                    cause="the rows do not depend on `split`, and no question may be in two splits",
+                    fix="return other rows for each split, [] for none; or leave the parameter `split` out",
+                )
+            earlier[repr(rows)] = split
             for number, row in enumerate(rows, 1):
                 place = f"row {number}" + (f" of {split}" if split else "")
                 for record in record_of(place, row, faults):
