@@ -65,6 +65,19 @@ def test_a_reward_that_exits_does_not_end_the_program(agent):
         ms.evaluate(agent, ms.tasks("questions.jsonl").test, reward=leaves, quiet=True)
 
 
+def test_other_parts_that_exit_are_errors_too(agent):
+    class Exits(ms.Reward):
+        name, judged = "exits", False
+
+        async def score(self, task, trajectory):
+            sys.exit(4)
+
+    with raises("tasks-failed", "SystemExit"):
+        len(ms.tasks(lambda: sys.exit(5)))
+    with raises("no-results", "SystemExit: 4"):
+        ms.evaluate(agent, ms.tasks("questions.jsonl").test, reward=Exits, quiet=True)
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 def test_solve_says_that_the_run_was_lost(agent, awaited):
     notes: list[str] = []
