@@ -61,7 +61,7 @@ def test_the_block_that_trains_runs(tmp_path):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_a_call(name):
     calls = re.findall(r"`([\w.]+)(?:\(.*?\))?`", dict(ROWS)[name]) if name in dict(ROWS) else []
-    assert calls or name == "init", f"docs/python.md names no call for {name}"
+    assert calls or name in ("init", "completion"), f"docs/python.md names no call for {name}"
     for call in filter(lambda call: call != "print", calls):
         first, *rest = call.split(".")
         if first == "ms":
