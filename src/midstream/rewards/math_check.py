@@ -80,7 +80,7 @@ def parse(formula: str, other: str = "") -> list[Any]:
     if "=" not in other:
         formula = _CHAIN.sub("", formula)  # "v = (4 - 1, 0 - 2) = (3, -2)"
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
-    # "x < -2, x > 4", which Math-Verify does not compare with a union; with "and" between them it is none.
+    # "x < -2, x > 4", which Math-Verify does not compare with a union; with "and" between them they are not a union.
     formula = formula if r"\cup" in other else formula.replace(r"\land", ",")
     parts = [_FLIPPED.sub(_turned, part) for part in formula.split(",")]
     bounds = [bound for part in parts if (bound := _BOUND.fullmatch(part))]
