@@ -201,7 +201,7 @@ def test_a_tool_shows_its_arguments_settings_and_schema(capsys, mine):
         "             again  boolean = false",
         "  limits     5 s, 2,000 tokens of output",
     ]  # fmt: skip
-    assert '  function  "mine.py:convert"  (required)' in lines
+    assert f'function"{Path("mine.py").absolute()}:convert"(required)' in "".join(out.split())  # over several lines
     assert json.loads(out[out.index("{") : out.rindex("}") + 1])["required"] == ["value", "unit"]
     assert lines[-1] == '  midstream tools mine.py:convert value="..." unit="..."'
 
@@ -346,7 +346,7 @@ REFUSED = {
     "no name": ([""], "empty-value", "''", "local_search"),
     "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
     "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream tools function"),
-    "no file": (["none.py:f"], "file-not-found", "none.py", "run midstream where"),
+    "no file": (["none.py:f"], "file-not-found", "none.py", "give its absolute path"),
     "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
     "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", "'x'", "shows"),
     "an argument that is not allowed": (

@@ -110,7 +110,11 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["training.steps=1"], "setting-conflict", "[training] and [practice]"),
         (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
-        (["practice.budget.cost_usd=1"], "setting-conflict", "practice.budget.cost_usd = 1"),
+        (
+            ["practice.budget.cost_usd=1", 'engines.hosted={type="openai_compatible", model="m"}'],
+            "setting-conflict",
+            "practice.budget.cost_usd = 1",
+        ),
         (
             ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
             "file-not-found",
