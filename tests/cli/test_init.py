@@ -16,7 +16,7 @@ import pytest
 from midstream.cli.init import KINDS
 from midstream.cli.main import main
 from support.errors import printed
-from support.hf_models import save_chat_model
+from support.hf_models import TEMPLATE, save_chat_model
 from support.llm_server import LLMServer
 
 
@@ -91,7 +91,7 @@ def test_the_readme_is_followed(kind, project, server, capsys):
 @pytest.mark.slow
 def test_the_readme_of_train_is_followed(project, capsys):
     place = project("train")
-    model = save_chat_model(place / "model", "qwen2")
+    model = save_chat_model(place / "model", "qwen2", template="{{ tools | tojson if tools }}" + TEMPLATE)
     config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 8192}
     (model / "config.json").write_text(json.dumps(config))
     recipe = (place / "recipe.toml").read_text()
