@@ -416,11 +416,13 @@ def test_calls_leave_nothing_open_in_their_worker(tier: Tier):
     async def go() -> None:
         pool = make_pool(tier, workers=1, timeout_s=0.05)
         await pool.run("open('f', 'w').close()")
+        await asyncio.sleep(0.5)  # the worker makes its next child ready, which has a file and a mount
         before = {pid: held(pid) for pid in (os.getpid(), *processes(pool))}
         for _ in range(20):
             for code in ("open('f', 'w').close()", "1 / 0", "import os\nos._exit(3)", "[0] * 10**11"):
                 await pool.run(code)
         await pool.run("import time\ntime.sleep(9)")
+        await asyncio.sleep(0.5)
         assert {pid: held(pid) for pid in (os.getpid(), *processes(pool))} == before
         await pool.close()
 
