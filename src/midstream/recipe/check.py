@@ -373,7 +373,8 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
         raise RecipeError(
             f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing: no engine has a price",
             code="setting-conflict",
-            fix="set price_prompt_usd and price_completion_usd under [engines.NAME], or limit tokens instead",
+            fix="set price_prompt_usd and price_completion_usd under [engines.NAME] (in Python: "
+            'settings={"engines.model.price_prompt_usd": 2.5}), or limit tokens or rollouts instead',
         )
     inside = [name for name in recipe.engines if in_process(recipe, name)]
     if config.cache is not None and inside:
