@@ -106,7 +106,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
 def use_threads(recipe: Recipe, *, learns: bool) -> None:
     """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
-    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
+    if learns or any(getattr(engine.config, "tiny", False) for engine in recipe.engines.values()):
         require_torch()
         import torch
 

@@ -166,6 +166,7 @@ class EngineConfig(ComponentConfig):
     """The settings of an engine."""
 
     in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
+    tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
 
 
 class Component(Settings):

@@ -55,6 +55,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
     "engine": {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
+        "tiny_text": "midstream.engines.local.settings:TinyTextConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",

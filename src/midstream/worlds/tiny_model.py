@@ -107,6 +107,7 @@ class TinyModelConfig(EngineConfig):
     """
 
     in_process = True
+    tiny = True
     extra = "train"
     packages = ("torch", "transformers")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import UnsupportedError
@@ -53,6 +53,57 @@ class LocalModelConfig(EngineConfig):
             max_batch=self.max_batch,
             chat_template_kwargs=self.chat_template_kwargs,
         )
+
+
+class TinyTextConfig(EngineConfig):
+    """A language model in open text that is made here, small enough to learn from nothing on a laptop.
+
+    Attributes:
+        weights: `copying`: new weights that copy; or the directory of a saved model, such as a run's `policy`, which
+            has its own sizes
+        hidden_size: width; 128 with 4 layers and 4 heads is 1 M parameters, 256, 6, 8 are 5 M, 512, 6, 16 are 21 M
+        layers: depth
+        heads: attention heads
+        max_positions: the most tokens of prompt and completion together
+        device: PyTorch's name of the device
+        max_batch: the most completions sampled at once
+    """
+
+    in_process = True
+    tiny = True
+    extra = "train"
+    packages = ("torch", "transformers")
+
+    weights: Literal["copying"] | Path = "copying"
+    hidden_size: int = Field(default=128, gt=0)
+    layers: int = Field(default=4, ge=2)
+    heads: int = Field(default=4, ge=2, multiple_of=2)
+    max_positions: int = Field(default=2048, ge=64)
+    device: str = "cpu"
+    max_batch: int = Field(default=256, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> TinyTextConfig:
+        if self.hidden_size % (2 * self.heads) or self.hidden_size < 16 * self.heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be an even multiple of the {self.heads} heads, 16 or more"
+            )
+        return self
+
+    def build(self, context: Context) -> TransformersLocal:
+        """Build it; a saved model is loaded."""
+        require_torch()
+        from midstream.engines.local.engine import TransformersLocal
+        from midstream.engines.local.pretrained import load_model
+        from midstream.engines.local.tiny_text.model import make_model
+        from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
+
+        if self.weights == "copying":
+            tokenizer = load_tokenizer()
+            model = make_model(self, tokenizer, context.warm_seed).to(self.device)
+        else:
+            model, tokenizer = load_model(str(self.weights), "float32", self.device)
+        return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 
 def require_torch() -> None:
