@@ -22,6 +22,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
+from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.worlds.gazetteer.scripted import ScriptedPlanner
@@ -143,6 +144,31 @@ def test_the_warm_start_follows_its_seed(make_build):
         warm(build, transcripts=20, steps=5)
     one, other = (build.policy.learner.model.state_dict() for build in builds)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_share_of_updates_is_on_random_tokens_said_twice(make_build, monkeypatch):
+    steps = []
+
+    def step(learner, rows, learning_rate, prompt_weight):
+        steps.append((rows, prompt_weight))
+        return 1.0
+
+    monkeypatch.setattr(LocalLearner, "supervised_step", step)
+    warm(make_build(), transcripts=4, steps=150, copying=0.1)
+    plain, steps[:] = list(steps), []
+    warm(make_build(), transcripts=4, steps=150)
+    copied = [place for place, (rows, _) in enumerate(plain) if rows[0].trajectory_id.startswith("copied")]
+    early = sum(place < 48 for place in copied)
+    assert 14 < early < 34  # of 48
+    assert 2 < len(copied) - early < 20  # of 102
+    for place in copied:
+        rows, prompt_weight = plain[place]
+        assert prompt_weight == 0
+        assert all(row.prompt_ids == (*row.prompt_ids[:-1], row.prompt_ids[0]) for row in rows)
+        assert all(row.completion_ids == row.prompt_ids[1:-1] for row in rows)
+        assert len({row.prompt_ids for row in rows}) == 32
+    kept = [step for place, step in enumerate(plain) if place not in copied]
+    assert kept == steps[: len(kept)]  # transcripts follow each other as without
 
 
 def collected(make_build, *, overrides=(), lessons=0.0, **changes):

@@ -105,6 +105,8 @@ class WarmStartConfig(SupervisedConfig):
         min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
         lessons: share of transcripts with lessons in their prompts, which the teacher follows and the planner learns to
             follow
+        copying: share of updates on random tokens said twice, of which the second time is learned, in place of
+            transcripts; with them, half of the first 48 updates. A small language model learns to copy names from them
     """
 
     file: Path | None = None
@@ -112,6 +114,7 @@ class WarmStartConfig(SupervisedConfig):
     policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
+    copying: float = Field(default=0.0, ge=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
@@ -24,6 +25,8 @@ from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmSt
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
 MAX_BROKEN = 0.01  # share of transcripts
+COPYING_FIRST = 48  # updates, half of which are on random tokens said twice where the recipe has such
+COPIED_ROWS, COPIED_TOKENS = 32, 24
 
 
 class Transcripts:
@@ -141,6 +144,14 @@ def learning_rate(config: SupervisedConfig, step: int) -> float:
     return config.learning_rate * rise * max(config.final_share, 1 - (step - 1) / max(1, config.steps))
 
 
+def copying_rows(tokenizer: Any, seed: int) -> list[Row]:
+    """Rows of random tokens said twice, without marks; the second time is learned, but for its first token."""
+    rng = random.Random(seed)
+    ids = [token for token in range(len(tokenizer)) if token not in tokenizer.added_tokens_decoder]
+    runs = [tuple(rng.choices(ids, k=COPIED_TOKENS)) for _ in range(COPIED_ROWS)]
+    return [supervised_row([*run, run[0]], run[1:], f"copied-{place}") for place, run in enumerate(runs)]
+
+
 async def warm_start(
     config: WarmStartConfig,
     *,
@@ -166,11 +177,18 @@ async def warm_start(
             make_environment(planner=teacher), source, student, config, seed, report, lessons=config.lessons
         )
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
+    learned = 0  # batches of transcripts
     for step in range(1, config.steps + 1):
         learner.before_step(derive_seed(seed, "warm start", step))
-        loss = learner.supervised_step(transcripts.batch(step - 1), learning_rate(config, step), config.prompt_weight)
+        share = max(config.copying, 0.5) if config.copying and step <= COPYING_FIRST else config.copying
+        if copies := bool(share) and random.Random(derive_seed(seed, "copying", step)).random() < share:
+            batch, prompt_weight = copying_rows(student.tokenizer, derive_seed(seed, "copied", step)), 0.0
+        else:
+            batch, prompt_weight = transcripts.batch(learned), config.prompt_weight
+            learned += 1
+        loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight)
         if step % 10 == 0:
-            report(f"warm start {step}/{config.steps}, loss {loss:.2f}")
+            report(f"warm start {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
     learner.rebase()
     if config.file is None and isinstance(source, TrainableWorld):
         report(await source.check_warm_start(make_environment(), validation, config.min_copy_rate, seed))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from midstream.core.protocols import Request
@@ -16,12 +21,14 @@ from midstream.engines.local.pretrained import load_model
 from midstream.engines.local.settings import TinyTextConfig
 from midstream.engines.local.tiny_text.model import make_model
 from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS, load_tokenizer
+from support.errors import raises
 from support.interleaved import Shout, play
 
 TOKENIZER = load_tokenizer()
 CODEC = TokenizerCodec(TOKENIZER, "policy")
 NATIVE = load_template("native")
 NAMES = ("Kyoto", "New Jyväskylä", "Saint Ouagadougou", "Port-Vila", "Zürich", "Rio de Janeiro", "O'Higgins", "Ávila 7")
+CONTEXT: Any = SimpleNamespace(name="policy", warm_seed=0)
 SHAPES = [TinyTextConfig(), TinyTextConfig(hidden_size=256, layers=6, heads=8)]
 
 
@@ -172,3 +179,24 @@ def test_a_saved_model_is_an_ordinary_directory(tmp_path):
             assert tokenizer.encode(text) == ids[0].tolist()
             assert tokenizer.chat_template == TOKENIZER.chat_template
             assert torch.equal(other(ids).logits, logits)
+
+
+def test_weights_that_are_no_saved_model_are_refused(tmp_path):
+    missing = tmp_path / "policy"
+    with raises("file-not-found", str(missing)):
+        TinyTextConfig(weights=missing).build(CONTEXT)
+    missing.mkdir()
+    with raises("model-not-loaded", str(missing)):
+        TinyTextConfig(weights=missing).build(CONTEXT)
+    make_model(SHAPES[0], TOKENIZER, seed=0).save_pretrained(missing)
+    other = copy.deepcopy(TOKENIZER)
+    other.add_tokens("Kyoto")
+    other.save_pretrained(missing)
+    with raises("model-not-loaded", str(missing), len(TOKENIZER), len(other)):
+        TinyTextConfig(weights=missing).build(CONTEXT)
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"hidden_size": 100}, {"heads": 16}, {"layers": 1}])
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]):
+    with pytest.raises(ValidationError):
+        TinyTextConfig(**sizes)

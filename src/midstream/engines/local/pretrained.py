@@ -52,7 +52,7 @@ def load_model(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
             cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
-            fix="correct `model` in the recipe's [engines.*] table",
+            fix="correct the name or path in the recipe's [engines.*] table",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
         raise RecipeError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from midstream.core.component import Context, EngineConfig
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError
 
 if TYPE_CHECKING:
     from midstream.engines.local.engine import TransformersLocal
@@ -102,7 +102,21 @@ class TinyTextConfig(EngineConfig):
             tokenizer = load_tokenizer()
             model = make_model(self, tokenizer, context.warm_seed).to(self.device)
         else:
+            if not self.weights.is_dir():
+                raise RecipeError(
+                    f"engines.{context.name}.weights: there is no directory {str(self.weights)!r}",
+                    code="file-not-found",
+                    fix='correct the path, or set weights = "copying" for new ones',
+                )
             model, tokenizer = load_model(str(self.weights), "float32", self.device)
+            if model.config.get_text_config().vocab_size != len(tokenizer):  # type: ignore[arg-type]
+                raise RecipeError(
+                    f"the model in {str(self.weights)!r} has {model.config.get_text_config().vocab_size} tokens, and "
+                    f"its tokenizer {len(tokenizer)}",  # type: ignore[arg-type]
+                    code="model-not-loaded",
+                    cause="weights and tokenizer were not saved together",
+                    fix="save both again, or name another directory",
+                )
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 
