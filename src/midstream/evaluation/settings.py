@@ -21,7 +21,7 @@ class SetConfig(Settings):
         tasks: a separate source, a table such as `[tasks]`; without it, the recipe's source
         reward: a table such as `[reward]`; without it, with `tasks`, the reward of each task's benchmark, else the
             recipe's
-        split: `train`, `validation` or `test`
+        split: `train`, `validation` or `test`; a source may have others, such as the atlas
         families: only tasks of these families; empty: all
         per_family: this many different tasks of each family, drawn with `seed`; not with `count`
         count: this many tasks in all; with neither, the whole split, or 60 of each family of an endless source
@@ -32,7 +32,7 @@ class SetConfig(Settings):
     name: str
     tasks: Component | None = None
     reward: Component | None = None
-    split: Literal["train", "validation", "test"] = "test"
+    split: str = "test"
     families: tuple[str, ...] = ()
     per_family: int | None = Field(default=None, ge=1, le=1_000_000)
     count: int | None = Field(default=None, ge=1, le=1_000_000)

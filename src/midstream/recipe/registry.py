@@ -12,6 +12,7 @@ MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator"
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
+        "atlas": "midstream.worlds.atlas.tasks:AtlasConfig",
         "game24": "midstream.worlds.game24:Game24Config",
         "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",
         "desks": "midstream.worlds.desks.tasks:DesksConfig",
@@ -85,6 +86,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "model": "midstream.agents.stream_policy:PolicyConfig",
         "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedPolicyConfig",
         "desk_agent": "midstream.worlds.desks.tiny:DeskTeacherConfig",
+        "atlas_agent": "midstream.worlds.atlas.teacher:AtlasTeacherConfig",
     },
 }
 

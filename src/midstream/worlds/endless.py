@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
@@ -20,7 +21,7 @@ class Endless:
     Raises `RecipeError` for an unknown family.
     """
 
-    splits: Mapping[str, range]
+    splits: Mapping[str, Sequence[Any]]
 
     def __init__(
         self,

@@ -1,0 +1,202 @@
+"""The atlas: facts about places of many regions, and endless questions about them in open text.
+
+It is the gazetteer's successor for models that read text: the same families and plans (`gazetteer/tasks.py`), asked in
+hundreds of wordings, and answered from documents in several wordings. A region has countries, a capital and a river for
+each, and 540 facts about the 180 of them. The splits differ in what a policy that was trained on `train` has not met:
+
+    train       names of the training regions, a fifth of them wild
+    validation  held-out names
+    test        held-out names
+    unseen      held-out names, and a held-out wording of every part of the question
+    real        real place names, with made-up facts
+
+One search index holds the documents of all regions. A question's text alone reaches the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from pydantic import Field
+
+from midstream.core.component import Context, TasksConfig
+from midstream.core.seeds import Seed, derive_seed
+from midstream.core.task import Task
+from midstream.rollout import Environment, rollout
+from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
+from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, Asked, documents, wording
+from midstream.worlds.endless import Endless
+from midstream.worlds.tiny_model import TinyWorld
+
+FAMILIES = ("lookup", "arith", "hop", "scale", "sum", "diff", "compare")
+SMALLEST, LARGEST = 11, 999
+WILD = 0.2  # share of wild names in training regions: rare pieces of text have to be copied too
+_MADE_UP = ("validation", "test", "unseen")  # evaluation splits of held-out names
+# Operands are split too: no sum of an evaluation is ever trained on.
+_REMAINDERS = {"train": range(6), "validation": range(6, 8)}
+_OTHER_REMAINDERS = range(8, 10)
+
+
+class AtlasConfig(TasksConfig):
+    """Settings of the atlas.
+
+    Attributes:
+        families: families of questions
+        regions: training regions; each evaluation split has another one
+        countries: countries of a region; each makes nine facts
+        seed: the world's seed: the same world for every run seed
+    """
+
+    endless = True
+    world = True
+    teacher = "atlas_agent"
+    gate_samples = 1
+
+    families: tuple[str, ...] = FAMILIES
+    regions: int = Field(default=40, ge=1, le=400)
+    countries: int = Field(default=60, ge=20, le=60)
+    seed: Seed = 0
+
+    def build(self, context: Context) -> Atlas:
+        """Build it."""
+        return Atlas(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """Names of the countries of a region, and of the capital and the river of each, in the same order."""
+
+    countries: Sequence[str]
+    capitals: Sequence[str]
+    rivers: Sequence[str]
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return [*self.countries, *self.capitals, *self.rivers]
+
+
+class Atlas(TinyWorld, Endless):
+    """Regions, facts, documents and questions; a `core.protocols.TrainableWorld`.
+
+    `facts` maps a place and an attribute to the value, `stated` the text of a document to the value that it states.
+    `asked` says what each question asks for that was made so far: agents see the question alone, the teacher and
+    `warm_rate` may know.
+    """
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(
+            "the atlas",
+            known=FAMILIES,
+            families=config.families,
+            sampled=("atlas tasks",),
+            fixed=("atlas fixed",),
+        )
+        self.facts: dict[tuple[str, str], str] = {}
+        self.stated: dict[str, str] = {}
+        self.asked: dict[str, Asked] = {}
+        draws = Random(derive_seed("atlas", config.seed))
+        phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
+        maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
+        count = 3 * config.countries
+        made = {"train": config.regions, **dict.fromkeys(_MADE_UP, 1)}
+        splits: dict[str, list[Region]] = {split: [] for split in made}
+        for split, regions in made.items():
+            training = split == "train"
+            for _ in range(regions):
+                names = [maker.make(held=not training, wild=WILD if training else 0.0) for _ in range(count)]
+                splits[split].append(self._region(names, draws))
+        splits["real"] = [self._region(draws.sample(real_places(), count), draws)]
+        self.splits = splits
+
+    def _region(self, names: Sequence[str], draws: Random) -> Region:
+        """Make a region of places with these names: its facts, and a document for each fact."""
+        third = len(names) // 3
+        region = Region(countries=names[:third], capitals=names[third : 2 * third], rivers=names[2 * third :])
+
+        def state(place: str, attribute: str, value: str) -> None:
+            self.facts[place, attribute] = value
+            self.stated[draws.choice(documents()[attribute]).format(place, value)] = value
+
+        for country, capital, river in zip(region.countries, region.capitals, region.rivers, strict=True):
+            state(country, "capital", capital)
+            state(country, "river", river)
+            state(river, "length", str(draws.randint(SMALLEST, LARGEST)))
+            for place in (country, capital):
+                for attribute in PLACE_ATTRIBUTES:
+                    state(place, attribute, str(draws.randint(SMALLEST, LARGEST)))
+        return region
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yield (id, text) of every fact, in a fixed order."""
+        for number, text in enumerate(self.stated):
+            yield f"fact-{number}", text
+
+    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
+        """Of the first calls that search, the share whose query has the exact name of a place of the question.
+
+        A policy that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
+        """
+        searches = copied = 0
+        naming = [task for task in tasks if task.question in self.asked and self.asked[task.question].places]
+        for group in await rollout(environment, naming, group_size=AtlasConfig.gate_samples, seed=seed):
+            places = self.asked[group.task.question].places
+            for trajectory in group.trajectories:
+                command = trajectory.turns[0].command if trajectory.turns else None
+                if command is not None and command.tool == "local_search":
+                    query = f" {command.arguments.get('query', '')} "
+                    searches += 1
+                    copied += any(f" {place} " in query for place in places)
+        return copied / max(1, searches), "share of first searches with a name of the question"
+
+    def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:
+        """Draw one question, with an answer computed from the facts."""
+        asked = self._arithmetic(split, draws) if family == "arith" else self._about_places(split, family, draws)
+        question = wording(asked, draws, held_out=split == "unseen")
+        self.asked[question] = asked
+        return Task(id=task_id, question=question, answer=self._answer(asked), family=family)
+
+    def _arithmetic(self, split: str, draws: Random) -> Asked:
+        sign = draws.choice(tuple(SIGNS.values()))
+        while True:
+            x, y = draws.randint(SMALLEST, LARGEST), draws.randint(SMALLEST, LARGEST)
+            if sign == "*":
+                y = draws.randint(2, 9)
+            elif sign == "-":
+                x, y = max(x, y), min(x, y)
+            if (31 * x + y) % 10 in _REMAINDERS.get(split, _OTHER_REMAINDERS):
+                return Asked(family="arith", sign=sign, numbers=(x, y))
+
+    def _about_places(self, split: str, family: str, draws: Random) -> Asked:
+        region = draws.choice(self.splits[split])
+        attribute = draws.choice((*PLACE_ATTRIBUTES, *(("length",) if family in ("lookup", "hop", "scale") else ())))
+        if family == "hop":
+            relation = "river" if attribute == "length" else "capital"
+            return Asked(
+                family=family, places=(draws.choice(region.countries),), attribute=attribute, relation=relation
+            )
+        kind = region.rivers if attribute == "length" else draws.choice((region.countries, region.capitals))
+        first, second = draws.sample(kind, 2)
+        if family == "lookup":
+            return Asked(family=family, places=(first,), attribute=attribute)
+        if family == "scale":
+            sign = draws.choice(tuple(SIGNS.values()))
+            return Asked(
+                family=family, places=(first,), attribute=attribute, sign=sign, numbers=(draws.randint(2, 9),)
+            )
+        if family == "diff" and int(self.facts[first, attribute]) < int(self.facts[second, attribute]):
+            first, second = second, first
+        sign = {"sum": "+", "diff": "-", "compare": ">"}[family]
+        return Asked(family=family, places=(first, second), attribute=attribute, sign=sign)
+
+    def _answer(self, asked: Asked) -> str:
+        places = [self.facts[place, asked.relation] if asked.relation else place for place in asked.places]
+        values = [*(int(self.facts[place, asked.attribute]) for place in places), *asked.numbers]
+        if not asked.sign:
+            return str(values[0])
+        x, y = values
+        if asked.sign == ">":
+            return "yes" if x > y else "no"
+        return str({"+": x + y, "-": x - y, "*": x * y}[asked.sign])

@@ -1,0 +1,156 @@
+"""The teacher of the atlas: a program that writes streams of thoughts, JSON calls and an answer, soundly or clumsily.
+
+    <think>I need the height of Port Ruvia.</think><tool_call>{"name": "local_search", "arguments":
+    {"query": "Port Ruvia height"}}</tool_call>      The height of Port Ruvia is 327.
+    <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
+    <think>I can answer.</think>339
+
+It knows what each question asks for. A sound transcript is the shortest plan. In a clumsy one, each decision (which
+attribute, which place, whether to look up or calculate at all, which operator, which operands) is random with
+probability `clumsy`. Clumsy transcripts leave reinforcement something to find.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from pydantic import Field
+
+from midstream.agents.stream_policy import Stream
+from midstream.core.component import ComponentConfig, Context
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import ModuleContext
+from midstream.core.seeds import derive_seed
+from midstream.core.stream import POLICY, blocks
+from midstream.core.stream_template import Template
+from midstream.core.trajectory import Call
+from midstream.worlds.atlas.questions import ATTRIBUTES, Asked
+from midstream.worlds.atlas.tasks import Atlas
+
+DEEDS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
+SPOKEN = {"True": "yes", "False": "no"}
+UNKNOWN = "I do not know."
+_STOPS = 0.5  # probability that a random decision about the next step is to leave it out
+
+
+class AtlasTeacher:
+    """Writes each reply from the question and the results so far."""
+
+    def __init__(self, config: AtlasTeacherConfig, world: Atlas) -> None:
+        self.config, self.world = config, world
+
+    async def reply(self, stream: Stream, context: ModuleContext) -> Call:
+        """Write a thought, and a call or the answer. Raises `RecipeError` for a question that is not the atlas's."""
+        question = next(message.content for message in stream.messages if message.role == "user")
+        if question not in self.world.asked:
+            raise RecipeError(
+                f"the teacher of the atlas got the question {question[:100]!r}, which the atlas did not make",
+                code="foreign-prompt",
+                cause="it answers questions of the recipe's own [tasks] alone",
+                fix="give the policy a model, or ask questions of the atlas",
+            )
+        # A transcript is clumsy or sound as a whole, so this draw is the same for all its replies.
+        clumsy = Random(derive_seed("clumsy", question, context.order)).random() < self.config.share
+        plan = _Plan(self.world, self.world.asked[question], stream)
+        text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
+        return Call(role=POLICY, engine="atlas_agent", messages=stream.messages, completion=text, finish_reason="stop")
+
+
+class _Plan:
+    """What a question asks for, and how far its stream is."""
+
+    def __init__(self, world: Atlas, asked: Asked, stream: Stream) -> None:
+        self.asked, self.template = asked, stream.template
+        found = blocks(stream.pieces, stream.template)
+        tools = [json.loads(block.body)["name"] for block in found if block.kind == "call"]
+        results = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
+        self.searches, self.calculated = tools.count("local_search"), "python" in tools
+        self.last = results[-1] if results else ""
+        self.values = [world.stated.get(result, result) for result in results if result in world.stated]
+        if self.calculated:
+            self.values.append(self.last)
+
+    def next_reply(self, draws: Random, clumsy: float) -> str:
+        """The next step of the shortest plan; each decision is random with probability `clumsy`."""
+        asked = self.asked
+
+        def bad() -> bool:
+            return draws.random() < clumsy
+
+        def leaves_out() -> bool:
+            return bad() and bool(self.values) and draws.random() < _STOPS
+
+        needed = 2 if asked.relation else len(asked.places)
+        if self.searches < needed and not self.calculated and not leaves_out():
+            attribute, place = self._target()
+            if bad():
+                attribute = draws.choice(ATTRIBUTES)
+            if bad():
+                place = draws.choice([*asked.places, place])
+            thought = f"I need the {attribute} of {place}."
+            return self._call(thought, "local_search", query=f"{place} {attribute}")
+        if asked.sign and not self.calculated and not leaves_out():
+            sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
+            terms = [*(value for value in self.values if value.isdigit()), *map(str, asked.numbers)] or ["0"]
+            x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
+            return self._call(f"Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
+        if not self.values:
+            return self._think("I found nothing.") + UNKNOWN
+        value = self.values[-1]
+        return self._think("I can answer.") + SPOKEN.get(value, value)
+
+    def _target(self) -> tuple[str, str]:
+        """Attribute and place of the next search of the shortest plan."""
+        asked = self.asked
+        if not asked.relation:
+            return asked.attribute, asked.places[self.searches]
+        if not self.searches:
+            return asked.relation, asked.places[0]
+        names = [value for value in self.values if not value.isdigit()]  # a clumsy first search may have found none
+        return asked.attribute, names[-1] if names else asked.places[0]
+
+    def _call(self, thought: str, tool: str, **arguments: str) -> str:
+        marks = self.template.call
+        body = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
+        return f"{self._think(thought)}{marks.open}{body}{marks.close}"
+
+    def _think(self, thought: str) -> str:
+        marks = self.template.think
+        return f"{marks.open}{thought}{marks.close}" if marks else ""
+
+
+class AtlasTeacherConfig(ComponentConfig):
+    """Settings of the teacher of the atlas.
+
+    Attributes:
+        share: the share of its transcripts that are clumsy
+        clumsy: in those, the probability that a decision is random
+    """
+
+    teaches = "model"
+
+    share: float = Field(default=0.5, ge=0, le=1)
+    clumsy: float = Field(default=0.3, ge=0, le=1)
+
+    @property
+    def needs_world(self) -> bool:
+        """It knows what the questions ask for."""
+        return True
+
+    def check_template(self, template: Template) -> None:
+        """Refuse a template with other calls or answers than the teacher can write."""
+        if template.body != "json" or template.appends != "message" or "{tool}" in template.call.open:
+            raise RecipeError(
+                f"the teacher of the atlas cannot write the template {template.name!r}",
+                code="template-mismatch",
+                cause="it writes JSON calls between marks and reads results in messages",
+                fix='set agent.template = "native"',
+            )
+
+    def build(self, context: Context) -> AtlasTeacher:
+        """Build it."""
+        if context.template is not None:
+            self.check_template(context.template)
+        assert isinstance(context.source, Atlas)  # the recipe's check has seen to it
+        return AtlasTeacher(self, context.source)
