@@ -39,7 +39,9 @@ def test_a_wording_means_one_attribute_and_one_operator():
                 assert not {*first["seen"], *first["held_out"]} & {*second["seen"], *second["held_out"]}
 
 
-@pytest.mark.parametrize(("kind", "places"), [("sums", 2), ("diffs", 2), ("compares", 2), ("operators", 2), ("nouns", 1)])
+@pytest.mark.parametrize(
+    ("kind", "places"), [("sums", 2), ("diffs", 2), ("compares", 2), ("operators", 2), ("nouns", 1)]
+)
 def test_every_part_has_its_places(kind, places):
     expected = ["{0}", "{1}"] if places == 2 else ["{}"]
     for slot in wordings()[kind].values():

@@ -39,7 +39,9 @@ def search_words(text: str) -> set[str]:
 @cache
 def real_places() -> tuple[str, ...]:
     """Names of real places all over the world."""
-    return tuple((resources.files("midstream.worlds.atlas") / "real_places.txt").read_text(encoding="utf-8").split("\n")[:-1])
+    return tuple(
+        (resources.files("midstream.worlds.atlas") / "real_places.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    )
 
 
 class NameMaker:

@@ -183,9 +183,7 @@ class Atlas(TinyWorld, Endless):
             return Asked(family=family, places=(first,), attribute=attribute)
         if family == "scale":
             sign = draws.choice(tuple(SIGNS.values()))
-            return Asked(
-                family=family, places=(first,), attribute=attribute, sign=sign, numbers=(draws.randint(2, 9),)
-            )
+            return Asked(family=family, places=(first,), attribute=attribute, sign=sign, numbers=(draws.randint(2, 9),))
         if family == "diff" and int(self.facts[first, attribute]) < int(self.facts[second, attribute]):
             first, second = second, first
         sign = {"sum": "+", "diff": "-", "compare": ">"}[family]
