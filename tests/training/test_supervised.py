@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,9 +155,12 @@ def test_a_share_of_updates_is_on_random_tokens_said_twice(make_build, monkeypat
         return 1.0
 
     monkeypatch.setattr(LocalLearner, "supervised_step", step)
-    warm(make_build(), transcripts=4, steps=150, copying=0.1)
-    plain, steps[:] = list(steps), []
-    warm(make_build(), transcripts=4, steps=150)
+    for copying in (0.1, 0.0):
+        parts = parts_of(make_build())
+        source = SimpleNamespace(sample=parts.source.sample)  # it does not check the model, which learns nothing here
+        changes = {"transcripts": 4, "steps": 150, "copying": copying}
+        warm_up(parts, parts.warm_start.model_copy(update=changes), lambda text: None, source)
+    plain, steps = steps[:150], steps[150:]
     copied = [place for place, (rows, _) in enumerate(plain) if rows[0].trajectory_id.startswith("copied")]
     early = sum(place < 48 for place in copied)
     assert 14 < early < 34  # of 48
