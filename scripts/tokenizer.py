@@ -1,7 +1,7 @@
 """Make src/midstream/engines/local/tiny_text/tokenizer.json, to the byte: `python scripts/tokenizer.py [--check]`.
 
-It is trained on what a small model reads and writes: questions, documents and calls of the offline world, and the
-prompts of midstream's own agents. With `--check` nothing is written, and a difference exits with 1.
+It is trained on what a small model reads and writes: questions, thoughts, calls and documents of the atlas's training
+regions, and the prompts of midstream's own agents. With `--check` nothing is written, and a difference exits with 1.
 """
 
 from __future__ import annotations
@@ -11,27 +11,43 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 from midstream.engines.local.tiny_text import tokenizer
-from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from midstream.worlds.atlas.questions import documents
+from midstream.worlds.atlas.tasks import Atlas, AtlasConfig
+from midstream.worlds.atlas.teacher import DEEDS
 
 SIZE = 1024
+QUESTIONS = 6000
+PROMPTS = 5  # times that each prompt is read: the world's text is much longer
 FILE = Path(tokenizer.__file__).with_name("tokenizer.json")
 SOURCE = Path(__file__).parent.parent / "src" / "midstream"
 
 
 def texts() -> Iterator[str]:
-    """What the tokenizer is trained on."""
-    world = Gazetteer(GazetteerConfig(countries=300))
-    for task in world.sample("train", 4000, 0):
+    """What the tokenizer is trained on: of the atlas no name that is held out."""
+    world, draws = Atlas(AtlasConfig()), Random(0)
+    for task in world.sample("train", QUESTIONS, 0):
+        asked = world.asked[task.question]
         yield task.question
-    for _, fact in world.documents():
-        place, attribute, value = fact.split()
-        yield f"The {attribute} of {place} is {value}."
-        for tool, key, text in (("local_search", "query", f"{place} {attribute}"), ("python", "code", f"{value} + 7")):
-            yield json.dumps({"name": tool, "arguments": {key: text}})
+        for place in asked.places:
+            attribute = asked.relation or asked.attribute
+            yield f"I need the {attribute} of {place}."
+            yield call("local_search", query=f"{place} {attribute}")
+            yield draws.choice(documents()[attribute]).format(place, world.facts[place, attribute])
+        if asked.sign:
+            yield f"Now I {DEEDS[asked.sign]}."
+            yield call("python", code=f"{task.answer} {asked.sign} {task.answer}")
+        yield "I can answer."
     for path in sorted([*SOURCE.glob("agents/prompts/*.md"), *SOURCE.glob("core/templates/*.toml")]):
-        yield path.read_text(encoding="utf-8")
+        yield from [path.read_text(encoding="utf-8")] * PROMPTS
+
+
+def call(tool: str, **arguments: str) -> str:
+    """A call, and its tool as the chat template offers it."""
+    made = [{"name": tool, "arguments": given} for given in (arguments, dict.fromkeys(arguments, "string"))]
+    return "\n".join(json.dumps(table, ensure_ascii=False) for table in made)
 
 
 def main() -> int:

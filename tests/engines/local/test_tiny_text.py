@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,3 +203,12 @@ def test_weights_that_are_no_saved_model_are_refused(tmp_path):
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]):
     with pytest.raises(ValidationError):
         TinyTextConfig(**sizes)
+
+
+# -- the shipped file ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_tokenizer_is_made_to_the_byte():
+    script = Path(__file__).parents[3] / "scripts" / "tokenizer.py"
+    subprocess.run([sys.executable, str(script), "--check"], check=True)

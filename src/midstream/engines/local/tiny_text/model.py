@@ -46,6 +46,7 @@ def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed:
         )
     )
     copying_weights(model)
+    model.generation_config.do_sample = True  # or `transformers serve` is greedy at any temperature
     return model.eval()
 
 
