@@ -19,7 +19,7 @@ What the model can read and write is its world's (`TinyWorld.vocabulary`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from midstream.core.component import Context, EngineConfig
-from midstream.core.errors import TrainingError
-from midstream.core.lessons import Lessons
-from midstream.core.task import Task
+from midstream.core.errors import RecipeError
 from midstream.engines.local.settings import require_torch
-from midstream.rollout import Environment
+from midstream.worlds.warm_start import WarmStartWorld
 
 if TYPE_CHECKING:
     import torch
@@ -59,39 +57,16 @@ class Vocabulary:
     chat_template: str | None = None
 
 
-class TinyWorld:
+class TinyWorld(WarmStartWorld):
     """Base of a `core.protocols.TrainableWorld` in which a tiny model learns from nothing."""
 
     def vocabulary(self, context: Context) -> Vocabulary:
         """What the recipe's agent writes and reads in this world."""
         raise NotImplementedError
 
-    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
-        """Measure what reinforcement cannot teach a warm-started model: a share in [0, 1], and its name."""
-        raise NotImplementedError
-
     def attach(self, model: Any) -> None:
         """Have a learner draw the names of a tiny model's vocabulary again before every step."""
         attach_redraw(model)
-
-    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Return no lessons."""
-        return {}
-
-    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Accept any validation tasks."""
-
-    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
-        """Refuse a warm model whose `warm_rate` is too low: reinforcement would find nothing to reward."""
-        rate, what = await self.warm_rate(environment, tasks, seed)
-        if rate < least:
-            raise TrainingError(
-                f"after the warm start the {what} is {rate:.2f}, below {least}",
-                code="warm-start-failed",
-                cause="the warm start was too short or its learning rate too low",
-                fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
-            )
-        return f"{what} {rate:.2f}"
 
 
 class TinyModelConfig(EngineConfig):
@@ -134,7 +109,12 @@ class TinyModelConfig(EngineConfig):
         require_torch()
         from midstream.engines.local.engine import TransformersLocal
 
-        assert isinstance(context.source, TinyWorld)  # the recipe's check has seen to it
+        if not isinstance(context.source, TinyWorld):
+            raise RecipeError(
+                f"engines.{context.name} is of type tiny, which reads a closed vocabulary, and the tasks have none",
+                code="world-missing",
+                fix='set type = "tiny_text", whose model reads any text, or tasks.type = "gazetteer"',
+            )
         vocabulary = context.source.vocabulary(context)
         tokenizer = make_tokenizer(vocabulary.words, vocabulary.names, vocabulary.bare)
         tokenizer.chat_template = vocabulary.chat_template

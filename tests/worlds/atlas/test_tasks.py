@@ -12,6 +12,8 @@ import pytest
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.task import Task
 from midstream.core.trajectory import Command, Trajectory, Turn
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import Environment
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.worlds.atlas.names import PREFIXES, held_out, real_places, search_words
@@ -137,3 +139,14 @@ def test_the_gate_counts_first_searches_with_an_exact_name():
     with pytest.raises(TrainingError) as caught:
         asyncio.run(WORLD.check_warm_start(environment, tasks, 0.51, 1))
     assert coded(caught.value, "warm-start-failed", "0.50")
+    WORLD.check_validation([foreign], 0.0)
+    with pytest.raises(RecipeError) as refused:
+        WORLD.check_validation([foreign], 0.5)
+    assert coded(refused.value, "setting-conflict", "evaluation.validation")
+
+
+def test_the_model_of_a_closed_vocabulary_is_refused():
+    settings = ["agent.policy={type='model',engine='policy'}", "engines.policy.type=tiny", "tasks.regions=1"]
+    with pytest.raises(RecipeError) as caught:
+        Build(load_recipe("atlas-teacher", settings)).engine("policy")
+    assert coded(caught.value, "world-missing", "engines.policy")

@@ -12,6 +12,7 @@ from midstream.core.task import Task
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
+from midstream.training.transcripts import transcript_of
 from midstream.worlds.atlas.tasks import FAMILIES
 from midstream.worlds.atlas.teacher import AtlasTeacherConfig
 from support.errors import coded
@@ -49,6 +50,22 @@ def test_it_writes_thoughts_json_calls_and_the_answer_alone():
     assert lookup[1].removeprefix("<think>I can answer.</think>").isdigit()
     assert len(total) == 4
     assert total[2].startswith('<think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "')
+
+
+def test_it_does_not_know_a_place_that_no_document_names():
+    build = Build(load_recipe("atlas-teacher", SETTINGS))
+    tasks = build.source.fixed("real", seed=1, families=["unknown"], count=10)
+    groups = asyncio.run(rollout(build.environment(), tasks, seed=1))
+    assert {task.answer for task in tasks} == {"I do not know."}
+    assert [group.trajectories[0].answer for group in groups] == [task.answer for task in tasks]
+    assert {group.trajectories[0].reward.value for group in groups} == {1.0}
+
+
+def test_its_transcripts_can_be_learned_in_a_native_prompt():
+    """They record the tools that their prompt offered."""
+    trajectory = play(per_family=1)[0]
+    transcript = transcript_of(trajectory, load_template("native"))
+    assert [tool["function"]["name"] for tool in transcript.tools] == ["local_search", "python"]
 
 
 def test_clumsy_it_fails_often_and_ends_always():

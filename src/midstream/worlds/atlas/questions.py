@@ -13,6 +13,7 @@ from typing import Any
 
 PLACE_ATTRIBUTES = ("population", "area", "height")
 ATTRIBUTES = (*PLACE_ATTRIBUTES, "length", "capital", "river")
+UNKNOWN = "I do not know."  # the right answer about a place that no document names
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 _CLAUSE = re.compile(r"(how|what|at|by) ")
 Slot = Mapping[str, Sequence[str]]  # parts that are "seen" and "held_out"

@@ -22,17 +22,20 @@ from random import Random
 from pydantic import Field
 
 from midstream.core.component import Context, TasksConfig
+from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.rollout import Environment, rollout
 from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
-from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, Asked, documents, wording
+from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
 from midstream.worlds.endless import Endless
-from midstream.worlds.tiny_model import TinyWorld
+from midstream.worlds.warm_start import WarmStartWorld
 
+STRANGE = "unknown"  # a family to ask for: questions about places that no document names
 FAMILIES = ("lookup", "arith", "hop", "scale", "sum", "diff", "compare")
 SMALLEST, LARGEST = 11, 999
 WILD = 0.2  # share of wild names in training regions: rare pieces of text have to be copied too
+_STRANGERS = 10  # names of a region without documents
 _MADE_UP = ("validation", "test", "unseen")  # evaluation splits of held-out names
 # Operands are split too: no sum of an evaluation is ever trained on.
 _REMAINDERS = {"train": range(6), "validation": range(6, 8)}
@@ -43,7 +46,7 @@ class AtlasConfig(TasksConfig):
     """Settings of the atlas.
 
     Attributes:
-        families: families of questions
+        families: families of questions; `unknown`, about places that no document names, must be asked for
         regions: training regions; each evaluation split has another one
         countries: countries of a region; each makes nine facts
         seed: the world's seed: the same world for every run seed
@@ -55,7 +58,7 @@ class AtlasConfig(TasksConfig):
     gate_samples = 1
 
     families: tuple[str, ...] = FAMILIES
-    regions: int = Field(default=40, ge=1, le=400)
+    regions: int = Field(default=100, ge=1, le=400)
     countries: int = Field(default=60, ge=20, le=60)
     seed: Seed = 0
 
@@ -66,19 +69,20 @@ class AtlasConfig(TasksConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Names of the countries of a region, and of the capital and the river of each, in the same order."""
+    """Names of the countries of a region, of the capital and the river of each, and of places without documents."""
 
     countries: Sequence[str]
     capitals: Sequence[str]
     rivers: Sequence[str]
+    strangers: Sequence[str]
 
     @property
     def names(self) -> list[str]:
         """All names."""
-        return [*self.countries, *self.capitals, *self.rivers]
+        return [*self.countries, *self.capitals, *self.rivers, *self.strangers]
 
 
-class Atlas(TinyWorld, Endless):
+class Atlas(WarmStartWorld, Endless):
     """Regions, facts, documents and questions; a `core.protocols.TrainableWorld`.
 
     `facts` maps a place and an attribute to the value, `stated` the text of a document to the value that it states.
@@ -89,7 +93,7 @@ class Atlas(TinyWorld, Endless):
     def __init__(self, config: AtlasConfig) -> None:
         super().__init__(
             "the atlas",
-            known=FAMILIES,
+            known=(*FAMILIES, STRANGE),
             families=config.families,
             sampled=("atlas tasks",),
             fixed=("atlas fixed",),
@@ -100,7 +104,8 @@ class Atlas(TinyWorld, Endless):
         draws = Random(derive_seed("atlas", config.seed))
         phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
         maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
-        count = 3 * config.countries
+        self._countries = config.countries
+        count = 3 * config.countries + _STRANGERS
         made = {"train": config.regions, **dict.fromkeys(_MADE_UP, 1)}
         splits: dict[str, list[Region]] = {split: [] for split in made}
         for split, regions in made.items():
@@ -113,8 +118,10 @@ class Atlas(TinyWorld, Endless):
 
     def _region(self, names: Sequence[str], draws: Random) -> Region:
         """Make a region of places with these names: its facts, and a document for each fact."""
-        third = len(names) // 3
-        region = Region(countries=names[:third], capitals=names[third : 2 * third], rivers=names[2 * third :])
+        n = self._countries
+        region = Region(
+            countries=names[:n], capitals=names[n : 2 * n], rivers=names[2 * n : 3 * n], strangers=names[3 * n :]
+        )
 
         def state(place: str, attribute: str, value: str) -> None:
             self.facts[place, attribute] = value
@@ -134,14 +141,26 @@ class Atlas(TinyWorld, Endless):
         for number, text in enumerate(self.stated):
             yield f"fact-{number}", text
 
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Refuse validation tasks of which none names a place of the atlas, unless any copy rate will do."""
+        if least and not self._naming(tasks):
+            raise RecipeError(
+                "no question of evaluation.validation names a place of the atlas",
+                code="setting-conflict",
+                cause="they are of another source, or of families that ask about none; the copy gate asks them",
+                fix="give it questions of the atlas that name places, or set warm_start.min_copy_rate = 0",
+            )
+
+    def _naming(self, tasks: Sequence[Task]) -> list[Task]:
+        return [task for task in tasks if task.question in self.asked and self.asked[task.question].places]
+
     async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
         """Of the first calls that search, the share whose query has the exact name of a place of the question.
 
         A policy that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
         """
         searches = copied = 0
-        naming = [task for task in tasks if task.question in self.asked and self.asked[task.question].places]
-        for group in await rollout(environment, naming, group_size=AtlasConfig.gate_samples, seed=seed):
+        for group in await rollout(environment, self._naming(tasks), group_size=AtlasConfig.gate_samples, seed=seed):
             places = self.asked[group.task.question].places
             for trajectory in group.trajectories:
                 command = trajectory.turns[0].command if trajectory.turns else None
@@ -172,6 +191,8 @@ class Atlas(TinyWorld, Endless):
     def _about_places(self, split: str, family: str, draws: Random) -> Asked:
         region = draws.choice(self.splits[split])
         attribute = draws.choice((*PLACE_ATTRIBUTES, *(("length",) if family in ("lookup", "hop", "scale") else ())))
+        if family == STRANGE:
+            return Asked(family=family, places=(draws.choice(region.strangers),), attribute=attribute)
         if family == "hop":
             relation = "river" if attribute == "length" else "capital"
             return Asked(
@@ -190,6 +211,8 @@ class Atlas(TinyWorld, Endless):
         return Asked(family=family, places=(first, second), attribute=attribute, sign=sign)
 
     def _answer(self, asked: Asked) -> str:
+        if asked.family == STRANGE:
+            return UNKNOWN
         places = [self.facts[place, asked.relation] if asked.relation else place for place in asked.places]
         values = [*(int(self.facts[place, asked.attribute]) for place in places), *asked.numbers]
         if not asked.sign:

@@ -7,7 +7,8 @@
 
 It knows what each question asks for. A sound transcript is the shortest plan. In a clumsy one, each decision (which
 attribute, which place, whether to look up or calculate at all, which operator, which operands) is random with
-probability `clumsy`. Clumsy transcripts leave reinforcement something to find.
+probability `clumsy`. Clumsy transcripts leave reinforcement something to find. After a search without a result, both
+say that they do not know.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Call
-from midstream.worlds.atlas.questions import ATTRIBUTES, Asked
+from midstream.worlds.atlas.questions import ATTRIBUTES, UNKNOWN, Asked
 from midstream.worlds.atlas.tasks import Atlas
 
 DEEDS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
 SPOKEN = {"True": "yes", "False": "no"}
-UNKNOWN = "I do not know."
 _STOPS = 0.5  # probability that a random decision about the next step is to leave it out
 
 
@@ -54,7 +54,16 @@ class AtlasTeacher:
         clumsy = Random(derive_seed("clumsy", question, context.order)).random() < self.config.share
         plan = _Plan(self.world, self.world.asked[question], stream)
         text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
-        return Call(role=POLICY, engine="atlas_agent", messages=stream.messages, completion=text, finish_reason="stop")
+        # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
+        offered = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
+        return Call(
+            role=POLICY,
+            engine="atlas_agent",
+            messages=stream.messages,
+            completion=text,
+            finish_reason="stop",
+            sent={"tools": offered} if offered else {},
+        )
 
 
 class _Plan:
@@ -66,10 +75,10 @@ class _Plan:
         tools = [json.loads(block.body)["name"] for block in found if block.kind == "call"]
         results = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
         self.searches, self.calculated = tools.count("local_search"), "python" in tools
-        self.last = results[-1] if results else ""
-        self.values = [world.stated.get(result, result) for result in results if result in world.stated]
+        self.values = [world.stated[result] for result in results if result in world.stated]
+        self.failed = len(self.values) < self.searches
         if self.calculated:
-            self.values.append(self.last)
+            self.values.append(results[-1])
 
     def next_reply(self, draws: Random, clumsy: float) -> str:
         """The next step of the shortest plan; each decision is random with probability `clumsy`."""
@@ -81,6 +90,8 @@ class _Plan:
         def leaves_out() -> bool:
             return bad() and bool(self.values) and draws.random() < _STOPS
 
+        if self.failed:
+            return self._think("I found nothing.") + UNKNOWN
         needed = 2 if asked.relation else len(asked.places)
         if self.searches < needed and not self.calculated and not leaves_out():
             attribute, place = self._target()
@@ -95,8 +106,6 @@ class _Plan:
             terms = [*(value for value in self.values if value.isdigit()), *map(str, asked.numbers)] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
             return self._call(f"Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
-        if not self.values:
-            return self._think("I found nothing.") + UNKNOWN
         value = self.values[-1]
         return self._think("I can answer.") + SPOKEN.get(value, value)
 
