@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from random import Random
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from midstream.agents.stream_policy import Stream
 from midstream.core.component import ComponentConfig, Context
@@ -55,7 +55,7 @@ class AtlasTeacher:
         plan = _Plan(self.world, self.world.asked[question], stream)
         text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
         # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
-        offered = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
+        offered: list[JsonValue] = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
         return Call(
             role=POLICY,
             engine="atlas_agent",
