@@ -55,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the file differs")
     check = parser.parse_args().check
-    made = tokenizer.train_tokenizer(texts(), SIZE).to_str(pretty=True) + "\n"
+    made = tokenizer.train_tokenizer(texts(), SIZE).to_str() + "\n"
     if check:
         return int(made != FILE.read_text(encoding="utf-8"))
     FILE.write_text(made, encoding="utf-8")

@@ -15,12 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from midstream.engines.local.settings import TinyTextConfig
 
 ROPE_BASE = 1e6
-# Of `copying_weights`. The first two are in nats of attention; the next two next to embeddings of size 1.
+# Of `copying_weights`: scores in nats of attention, and sizes of what is written next to embeddings of size 1.
 BEHIND = 4.2  # by how much the places next to the right one score less, looking back
 MATCH = 12.0  # how much more a key of the same tokens scores than one of other tokens
-WRITE_ATTENDED = 3.0  # what an attention head writes of the tokens that it attends to
-WRITE_BEFORE = 1.5  # what the first layer writes of the tokens before
-MLP = 0.3  # what an MLP writes
+WRITE_BEFORE = 1.5  # by the first layer, of the tokens before
+WRITE_FOUND = 6.0  # by the heads that find what followed the same tokens
+WRITE_ATTENDED = 3.0  # by all other heads
+WRITE_MLP = 0.3
 FAST = 0.01  # radians a token: rotary frequencies above tell distances, those below hardly move over a prompt
 
 
@@ -68,9 +69,8 @@ def copying_weights(model: PreTrainedModel) -> None:
       away it is.
     - Input and output embeddings are one matrix, and every attention output is the transpose of its value projection,
       so that attending to a token raises its logit.
-    - Sizes decide. Embeddings have size 1, attended tokens are written at 3 times that, MLPs at a tenth of what is
-      usual. Where heads and MLPs write at their usual size, they drown the embeddings that queries and keys compare,
-      and the second layer attends to nothing: that learns more slowly than plain random weights.
+    - Sizes decide. Where heads and MLPs write at their usual size, they drown the embeddings that queries and keys
+      compare, and the second layer attends to nothing: that learns more slowly than plain random weights.
 
     Needs two layers at least and an even number of heads. With heads of 32 dimensions, of 16 frequencies 6 are fast.
     """
@@ -87,7 +87,7 @@ def copying_weights(model: PreTrainedModel) -> None:
         attention = layer.self_attn
         torch.nn.init.orthogonal_(attention.v_proj.weight)
         attention.o_proj.weight.copy_(attention.v_proj.weight.T * WRITE_ATTENDED * unit)
-        layer.mlp.down_proj.weight *= MLP * unit
+        layer.mlp.down_proj.weight *= WRITE_MLP * unit
 
     # A head's dimensions by what they compare (RoPE turns dimension i with dimension i + size / 2).
     here, before = ((1 - fast) * (pairs % 2 == parity) for parity in (0, 1))
@@ -121,6 +121,7 @@ def copying_weights(model: PreTrainedModel) -> None:
         one, two = (torch.zeros(size, hidden) for _ in range(2))
         one[written], two[written] = written_by[2 * head].T, written_by[2 * head + 1].T
         query, key = (getattr(second, name).weight[rows[head]] for name in ("q_proj", "k_proj"))
+        second.o_proj.weight[:, rows[head]] *= WRITE_FOUND / WRITE_ATTENDED
         query.zero_(), key.zero_()
         query[here] = first.v_proj.weight[rows[2 * head]][here] / token
         key[here] = one[here] / wrote
