@@ -1,8 +1,9 @@
 """The real `transformers serve` in a process of its own: agents run on it, training on it is refused with a reason.
 
 What it takes: temperature, top_p, seed, max_tokens, stop, stream, chat_template_kwargs. Without effect: logprobs,
-response_format, stream_options. Refused with 422: return_token_ids, top_k, min_p, repetition_penalty. Its streams end
-without [DONE]; it samples (`temperature`) only if the model's generation_config.json says `do_sample`.
+response_format, stream_options, and the text of an assistant's message that has calls. Refused with 422:
+return_token_ids, top_k, min_p, repetition_penalty. Its streams end without [DONE]; it samples (`temperature`) only if
+the model's generation_config.json says `do_sample`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +27,13 @@ from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
+from midstream.engines.local.codec import TokenizerCodec
+from midstream.engines.local.engine import generate
+from midstream.engines.local.settings import TinyTextConfig
+from midstream.engines.local.tiny_text.model import make_model
+from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from support.interleaved import Shout
 from support.served_model import CalculatesConfig, save_model, write_recipe
 
 for module in ("fastapi", "uvicorn", "openai"):
@@ -50,10 +60,16 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(model, tmp_path_factory):
     """The server's address; the process ends with the tests."""
+    with serving(model, tmp_path_factory.mktemp("home")) as address:
+        yield address
+
+
+@contextmanager
+def serving(model: str, home: Path) -> Iterator[str]:
+    """A server of the directory `model`; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    home = tmp_path_factory.mktemp("home")
     (home / "hub").mkdir()  # without it, GET /v1/models is an internal server error
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", model, "--host", "127.0.0.1"]
     log = home / "log"
@@ -163,6 +179,36 @@ def test_solve_starts_the_server_itself_and_ends_it(model, tmp_path, monkeypatch
     assert (trajectory.status, trajectory.request_failures) == ("ok", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.slow
+def test_a_tiny_text_model_reads_and_writes_the_same_tokens_behind_it(tmp_path):
+    """Tools, a call and its result in the prompt, and a greedy reply."""
+    tokenizer, directory = load_tokenizer(), str(tmp_path / "model")
+    model = make_model(TinyTextConfig(), tokenizer, seed=0)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    call = '<tool_call>{"name": "a", "arguments": {"code": "Ávila height"}}</tool_call>'
+    tool = {"name": "a", "description": "", "parameters": dict(Shout("a").parameters)}
+    request = Request(
+        role="policy",
+        messages=(
+            Message(role="user", content="How high is Ávila?"),
+            Message(role="assistant", content=call),
+            Message(role="tool", content="The height of Ávila is 42."),
+        ),
+        tools=({"type": "function", "function": tool},),
+        sampling=Sampling(temperature=0, max_tokens=24),
+    )
+    codec = TokenizerCodec(tokenizer)
+    ids = tuple(codec.encode(request))
+    [(reply, _)] = generate(model, [(ids, request)], end_ids=codec.end_ids)
+    (tmp_path / "home").mkdir()
+    with serving(directory, tmp_path / "home") as address:
+        [served] = ask(address, directory, [request])
+    assert served.usage.prompt_tokens == len(ids)
+    assert served.usage.completion_tokens == len(reply)
+    assert served.completion == tokenizer.decode(reply, skip_special_tokens=True).strip()
 
 
 def test_a_wrong_model_name_is_refused_at_once(url):
