@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -50,6 +51,15 @@ def test_it_writes_thoughts_json_calls_and_the_answer_alone():
     assert lookup[1].removeprefix("<think>I can answer.</think>").isdigit()
     assert len(total) == 4
     assert total[2].startswith('<think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "')
+
+
+def test_it_takes_numbers_in_the_order_of_the_question_where_either_order_is_right():
+    played = [trajectory for trajectory in play() if len(trajectory.turns) == 1 and trajectory.turns[0].command]
+    codes = {trajectory.question: trajectory.turns[0].command.arguments.get("code", "") for trajectory in played}
+    either = {question: code for question, code in codes.items() if "+" in code or "*" in code}
+    assert len(either) > 3
+    for question, code in either.items():
+        assert re.findall(r"\d+", question) == re.findall(r"\d+", code)
 
 
 def test_it_does_not_know_a_place_that_no_document_names():

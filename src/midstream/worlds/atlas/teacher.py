@@ -14,6 +14,7 @@ say that they do not know.
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 
 from pydantic import Field, JsonValue
@@ -52,7 +53,7 @@ class AtlasTeacher:
             )
         # A transcript is clumsy or sound as a whole, so this draw is the same for all its replies.
         clumsy = Random(derive_seed("clumsy", question, context.order)).random() < self.config.share
-        plan = _Plan(self.world, self.world.asked[question], stream)
+        plan = _Plan(self.world, question, stream)
         text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
         # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
         offered: list[JsonValue] = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
@@ -69,8 +70,11 @@ class AtlasTeacher:
 class _Plan:
     """What a question asks for, and how far its stream is."""
 
-    def __init__(self, world: Atlas, asked: Asked, stream: Stream) -> None:
-        self.asked, self.template = asked, stream.template
+    def __init__(self, world: Atlas, question: str, stream: Stream) -> None:
+        self.asked, self.template = world.asked[question], stream.template
+        # Numbers in the order of the question, which is easier to learn, where their order does not matter.
+        ordered = self.asked.sign == "-"
+        self.numbers = [str(number) for number in self.asked.numbers] if ordered else re.findall(r"\d+", question)
         found = blocks(stream.pieces, stream.template)
         tools = [json.loads(block.body)["name"] for block in found if block.kind == "call"]
         results = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
@@ -103,7 +107,7 @@ class _Plan:
             return self._call(thought, "local_search", query=f"{place} {attribute}")
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
-            terms = [*(value for value in self.values if value.isdigit()), *map(str, asked.numbers)] or ["0"]
+            terms = [*(value for value in self.values if value.isdigit()), *self.numbers] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
             return self._call(f"Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
         value = self.values[-1]
