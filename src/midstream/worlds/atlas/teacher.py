@@ -27,7 +27,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Call
-from midstream.worlds.atlas.questions import ATTRIBUTES, UNKNOWN, Asked
+from midstream.worlds.atlas.questions import ATTRIBUTES, UNKNOWN
 from midstream.worlds.atlas.tasks import Atlas
 
 DEEDS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
