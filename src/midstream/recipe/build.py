@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
 
 
-_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file")  # settings that name what must be there
+_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
 
 @dataclass

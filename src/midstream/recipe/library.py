@@ -200,7 +200,8 @@ def learned_before(resolved: Mapping[str, Any], run: RunDirectory | None) -> dic
 
     def named_in(table: Mapping[str, Any]) -> None:
         libraries = [table.get("agent", {}).get("library"), (table.get("practice") or {}).get("start")]
-        models = [engine.get(key) for engine in table.get("engines", {}).values() for key in ("model", "adapter")]
+        named = ("model", "adapter", "weights")
+        models = [engine.get(key) for engine in table.get("engines", {}).values() for key in named]
         for text in filter(None, (*libraries, *models)):
             path, _ = split(str(text))
             places = (path, *path.absolute().parents) if path.exists() else ()

@@ -20,7 +20,6 @@ from midstream.core.protocols import Request
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Message
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.pretrained import load_model
 from midstream.engines.local.settings import TinyTextConfig
 from midstream.engines.local.tiny_text.model import make_model
 from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS, load_tokenizer
@@ -172,13 +171,14 @@ def test_a_saved_model_is_an_ordinary_directory(tmp_path):
     model = make_model(SHAPES[0], TOKENIZER, seed=3)
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
+    engine = TinyTextConfig(weights=tmp_path).build(CONTEXT)
     text = f"<|user|>How high is New Jyväskylä?<|end|><|assistant|><think>{call_of('Kyoto 42')}"
     ids = torch.tensor([TOKENIZER.encode(text)])
     with torch.inference_mode():
         logits = model(ids).logits
         for other, tokenizer in (
             (AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)),
-            load_model(str(tmp_path), "float32", "cpu"),
+            (engine.model, engine.tokenizer),
         ):
             assert tokenizer.encode(text) == ids[0].tolist()
             assert tokenizer.chat_template == TOKENIZER.chat_template

@@ -100,7 +100,7 @@ class TinyTextConfig(EngineConfig):
 
         if self.weights == "copying":
             tokenizer = load_tokenizer()
-            model = make_model(self, tokenizer, context.warm_seed).to(self.device)
+            model = make_model(self, tokenizer, context.warm_seed).to(self.device)  # type: ignore[arg-type]
         else:
             if not self.weights.is_dir():
                 raise RecipeError(

@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from midstream.engines.local.settings import TinyTextConfig
+from midstream.engines.local.tiny_text.tokenizer import END_ID, PAD_ID
 
 ROPE_BASE = 1e6
 # Of `copying_weights`: scores in nats of attention, and sizes of what is written next to embeddings of size 1.
@@ -41,9 +42,9 @@ def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed:
             rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
             tie_word_embeddings=True,
             initializer_range=config.hidden_size**-0.5,
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=PAD_ID,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=END_ID,
         )
     )
     copying_weights(model)
@@ -122,7 +123,8 @@ def copying_weights(model: PreTrainedModel) -> None:
         one[written], two[written] = written_by[2 * head].T, written_by[2 * head + 1].T
         query, key = (getattr(second, name).weight[rows[head]] for name in ("q_proj", "k_proj"))
         second.o_proj.weight[:, rows[head]] *= WRITE_FOUND / WRITE_ATTENDED
-        query.zero_(), key.zero_()
+        query.zero_()
+        key.zero_()
         query[here] = first.v_proj.weight[rows[2 * head]][here] / token
         key[here] = one[here] / wrote
         query[before] = one[before] / wrote

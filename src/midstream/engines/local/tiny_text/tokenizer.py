@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 PAD, END = "<|pad|>", "<|end|>"
-SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")  # PAD is id 0, END id 1
+SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
+PAD_ID, END_ID = 0, 1
 # Written by the model and read from its text, so not special: decoding keeps them.
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 PIECES = (
