@@ -50,6 +50,8 @@ def test_it_writes_thoughts_json_calls_and_the_answer_alone():
     assert '</think><tool_call>{"name": "local_search", "arguments": {"query": "' in lookup[0]
     assert lookup[1].removeprefix("<think>I can answer.</think>").isdigit()
     assert len(total) == 4
+    assert ", then that of " in total[0]
+    assert total[1].startswith("<think>Now that of ")
     assert total[2].startswith('<think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "')
 
 

@@ -103,8 +103,7 @@ class _Plan:
                 attribute = draws.choice(ATTRIBUTES)
             if bad():
                 place = draws.choice([*asked.places, place])
-            thought = f"I need the {attribute} of {place}."
-            return self._call(thought, "local_search", query=f"{place} {attribute}")
+            return self._call(self._need(attribute, place), "local_search", query=f"{place} {attribute}")
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*(value for value in self.values if value.isdigit()), *self.numbers] or ["0"]
@@ -122,6 +121,20 @@ class _Plan:
             return asked.relation, asked.places[0]
         names = [value for value in self.values if not value.isdigit()]  # a clumsy first search may have found none
         return asked.attribute, names[-1] if names else asked.places[0]
+
+    def _need(self, attribute: str, place: str) -> str:
+        """The thought before a search; that before the first one names the second too.
+
+        A model that copies looks for what followed the same words before. So the second place stands after words of its
+        own ("that of"); after "the height of" the model would find the first place again.
+        """
+        asked, first = self.asked, not self.searches
+        if len(asked.places) == 2 and not first:
+            return f"Now that of {place}: {attribute}."
+        if len(asked.places) == 2:
+            return f"I need the {attribute} of {place}, then that of {asked.places[1]}."
+        then = f", then its {asked.attribute}" if asked.relation and first else ""
+        return f"I need the {attribute} of {place}{then}."
 
     def _call(self, thought: str, tool: str, **arguments: str) -> str:
         marks = self.template.call
