@@ -200,6 +200,11 @@ def test_weights_that_are_no_saved_model_are_refused(tmp_path):
         TinyTextConfig(weights=missing).build(CONTEXT)
 
 
+def test_a_device_that_is_not_there_is_refused():
+    with raises("no-device", "nowhere"):
+        TinyTextConfig(device="nowhere").build(CONTEXT)
+
+
 @pytest.mark.parametrize("sizes", [{"heads": 3}, {"hidden_size": 100}, {"heads": 16}, {"layers": 1}])
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]):
     with pytest.raises(ValidationError):

@@ -35,7 +35,7 @@ def load_model(
     The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model. Raises
     `RecipeError` if model, adapter or device is missing, unknown, or does not fit the others.
     """
-    _require_device(device)
+    require_device(device)
     if (Path(name) / _ADAPTER_CONFIG).is_file():
         raise RecipeError(
             f"model {name!r} is a LoRA adapter, not a whole model",
@@ -78,7 +78,8 @@ def _tokenizer_class(name: str) -> Any:
     return PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Refuse with `RecipeError` a device that PyTorch cannot use here."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as failure:  # PyTorch without CUDA asserts

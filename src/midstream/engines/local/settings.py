@@ -94,11 +94,12 @@ class TinyTextConfig(EngineConfig):
         """Build it; a saved model is loaded."""
         require_torch()
         from midstream.engines.local.engine import TransformersLocal
-        from midstream.engines.local.pretrained import load_model
+        from midstream.engines.local.pretrained import load_model, require_device
         from midstream.engines.local.tiny_text.model import make_model
         from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 
         if self.weights == "copying":
+            require_device(self.device)
             tokenizer = load_tokenizer()
             model = make_model(self, tokenizer, context.warm_seed).to(self.device)  # type: ignore[arg-type]
         else:
