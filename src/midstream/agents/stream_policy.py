@@ -192,7 +192,9 @@ class ModelPolicy:
 
 
 class PolicyConfig(ComponentConfig):
-    """Settings of the policy of an interleaved agent. Temperature 1 is the paper's (mathematics).
+    """A model that writes the stream.
+
+    Temperature 1 is the paper's (mathematics).
 
     Attributes:
         sampling: see `sampling`; `max_tokens` is the limit of one reply

@@ -90,14 +90,9 @@ def _source(kind: Any, name: str) -> str:
 
 
 def what_is(config: Any) -> str:
-    """The first sentence of what a component's class says of itself, or its settings or module say."""
-    made = getattr(config, "component", None)
-    own = vars(config).get("__doc__") or ""
-    texts = [getattr(made, "description", None), inspect.getdoc(made) if made else None, inspect.cleandoc(own)]
-    if own.startswith(("No settings", "Settings")):
-        texts[-1] = inspect.getdoc(inspect.getmodule(config))
-    text = next((text for text in texts if isinstance(text, str) and text), "")
-    return re.split(r"(?<=[.])\s", " ".join(text.partition("\n\n")[0].split()), maxsplit=1)[0]
+    """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
+    text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
 # --- screens ----------------------------------------------------------------------------------------------------------

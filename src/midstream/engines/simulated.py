@@ -19,7 +19,9 @@ _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurre
 
 
 class SimulatedConfig(EngineConfig):
-    """Settings of a simulated model; four characters count as a token.
+    """A program of a simulated world that plays a model.
+
+    Four characters count as a token.
 
     Attributes:
         plays: `agent` or `reflector`

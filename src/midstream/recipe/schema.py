@@ -60,7 +60,9 @@ _RENAMED = {
 
 
 class AgentConfig(LoopConfig):
-    """Loop settings and modules; `library` is a run directory or a file whose lessons are in the modules' prompts.
+    """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
+
+    `library` is a run directory or a file whose lessons are in the modules' prompts.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
     """
@@ -75,7 +77,7 @@ class AgentConfig(LoopConfig):
 
 
 class InterleavedConfig(StreamConfig):
-    """The stream's settings, and the one policy that writes it.
+    """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
     `template` is the name of one that comes with midstream, or a TOML file; `library` as in `AgentConfig`.
     """
@@ -87,7 +89,7 @@ class InterleavedConfig(StreamConfig):
 
 
 class DirectConfig(InterleavedConfig):
-    """The model alone: an interleaved agent that answers in one reply, or calls the recipe's tools in its own form."""
+    """The model alone: it answers in one reply, or calls the recipe's tools in its own form."""
 
     type: str = "direct"
     template: str = "direct"

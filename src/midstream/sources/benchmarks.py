@@ -81,7 +81,7 @@ BENCHMARKS = {
 
 
 class BenchmarkConfig(TasksConfig):
-    """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
+    """A published benchmark, by name: from the Hugging Face Hub, or a file of its questions.
 
     Attributes:
         name: the benchmark, such as `bamboogle`

@@ -314,7 +314,7 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 
 
 class FunctionConfig(ToolConfig):
-    """Settings of a function of your own.
+    """A typed Python function of your own.
 
     The function is imported when the tool is made and by `--dry-run`, never to validate a recipe.
 

@@ -95,7 +95,7 @@ class TinyWorld:
 
 
 class TinyModelConfig(EngineConfig):
-    """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters.
+    """A model of half a million parameters that learns from nothing, with the vocabulary of its world.
 
     Attributes:
         hidden_size: width

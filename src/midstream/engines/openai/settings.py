@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class OpenAIConfig(EngineConfig):
-    """Settings of a server with OpenAI's API; engines with one address share its connections.
+    """A server or provider with OpenAI's API.
+
+    Engines with one address share its connections.
 
     Attributes:
         model: the server's name of the model

@@ -133,7 +133,7 @@ class Desks(TinyWorld, Endless):
 
 
 class DesksConfig(TasksConfig):
-    """Settings of the desks.
+    """Endless dialogues at two simulated desks, a vehicle and a file cabinet, with functions to call.
 
     Attributes:
         families: categories: in `missing_parameters` the user leaves out a value, in `missing_functions` a function

@@ -85,7 +85,9 @@ class CompactPlanner:
 
 
 class CompactConfig(ComponentConfig):
-    """Sampling of the planner; an action of the offline world takes at most 20 tokens.
+    """A model that plans in the compact language of the offline world.
+
+    An action takes at most 20 tokens.
 
     Attributes:
         sampling: see `sampling`

@@ -59,7 +59,7 @@ SMALLEST, LARGEST = 11, 199
 
 
 class GazetteerConfig(TasksConfig):
-    """Settings of the gazetteer.
+    """Endless questions about a made-up gazetteer, in seven families of one to three turns.
 
     Attributes:
         difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare
