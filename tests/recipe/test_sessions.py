@@ -136,6 +136,14 @@ def test_what_cannot_work_is_refused(changes, code, value):
     assert coded(code, value)(refused(*changes))
 
 
+def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    hosted = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}'
+    assert parts("practice.budget.cost_usd=1", hosted).practice.budget.cost_usd == 1
+    elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
+    assert coded("setting-conflict", "practice.budget.cost_usd = 1")(refused("practice.budget.cost_usd=1", elsewhere))
+
+
 @pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])
 def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
     assert coded("too-few-tasks", fix=f"set by {setting}")(refused(f"{setting}=9000"))

@@ -11,6 +11,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
+from midstream.engines.openai.prices import prices_used
 from midstream.recipe.overrides import RECIPE, agent_recipe
 from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline
@@ -52,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
                     print_server(event, Terminal(stderr=True))
             elif isinstance(event, AgentBuilt) and not silent:
                 template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
-                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template)
+                prices = prices_used(event.resolved)
+                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template, prices)
                 screen.enter_context(timeline)
             elif isinstance(event, TurnEvent) and timeline is not None:
                 timeline.listen(event)

@@ -31,6 +31,7 @@ from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
@@ -81,6 +82,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
+        for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
+            if (listed := getattr(component.config, "listed_price", None)) is not None:
+                self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
         executor = self.recipe.modules.get("executor")
         self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
         self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
@@ -214,9 +218,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if self.budget is None or not counted:
             return self._engines[name]
         if name not in self._budgeted:
-            prices = [getattr(component.config, f"price_{kind}_usd", 0.0) for kind in ("prompt", "completion")]
+            prompt, completion = price_of(component.config)
             self._budgeted[name] = budgeted(
-                self._engines[name], self.budget, price_prompt=prices[0], price_completion=prices[1]
+                self._engines[name], self.budget, price_prompt=prompt, price_completion=completion
             )
         return self._budgeted[name]
 

@@ -17,6 +17,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
+from midstream.engines.openai.prices import price_of
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -36,6 +37,8 @@ def check(recipe: Recipe) -> Table:
     _check_imitated(recipe)
     _check_simulated(recipe)
     resolved = recipe.table()
+    for table in resolved["engines"].values():
+        table.pop("listed_price", None)  # no setting: a run is the same one whatever a list says by now
     evaluation = resolved["evaluation"]
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),
@@ -362,11 +365,7 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
             cause="a group of one has no contrast, and groups without contrast are skipped",
             fix="set group_size to 2 or more, or skip_uniform = false",
         )
-    priced = any(
-        getattr(component.config, f"price_{tokens}_usd", 0.0)
-        for component in recipe.engines.values()
-        for tokens in ("prompt", "completion")
-    )
+    priced = any(any(price_of(component.config)) for component in recipe.engines.values())
     # A server without a key costs nothing: a limit in dollars holds there.
     keyed = any(getattr(component.config, "api_key_env", "") for component in recipe.engines.values())
     if config.budget.cost_usd is not None and keyed and not priced:

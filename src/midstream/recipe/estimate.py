@@ -17,6 +17,7 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
+from midstream.engines.openai.prices import price_of, prices_used
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
@@ -263,10 +264,12 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     for (name, engine), count in calls.items():
         component = recipe.engines[engine]
         model = getattr(component.config, "model", component.type)
-        cost += tokens[name, engine] * getattr(component.config, "price_completion_usd", 0.0)
+        cost += tokens[name, engine] * price_of(component.config)[1]
         lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
     if cost:
         lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
+    if prices := prices_used(recipe.table()):
+        lines.append(f"  Prices: {prices}")
     if any(batch.dialogue for batch in batches):
         lines.append("  Calls of a dialogue are those after one message of its user; its tokens are those of all.")
     if any(batch.count is None for batch in batches):
