@@ -484,7 +484,11 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     monkeypatch.setitem(PROVIDERS, "openai", replace(PROVIDERS["openai"], base_url=server.base_url))
     code, out, err = run(capsys, *words, "--out", tmp_path / "priced")
     cost = results(out)[0].cost_usd
-    assert (code, cost > 0, "prices  model $2.5 + $10 (midstream's prices of 20" in err) == (0, True, True)
+    assert (code, cost > 0, "prices  model $2.5 + $10 a million tokens (midstream's prices of 20" in err) == (
+        0,
+        True,
+        True,
+    )
     own = tmp_path / "prices.toml"
     own.write_text('[openai]\nas_of = 2026-11-01\nsource = "mine"\nmodels.gpt-4o = [1000.0, 1000.0]\n')
     monkeypatch.setenv("MIDSTREAM_PRICES", str(own))
@@ -499,4 +503,4 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     assert results(out)[0].cost_usd > 10 * cost
     assert f"prices of 2026-11-01 in {own}" in err
     out = run(capsys, "eval", path, "--tasks", questions, "--dry-run")[1]
-    assert f"Prices: model $1000 + $1000 (prices of 2026-11-01 in {own}) a million prompt + completion tokens" in out
+    assert f"Prices: model $1000 + $1000 a million tokens (prices of 2026-11-01 in {own})" in out

@@ -144,6 +144,17 @@ def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
     assert coded("setting-conflict", "practice.budget.cost_usd = 1")(refused("practice.budget.cost_usd=1", elsewhere))
 
 
+def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    changes = (f"practice.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
+    parts(*changes).cache.keep_reply("a request", ())
+    (tmp_path / "prices.toml").write_text(
+        '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
+    )
+    monkeypatch.setenv("MIDSTREAM_PRICES", str(tmp_path / "prices.toml"))
+    assert parts(*changes).cache.reply("a request") == ()
+
+
 @pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])
 def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
     assert coded("too-few-tasks", fix=f"set by {setting}")(refused(f"{setting}=9000"))

@@ -84,8 +84,8 @@ def test_a_list_of_the_users_goes_before_midstreams(tmp_path: Path, monkeypatch:
     [
         (None, "file-not-found", "prices.toml"),
         ("[openai", "file-invalid", "prices.toml"),
-        ("[opnai]", "unknown-name", "opnai"),
-        ("openai = 3", "unknown-name", "openai"),
+        ("[opnai]", "recipe-invalid", "opnai"),
+        ("openai = 3", "recipe-invalid", "openai = 3"),
         (OWN.replace("4.0", "-4.0"), "recipe-invalid", "openai.models.gpt-4o.1 = -4.0"),
         (OWN.replace("[1.0, 4.0]", "1.0"), "recipe-invalid", "openai.models.gpt-4o"),
         (OWN.replace("2026-11-01", '"today"'), "recipe-invalid", "openai.as_of"),
