@@ -106,10 +106,6 @@ class PromptedModule:
         The module's lessons are added to `values`. `repair` is tried on the last reply if that could not be parsed and
         was not cut off.
         """
-        if context.engine is None:
-            raise RecipeError(
-                f"the {self.role} has no engine", code="engine-missing", fix=f"name one for the {self.role}"
-            )
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         while True:
@@ -118,13 +114,10 @@ class PromptedModule:
                 messages=messages,
                 sampling=self.config.sampling,
                 seed=derive_seed(context.seed, len(calls)),
-                order=context.order,
                 json_schema=json_schema,
-                deadline_s=context.deadline_s,
-                emit=context.emit,
             )
             try:
-                call = await context.engine.sample(request)
+                call = await context.sample(request)
                 calls = (*calls, call)
                 value, problem = await parse(call.completion)
             except InfrastructureError as failure:

@@ -145,16 +145,12 @@ class OpenAICompatibleEngine:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
         prompt_usd, completion_usd = price_of(self.config)
         cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
-        return Call(
-            role=request.role,
-            engine=self.name,
-            prompt=request.prompt,
-            messages=request.messages,
-            completion=reply.text,
+        return request.answered(
+            self.name,
+            reply.text,
             prompt_ids=reply.prompt_ids,
             completion_ids=reply.completion_ids,
             logprobs=reply.logprobs,
-            sampling=request.sampling,
             policy_version=version,
             finish_reason=reply.finish_reason,
             usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,
