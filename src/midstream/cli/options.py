@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
+from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
@@ -97,6 +99,17 @@ def learning_changes(options: argparse.Namespace) -> LearningChanges:
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
     """Show on standard error that work is under way."""
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
+
+
+def show(options: argparse.Namespace, record: Any, names: Iterable[str], screen: Callable[[], RenderableType]) -> int:
+    """Print what a command found: `record` as JSON, the `names` alone with `--quiet`, or the screen."""
+    if options.json:
+        print(json.dumps(record, ensure_ascii=False))
+    elif options.quiet:
+        print("\n".join(names))
+    else:
+        Terminal().print(screen())
+    return 0
 
 
 def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", "eval", "other"] = "other") -> int:

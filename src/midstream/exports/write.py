@@ -20,7 +20,7 @@ from midstream.exports.learning import SUCCESS, sft_rows, trl_rows, verl_rows, v
 from midstream.exports.traces import atif, otel
 from midstream.runs import RunDirectory, results
 from midstream.runs.files import atomic_file, encode_record, storage_errors
-from midstream.runs.segments import SUFFIX, Segment, evaluation_name
+from midstream.runs.segments import evaluation_name
 
 Format = Literal["trl", "verl", "sft", "parquet", "atif", "otel"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -115,16 +115,15 @@ def export(
 
 def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
     """The trajectories of the parts that match, with their part's name."""
-    names = sorted(path.name.removesuffix(SUFFIX) for path in run.trajectories.root.glob(f"[!.]*{SUFFIX}"))
-    for name in names:
-        segment = Segment(run.trajectories.root / f"{name}{SUFFIX}")
+    segments = run.trajectories.parts()
+    for name, segment in segments.items():
         if fnmatchcase(name, parts):
             yield from ((name, trajectory) for trajectory in segment)
         else:
             left_out["from other parts of the run"] += len(segment)
     for result in results.read(run.results_path):  # of an evaluation under way
         name = evaluation_name(result.set)
-        if name not in names and fnmatchcase(name, parts):
+        if name not in segments and fnmatchcase(name, parts):
             yield name, result.trajectory
 
 

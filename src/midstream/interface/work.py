@@ -32,7 +32,7 @@ from midstream.core.component import Table
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
 from midstream.core.own import refuse_while_importing
-from midstream.core.threads import started
+from midstream.core.threads import in_event_loop, started
 from midstream.core.trajectory import Trajectory
 from midstream.interface import comparison
 from midstream.interface.agents import AgentSpec, named
@@ -71,7 +71,7 @@ def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         refuse_while_importing(function.__name__)
-        if not _in_loop():
+        if not in_event_loop():
             return function(*args, **kwargs)
         done, stop = _started(partial(function, *args, **kwargs))
         try:
@@ -81,14 +81,6 @@ def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
             return done.result()  # raises KeyboardInterrupt again, once the run is left in order
 
     return call
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

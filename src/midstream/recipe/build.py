@@ -29,6 +29,7 @@ from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSourc
 from midstream.core.stream_template import Template, load_template
 from midstream.core.tables import validate
 from midstream.core.task import Task
+from midstream.core.threads import in_event_loop
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.prices import price_of
@@ -135,7 +136,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The task source of a component."""
         key = component.model_dump_json()
         if key not in self._sources:
-            self._sources[key] = component.config.build(BuildContext(self, component, "tasks"))
+            self._sources[key] = component.config.build(_BuildContext(self, component, "tasks"))
         return self._sources[key]
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
@@ -150,7 +151,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The reward of a component."""
         key = component.model_dump_json(exclude={"weight"})
         if key not in self._rewards:
-            self._rewards[key] = component.config.build(BuildContext(self, component, "reward"))
+            self._rewards[key] = component.config.build(_BuildContext(self, component, "reward"))
             if not component.config.borrowed:
                 self._opened.append(self._rewards[key])
         return self._rewards[key]
@@ -166,7 +167,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             if recorded is not None and self.replay:
                 tools = recorded.replay(self._origin(table))
             else:
-                made = component.config.build(BuildContext(self, component, table))
+                made = component.config.build(_BuildContext(self, component, table))
                 tools = made if isinstance(made, list) else [made]  # a server has several
                 self._opened += tools
                 if recorded is not None:
@@ -198,7 +199,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         component = self.recipe.tools[name]
         settings = component.table()
         if component.engine is not None:
-            settings["engine"] = BuildContext(self, component, name).engine_identity
+            settings["engine"] = _BuildContext(self, component, name).engine_identity
         if component.config.needs_world:
             settings["tasks"] = self.recipe.tasks.table()
         runs_code = component.type == "python" and not self.replay
@@ -212,7 +213,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
         if name not in self._engines:
-            self._engines[name] = component.config.build(BuildContext(self, component, name))
+            self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
                 self._opened.append(self._engines[name])
         if self.budget is None or not counted:
@@ -263,7 +264,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
-            name: component.config.build(BuildContext(self, component, name))
+            name: component.config.build(_BuildContext(self, component, name))
             for name, component in components.items()
             if not own or name == trained
         }
@@ -306,16 +307,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 closing.push_async_callback(self._opened.pop(0).close)
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self.close())
-        else:
-            raise UsageError(
-                "`with Build(...)` in a running event loop",
-                code="event-loop-running",
-                fix="use `async with Build(...)`",
-            )
+        if in_event_loop():
+            what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
+            raise UsageError(what, code="event-loop-running", fix=fix)
+        asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
@@ -385,8 +380,8 @@ def _check_machine(value: Any, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class BuildContext:
-    """`core.component.Context`: the rest of the recipe, for one component while it is built."""
+class _BuildContext:
+    """`core.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
 
     build: Build
     component: Component
@@ -394,7 +389,6 @@ class BuildContext:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that the component's table names; tools may only use a server."""
         name = self.component.engine
         if name is None:
             return None
@@ -410,56 +404,46 @@ class BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        """The settings that decide that engine's replies, without its address."""
         table = self.build.recipe.engines[self.component.engine or ""].table()
         return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox for code that a model writes."""
         return self.build.sandbox
 
     @property
     def template(self) -> Template | None:
-        """The stream template of the recipe's interleaved agent."""
         agent = self.build.recipe.agent
         return load_template(agent.template) if isinstance(agent, InterleavedConfig) else None
 
     @property
     def source(self) -> TaskSource:
-        """The recipe's task source."""
         return self.build.source
 
     @property
     def tool_names(self) -> list[str]:
-        """The names of the recipe's tools."""
         return [tool.name for tool in self.build.tools]
 
     @property
     def warm_seed(self) -> int:
-        """The seed of untrained weights and of the warm start."""
         return warm_seed(self.build.recipe)
 
     @property
     def warm_lessons(self) -> bool:
-        """Whether the warm start teaches the policy to read lessons."""
         warm = self.build.recipe.warm_start
         return warm is not None and warm.lessons > 0
 
     @property
     def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained on this engine's model."""
         recipe = self.build.recipe
         if recipe.training is None or recipe.learner.lora is None:
             return False
         return self.name == (recipe.training.weights or recipe.modules[recipe.trained].engine)
 
     def tasks(self, component: Component) -> TaskSource:
-        """The task source of another component."""
         return self.build.tasks(component)
 
     def reward(self, component: Component) -> Reward:
-        """The reward of another component."""
         return self.build.reward(component)
 
 

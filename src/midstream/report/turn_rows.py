@@ -62,6 +62,15 @@ def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least:
     return table
 
 
+def hints(commands: Mapping[str, str]) -> Table:
+    """Commands to continue with, and what each shows."""
+    table = Table.grid(padding=(0, 4))
+    table.add_column(no_wrap=True)
+    for command, what in commands.items():
+        table.add_row(f"  {command}", what)
+    return table
+
+
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
     rows = [("analysis", plain(trajectory.analysis))] if trajectory.analysis else []
