@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -60,27 +61,22 @@ class LoopConfig(Settings):
     answer_s: float = Field(default=120.0, gt=0)
 
 
+@dataclass(kw_only=True, eq=False)
 class AgentFlow(RecordedAgent):
     """The four modules of AgentFlow as one agent (`core.protocols.Agent`)."""
 
-    name = "agentflow"
+    name: ClassVar[str] = "agentflow"
 
-    def __init__(
-        self,
-        *,
-        planner: Planner,
-        executor: Executor,
-        verifier: Verifier,
-        generator: Generator,
-        analyst: Analyst | None = None,
-        config: LoopConfig,
-        code_runner: ProgramRunner | None = None,
-    ) -> None:
-        self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
-        self.analyst = analyst
-        self.config = config
-        self.code_runner = code_runner
-        self.write_result = result_writer(config.observation_format)
+    planner: Planner
+    executor: Executor
+    verifier: Verifier
+    generator: Generator
+    analyst: Analyst | None = None
+    config: LoopConfig
+    code_runner: ProgramRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.write_result = result_writer(self.config.observation_format)
 
     async def work(
         self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None

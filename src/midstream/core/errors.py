@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import copyreg
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,16 @@ class UnsupportedError(UsageError):
     """A named thing that midstream does not support."""
 
     code = "unsupported"
+
+
+@contextmanager
+def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Raise `UnsupportedError`, which says `what`, if an import in the block fails: midstream's `extra` has it."""
+    try:
+        yield
+    except ImportError as error:
+        fix = f"pip install 'midstream[{extra}]'{otherwise}"
+        raise UnsupportedError(what, code="missing-extra", fix=fix) from error
 
 
 class InfrastructureError(MidstreamError):

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import reduce
 from hashlib import blake2b
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -118,7 +119,8 @@ def reference_of(value: Any) -> str:
     name = getattr(inner, "__qualname__", None) or type(value).__qualname__
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if module is not None and file and "<" not in name and _attribute(module, name) is value:
+    defined = reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+    if module is not None and file and "<" not in name and defined is value:
         # A module on the path of this program alone would not be found from another directory.
         importable = module.__name__ != "__main__" and not Path(file).resolve().is_relative_to(Path.cwd())
         reference = f"{module.__name__ if importable else Path(file).resolve()}:{name}"
@@ -129,13 +131,6 @@ def reference_of(value: Any) -> str:
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _same(first: Any, other: Any) -> bool:

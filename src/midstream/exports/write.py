@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.errors import UsageError, needs_extra
 from midstream.core.metrics import tools_of
 from midstream.core.trajectory import Trajectory, usage_of
 from midstream.exports.learning import SUCCESS, sft_rows, trl_rows, verl_rows, verl_tasks
@@ -149,13 +149,9 @@ def _table_row(run: str, part: str, trajectory: Trajectory) -> Row:
 
 
 def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
-    try:
+    with needs_extra("parquet files cannot be written without pyarrow", "data"):
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
-    except ImportError as error:
-        raise UnsupportedError(
-            "parquet files cannot be written without pyarrow", code="missing-extra", fix="pip install 'midstream[data]'"
-        ) from error
     text, real, whole = pa.string(), pa.float64(), pa.int64()
     if format == "verl":
         info = {"index": whole, "split": text, "task_id": text, "question": text, "answer": text, "attempts": whole}
