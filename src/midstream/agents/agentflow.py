@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -65,8 +65,6 @@ class LoopConfig(Settings):
 class AgentFlow(RecordedAgent):
     """The four modules of AgentFlow as one agent (`core.protocols.Agent`)."""
 
-    name: ClassVar[str] = "agentflow"
-
     planner: Planner
     executor: Executor
     verifier: Verifier
@@ -74,6 +72,7 @@ class AgentFlow(RecordedAgent):
     analyst: Analyst | None = None
     config: LoopConfig
     code_runner: ProgramRunner | None = None
+    name: str = "agentflow"
 
     def __post_init__(self) -> None:
         self.write_result = result_writer(self.config.observation_format)
