@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -30,6 +31,7 @@ EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
+_PATH = re.compile(r"(?:^|_)(?:path|file|directory|index|library|start|adapter|cwd|template)$")  # keys of what is read
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
 _imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
 _originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
@@ -69,32 +71,41 @@ def name_of(reference: str) -> str:
 def file_of(reference: str) -> Path | None:
     """The file that a reference names; None for a module or an object of a program."""
     place = reference.rpartition(":")[0]
-    return Path(place).expanduser() if place.endswith(".py") else None
+    return Path(os.path.expanduser(place)) if place.endswith(".py") else None
 
 
 def anchored(table: Any, directory: Path) -> Any:
-    """A recipe's table, whose references to files in `directory` are absolute."""
+    """A recipe's table, in which references to files in `directory` and paths to what is there are absolute."""
 
-    def absolute(reference: str, file: Path) -> str:
-        there = (directory / file).is_file()
-        return f"{(directory / file).resolve()}:{name_of(reference)}" if there else reference
+    def absolute(reference: str, path: Path) -> Path:
+        there = directory / path
+        if not os.path.exists(there):
+            return path
+        # The link of a data file stays: the name of its target may lack the ending, as in caches of downloads.
+        return there.resolve() if reference else Path(os.path.abspath(there))
 
     return _renamed(table, absolute)
 
 
 def portable(table: Any) -> Any:
-    """A recipe's table, in which a file of your own is named without its directory, which affects no result."""
-    return _renamed(table, lambda reference, file: f"{file.name}:{name_of(reference)}")
+    """A recipe's table, in which a file is named without its directory, which affects no result."""
+    return _renamed(table, lambda _, path: Path(path.name))
 
 
-def _renamed(value: Any, name: Callable[[str, Path], str]) -> Any:
-    """A recipe's table, in which `name` gives each reference to a file."""
+def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "") -> Any:
+    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself."""
     if isinstance(value, Mapping):
-        return {key: _renamed(inner, name) for key, inner in value.items()}
+        return {name: _renamed(inner, place, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_renamed(inner, name) for inner in value]
-    file = file_of(value) if is_reference(value) else None
-    return value if file is None else name(value, file)
+        return [_renamed(inner, place, key) for inner in value]
+    if is_reference(value) and (file := file_of(value)) is not None:
+        return f"{place(value, file)}:{name_of(value)}"
+    if not isinstance(value, str) or not _PATH.search(key) or (key == "template" and not value.endswith(".toml")):
+        return value
+    path, at, version = value.rpartition("@")
+    if not (at and version.isdecimal() and key == "library"):  # RUN@VERSION
+        path, at, version = value, "", ""
+    return f"{place('', Path(os.path.expanduser(path)))}{at}{version}" if path else value
 
 
 def references(table: Any) -> Iterator[str]:
@@ -285,14 +296,22 @@ def _digest(source: bytes) -> str:
 
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
-    """A run's table, in which a file that is gone from its place is replaced by the run's copy in `directory`."""
+    """A run's table with what is gone from its place: files of your own are the run's copies in `directory`.
 
-    def copy(reference: str, file: Path) -> str:
+    Other files of a project that was moved are looked for in the working directory, by the end of their paths.
+    """
+
+    def present(reference: str, path: Path) -> Path:
+        if os.path.exists(path) or reference in _live:
+            return path
+        if not reference:
+            ends = (Path(*path.parts[start:]).absolute() for start in range(1, len(path.parts)))
+            return next(filter(os.path.exists, ends), path)
         own = recorded.get(reference)
-        if own is None or not own.copy_name or file.is_file() or reference in _live:
-            return reference
+        if own is None or not own.copy_name:
+            return path
         copied = (directory / own.copy_name).resolve()
-        _originals[str(copied)] = file
-        return f"{copied}:{name_of(reference)}"
+        _originals[str(copied)] = path
+        return copied
 
-    return _renamed(table, copy)
+    return _renamed(table, present)

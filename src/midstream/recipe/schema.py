@@ -208,7 +208,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = _with_current_names(table)
+    parsed = anchored(_with_current_names(table), Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
