@@ -22,7 +22,7 @@ from midstream.core.errors import InfrastructureError, MidstreamError, RecipeErr
 from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import changed_recipe
+from midstream.recipe.overrides import changed_recipe, run_table
 from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.report.run_results import evaluated_trajectories
@@ -178,6 +178,34 @@ def test_a_changed_file_is_not_resumed(place: Path):
     (place / "mine.py").write_text(MINE + "# changed\n")
     with pytest.raises(RunError, check=coded("inputs-changed", "mine.py:agent")):
         api.resume("run")
+
+
+def test_what_a_file_imports_from_its_directory_is_copied_and_compared(place: Path):
+    package = place / "parts_of_mine"
+    package.mkdir()
+    score = "def score(answer):\n    from near_mine import right\n    return right\n"
+    (place / "mine.py").write_text(MINE + score)
+    (place / "near_mine.py").write_text("from parts_of_mine import deep\nright = deep.right\n")
+    (package / "__init__.py").write_text("")
+    (package / "deep.py").write_text("from .deeper import right\n")
+    (package / "deeper.py").write_text("right = 1.0\n")
+    (place / "unrelated.py").write_text("")
+    run = api.evaluate(table("mine.py") | {"reward": {"type": "mine.py:score"}}, "run")
+    copied = {path.name for path in run.own_dir.rglob("*.py")}
+    assert copied == {"mine.py", "near_mine.py", "__init__.py", "deep.py", "deeper.py"}
+
+    run.set_status("interrupted")
+    (package / "deeper.py").write_text("right = 0.0\n")
+    with pytest.raises(RunError, check=coded("inputs-changed", "parts_of_mine/deeper.py")):
+        api.resume("run")
+
+    for name in ("mine.py", "near_mine.py", "parts_of_mine"):
+        (place / name).rename(place / f"{name}.gone")
+    for name in [name for name in sys.modules if name.startswith(("near_mine", "parts_of_mine"))]:
+        del sys.modules[name]  # as in another process
+    importlib.invalidate_caches()
+    assert api.resume("run").status().state == "finished"
+    assert own.load(run_table(run)["reward"]["type"])("an answer") == 1.0, "by the copies"
 
 
 def test_a_file_that_changed_is_imported_again(place: Path):

@@ -480,11 +480,9 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
     recorded = run.info().own  # none in runs of older versions
-    changed = [
-        component.reference
-        for component, began in zip(own.used(resolved) if recorded else (), recorded, strict=True)
-        if component.digest != began.digest
-    ]
+    now = own.used(resolved) if recorded else ()
+    pairs = zip(now, recorded, strict=True)
+    changed = list(dict.fromkeys(name for component, began in pairs for name in component.changed_since(began)))
     if changed:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",

@@ -4,11 +4,13 @@
     type = "my_package.rewards:exact"       a name in a module that can be imported
     type = "python:exact"                   an object that a running program has handed over (`reference_of`)
 
-A run records each of them with the digest of its source, and keeps a copy of every file (`OwnComponent`).
+A run records each of them with the digest of its source, and keeps a copy of every file and of the neighbors that it
+imports (`OwnComponent`).
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -41,21 +43,36 @@ _importing: ContextVar[str] = ContextVar("importing", default="")
 class OwnComponent(Frozen):
     """What a run used of your own: its reference, the digest of its source, and the name of its file's copy.
 
-    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy.
+    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy. `imports` are the
+    digests of what the file imports from its directory, by their paths there, which are copied with it.
     """
 
     reference: str
     digest: str
     copy_name: str = ""
+    imports: dict[str, str] = {}
 
-    def source(self) -> bytes:
-        """The file's bytes. Raises `RunError` if they have changed since the digest was taken."""
+    def changed_since(self, began: OwnComponent) -> list[str]:
+        """What has another digest than when a run began: the reference itself, and files that it imports."""
+        imports = [name for name, digest in began.imports.items() if self.imports.get(name) != digest]
+        return [self.reference] * (self.digest != began.digest) + imports
+
+    def copies(self) -> dict[str, bytes]:
+        """The bytes of its file and of what this imports, by the names of the copies.
+
+        Raises `RunError` if they have changed since the digests were taken.
+        """
         file = file_of(self.reference)
-        assert file is not None, "only files have copies"
-        source = file.read_bytes()
-        if _digest(source) != self.digest:
-            raise RunError(f"{file} was changed while the run began", code="inputs-changed", fix="start it again")
-        return source
+        if file is None:
+            return {}
+        sources = {self.copy_name: (file, self.digest)}
+        for name, digest in self.imports.items():
+            sources[f"{Path(self.copy_name).parent}/{name}"] = (file.parent / name, digest)
+        copies = {name: path.read_bytes() for name, (path, _) in sources.items()}
+        for name, (path, digest) in sources.items():
+            if _digest(copies[name]) != digest:
+                raise RunError(f"{path} was changed while the run began", code="inputs-changed", fix="start it again")
+        return copies
 
 
 def is_reference(name: object) -> bool:
@@ -238,7 +255,7 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
             raise RecipeError(
                 f"{original} is gone, and the run's copy of it cannot be imported: {type(error).__name__}: {error}",
                 code="import-failed",
-                cause="a run copies the file that its recipe names, and none that this file imports",
+                cause="a run copies the file that its recipe names, and of what this imports only what lies next to it",
                 fix=f"put {original} back, with the files that it imports",
             ) from error
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -278,7 +295,9 @@ def _recorded(reference: str) -> OwnComponent:
         if not file.is_file():
             raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
         digest = _digest(file.read_bytes())
-        return OwnComponent(reference=reference, digest=digest, copy_name=f"{file.stem}-{digest}.py")
+        imports = {name: _digest(source) for name, source in _imports(file).items()}
+        copy_name = f"{file.stem}-{digest}/{file.name}"
+        return OwnComponent(reference=reference, digest=digest, copy_name=copy_name, imports=imports)
     found = load(reference)
     inner = inspect.unwrap(found) if callable(found) else type(found)
     try:
@@ -289,6 +308,33 @@ def _recorded(reference: str) -> OwnComponent:
     except (OSError, TypeError):  # typed into an interpreter, or compiled
         source = b""
     return OwnComponent(reference=reference, digest=_digest(source))
+
+
+def _imports(file: Path) -> dict[str, bytes]:
+    """The files in its directory that a file imports, and what these import in turn, by their paths there."""
+    found, waiting = dict[Path, bytes](), [file]
+    for path in waiting:  # grows
+        found[path] = path.read_bytes()
+        try:
+            nodes = list(ast.walk(ast.parse(found[path])))
+        except (SyntaxError, ValueError):  # it fails when it is imported, if ever
+            continue
+        for node in nodes:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            base = file.parent
+            if isinstance(node, ast.ImportFrom):
+                base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else base
+                names = [f"{node.module}.{name}" if node.module else name for name in names]
+            for name in names:
+                parts = name.split(".")
+                stems = [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+                places = [place for stem in stems for place in (Path(f"{stem}.py"), stem / "__init__.py")]
+                waiting += [
+                    place
+                    for place in places
+                    if place.is_file() and place not in waiting and place.is_relative_to(file.parent)
+                ]
+    return {path.relative_to(file.parent).as_posix(): source for path, source in found.items() if path != file}
 
 
 def _digest(source: bytes) -> str:
