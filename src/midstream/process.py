@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from midstream.core.errors import MidstreamError, RefusedError, UsageError
+from midstream.core.errors import BudgetError, MidstreamError, RefusedError, UsageError
 from midstream.core.threads import in_event_loop
 from midstream.engines.local.settings import require_torch
 from midstream.recipe.build import Build
@@ -120,6 +120,11 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
         run.set_status("interrupted", "stopped by Ctrl-C")
         error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
         raise
+    except BudgetError as error:
+        run.set_status("interrupted", error.what)
+        root = shlex.quote(str(run.root))
+        fix = error.fix.replace("resume RUN", f"resume {root}") + f"; what is done: midstream show {root}"
+        raise BudgetError(error.what, code=error.code, cause=error.cause, fix=fix) from error
     except MidstreamError as error:
         run.set_status("failed", str(error))
         if isinstance(error, RefusedError):

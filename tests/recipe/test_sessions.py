@@ -19,6 +19,7 @@ from midstream.training_free.commit import read_updates
 from support.errors import coded
 from support.practice_sessions import SMALL
 
+HOSTED = 'engines.other={type="openai_compatible", model="a model without a price"}'
 PLAIN = ["practice.tasks=6", "practice.gate.tasks=4"]
 
 
@@ -111,10 +112,11 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
         (
-            ["practice.budget.cost_usd=1", 'engines.hosted={type="openai_compatible", model="m"}'],
+            ["practice.budget.cost_usd=1", HOSTED],
             "setting-conflict",
             "practice.budget.cost_usd = 1",
         ),
+        (["budget.cost_usd=1", HOSTED], "setting-conflict", "budget.cost_usd = 1"),
         (
             ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
             "file-not-found",

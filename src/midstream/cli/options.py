@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream import api
+from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
@@ -23,6 +24,7 @@ from midstream.recipe.estimate import counts, describe
 from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
+from midstream.runs.budget import limit_settings
 
 
 def parse_seed(text: str) -> int:
@@ -33,9 +35,21 @@ def parse_seed(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
 
 
+def budget_settings(text: str) -> list[str]:
+    """The settings of `--budget`."""
+    try:
+        return limit_settings(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
+    },
+    "--budget": {
+        "dest": "overrides", "action": "extend", "type": budget_settings, "default": [], "metavar": "LIMIT",
+        "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
     },
     "--no-eval": {
         "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",

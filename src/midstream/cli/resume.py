@@ -14,8 +14,8 @@ from midstream.report.progress import progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `resume`."""
     parser.add_argument("run", help="run directory")
-    limit = "raise a limit of a practice run; one that a limit ended continues"
-    shared.add_list(parser, "--set", "overrides", "practice.budget.LIMIT=VALUE", limit)
+    shared.add_list(parser, "--set", "overrides", "budget.LIMIT=VALUE", "another limit, as with --budget")
+    shared.add(parser, "--budget")
     shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
     shared.add(parser, "--track")

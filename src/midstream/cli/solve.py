@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
-    shared.add(parser, "--unsafe")
+    shared.add(parser, "--unsafe", "--budget")
     shared.add_recording(parser)
     parser.add_argument("--final", action="store_true", help="print the whole last reply too; with --quiet, instead")
     shared.add(parser, *shared.RECIPE, *shared.OUTPUT)

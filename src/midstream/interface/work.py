@@ -5,6 +5,9 @@ awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` c
 `out`. Several functions have these arguments:
 
     seed              the run seed
+    budget            the most that the run may use: "2 usd", "500 rollouts", "1000000 tokens", "3600 seconds", or
+                      several of them with commas between. `evaluate` and `train` raise `BudgetError` there; `resume`
+                      with a higher one continues
     out               the run directory, by default a new one under `runs/`; one that holds this very run is continued
     settings          others of a recipe, by their names (docs/recipes.md): `{"rollout.concurrency": 4}`
     unsafe            run code that a model writes without a sandbox
@@ -51,6 +54,7 @@ from midstream.recipe.schema import (
     with_overrides,
 )
 from midstream.report.progress import print_warnings, progress
+from midstream.runs.budget import limit_settings
 from midstream.training.settings import TrainingConfig
 
 P = ParamSpec("P")
@@ -141,6 +145,7 @@ def solve(
     *,
     temperature: float | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     settings: Mapping[str, Any] | None = None,
     unsafe: bool = False,
     record: Place | None = None,
@@ -166,7 +171,7 @@ def solve(
         _source(agent),
         temperature=temperature,
         seed=seed,
-        overrides=overrides_of(settings),
+        overrides=[*overrides_of(settings), *limit_settings(budget)],
         unsafe=unsafe,
         record=_path(record),
         replay=_path(replay),
@@ -186,6 +191,7 @@ def evaluate(
     trials: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     out: Place | None = None,
     settings: Mapping[str, Any] | None = None,
     retry_errors: bool = False,
@@ -229,7 +235,7 @@ def evaluate(
             trials=trials,
             temperature=temperature,
             seed=seed,
-            overrides=overrides_of(settings),
+            overrides=[*overrides_of(settings), *limit_settings(budget)],
             retry_errors=retry_errors,
             unsafe=unsafe,
             record=_path(record),
@@ -287,8 +293,8 @@ def practice(
         table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
         table["practice"]["reflector"] = {"engine": asked.get("engine", "model")}
         table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
-    chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size, "budget": _budget(budget)}
-    return _learned(table, "practice", chosen, seed, settings, out, record, replay, track, listener, quiet)
+    chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
+    return _learned(table, "practice", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
 @_anywhere
@@ -304,6 +310,7 @@ def train(
     learning_rate: float | None = None,
     lora: int | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     out: Place | None = None,
     settings: Mapping[str, Any] | None = None,
     record: Place | None = None,
@@ -342,7 +349,7 @@ def train(
         "group_size": group_size,
         "learning_rate": learning_rate,
     }
-    return _learned(table, "training", chosen, seed, settings, out, record, replay, track, listener, quiet)
+    return _learned(table, "training", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
 @_anywhere
@@ -350,6 +357,7 @@ def resume(
     run: Run | Place,
     *,
     retry_errors: bool = False,
+    budget: str | None = None,
     record: Place | None = None,
     replay: Place | None = None,
     track: api.Track = (),
@@ -367,6 +375,7 @@ def resume(
     with _listening(listener, quiet) as listener:
         directory = api.resume(
             run.directory if isinstance(run, Run) else Path(run),
+            overrides=limit_settings(budget),
             retry_errors=retry_errors,
             record=_path(record),
             replay=_path(replay),
@@ -448,33 +457,13 @@ def _reward(reward: Any) -> Table:
     return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
 
 
-def _budget(text: str | None) -> Table | None:
-    """The table of limits such as "2 usd, 500 rollouts"."""
-    if text is None:
-        return None
-    limits: Table = {}
-    for part in text.split(","):
-        number, _, unit = part.strip().partition(" ")
-        try:
-            limits[_UNITS[unit.strip().lower()]] = float(number) if unit == "usd" else int(number)
-        except (KeyError, ValueError) as error:
-            raise UsageError(
-                f"budget = {text!r} is no limit",
-                code="setting-range",
-                fix=f'a number and one of {", ".join(_UNITS)}, e.g. "2 usd"',
-            ) from error
-    return limits
-
-
-_UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds": "time_s", "updates": "updates"}
-
-
 def _learned(
     table: Table,
     section: str,
     chosen: Mapping[str, Any],
     seed: int | None,
     settings: Mapping[str, Any] | None,
+    budget: str | None,
     out: Place | None,
     record: Place | None,
     replay: Place | None,
@@ -487,7 +476,7 @@ def _learned(
         table = merge(table, {section: values})
     if seed is not None:
         table["seed"] = seed
-    recipe = parse_recipe(with_overrides(table, overrides_of(settings)))
+    recipe = parse_recipe(with_overrides(table, [*overrides_of(settings), *limit_settings(budget)]))
     with _listening(listener, quiet) as listener:
         directory = api.train(
             recipe,

@@ -32,6 +32,7 @@ from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig
+from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import PracticeConfig
@@ -150,6 +151,7 @@ class Recipe(Settings):
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
         evaluation: see `[evaluation]`
+        budget: see `[budget]`: limits on what a run may use
     """
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
@@ -173,6 +175,7 @@ class Recipe(Settings):
     practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    budget: BudgetConfig | None = None
 
     @property
     def trained(self) -> Kind:
@@ -220,7 +223,10 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         parsed["agent"] = _own_agent(agent)
     practice = parsed.get("practice")
     if isinstance(practice, Mapping):
-        parsed["practice"] = {"modules": modules_of(kind)[:1], **practice}
+        practice = {"modules": modules_of(kind)[:1], **practice}
+        if isinstance(budget := parsed.get("budget"), Mapping):  # limits practice too
+            practice = merge(practice, {"budget": dict(budget)})
+        parsed["practice"] = practice
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from midstream.core.component import Component
-from midstream.core.errors import CheckpointError
+from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import TaskSource
@@ -95,10 +95,11 @@ class TrainingSession(Session):
         # During training, the validation set alone is evaluated: greedily, once a task.
         once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
         self.validation = parts.evaluation.model_copy(update=once)
+        self._done = -1  # the last whole step, which the weights are of
         self._warned = False  # of rows that share too little, once a run
 
     async def run(self) -> str:
-        """Train to the end, from the newest checkpoint if there is one; returns "": nothing ends a run early."""
+        """Train to the end, from the newest checkpoint if there is one; returns "". Raises `BudgetError` at a limit."""
         try:
             return await super().run()
         finally:
@@ -146,7 +147,7 @@ class TrainingSession(Session):
             done = 0
         else:
             self._warned = any(metrics.warnings for metrics in run.metrics.read())
-        steps = parts.training.steps
+        steps, self._done = parts.training.steps, done
         self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=done))
         if parts.learner.why_unshared and parts.training.algorithm == "flow_grpo":
             self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.why_unshared}")
@@ -157,6 +158,7 @@ class TrainingSession(Session):
         parts, run = self.parts, self.run_directory
         started, cpu = time.perf_counter(), time.process_time()
         outcome = await self.algorithm.step(step)
+        self._done = -1  # no checkpoint without the step's validation
         metrics, seconds = outcome.metrics, time.perf_counter() - started
         timing = StepTiming(
             step=step,
@@ -183,8 +185,15 @@ class TrainingSession(Session):
         if parts.evaluation.at != "none" and (step % config.validate_every == 0 or step == config.steps):
             await parts.publish(step)  # or a served planner would be validated one update late
             await self._evaluate(self.validation, TRAINED, step)
+        self._done = step
         if step % config.checkpoint_every == 0 or step == config.steps:
             self._save(step)
+
+    def at_limit(self, error: BudgetError) -> str:
+        """Save a checkpoint of the last whole step, from which a resumed run continues, and raise `error`."""
+        if self._done >= 0 and self._done not in self.run_directory.checkpoints.steps():
+            self._save(self._done)
+        raise error
 
     async def finish(self) -> None:
         """Export the weights and evaluate them."""
