@@ -165,11 +165,8 @@ def resume(
             cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
-    table = run_table(run)
-    if kind == "practice":  # its [practice.budget] holds the limits of [budget]
-        table.pop("budget", None)
-        overrides = [text if text.startswith("practice.") else f"practice.{text}" for text in overrides]
-    recipe = parse_recipe(with_overrides(table, overrides))
+    # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
+    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
@@ -354,7 +351,7 @@ def validate_library(
         check_shown(chosen.agent, render_modules(library), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
-        budget = Budget(chosen.practice.budget if chosen.practice else BudgetConfig())
+        budget = _budget_of(chosen) or Budget(BudgetConfig())
         build = Build(
             chosen,
             adapters=(run.root if run else Path()) / "adapters",

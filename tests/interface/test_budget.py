@@ -39,7 +39,7 @@ class Paying:
 
 
 async def stubborn(question, model):
-    """Goes on without a reply that it does not get."""
+    """Continues without a reply that it does not get."""
     try:
         return await model(question)
     except ms.MidstreamError:
@@ -98,7 +98,7 @@ def test_what_an_agent_of_your_own_spends_counts():
     assert spent["", ""].rollouts == 2
 
 
-def test_an_agent_that_goes_on_without_a_refused_reply_has_no_result():
+def test_an_agent_that_continues_without_a_refused_reply_has_no_result():
     agent = ms.OwnAgent(stubborn, model="ollama/m", settings={"agent.sampling.max_tokens": 100})
     trajectory = ms.solve(agent, "How many words has 'to be or not'?", budget="10 tokens")
     assert trajectory.error.type == "BudgetError"

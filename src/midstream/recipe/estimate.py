@@ -22,6 +22,7 @@ from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe, differing_settings
+from midstream.runs.budget import BudgetConfig
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
 from midstream.training.settings import TrainingConfig
@@ -79,9 +80,9 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
         lines.append(f"  {count:>12}  of {batch.turns} turns{after}: {batch.what}")
     practice = recipe.practice if training else None
     lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
-    if practice:
-        listed = ", ".join(f"{name} = {value:,}" for name, value in practice.budget.limits.items())
-        lines.append(f"Limits of the whole run: {listed or 'none (practice.budget)'}")
+    limits = practice.budget if practice else recipe.budget or BudgetConfig()
+    listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
+    lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""

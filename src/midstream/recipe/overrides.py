@@ -169,6 +169,7 @@ def _changed(
     """
     if isinstance(source, RunDirectory):
         table = run_table(source)
+        table.pop("budget", None)  # its limits were the run's own
     else:
         table = read_table(source) if isinstance(source, str) else merge({}, source)
     table = with_library(table, changes.get("library"))

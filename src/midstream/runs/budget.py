@@ -72,6 +72,8 @@ def parse_limits(text: str) -> dict[str, float]:
         try:
             name = UNITS[unit.strip()]
             limits[name] = float(number) if name in ("cost_usd", "time_s") else int(number)
+            if not 0 <= limits[name] < math.inf:
+                raise ValueError(number)
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"budget = {text!r} is no limit",
@@ -348,7 +350,7 @@ class BudgetedAgent:
         """Run once, uncounted if its first request was refused.
 
         An agent of your own may ask models that midstream does not know of: what its trajectory cost beyond what its
-        engines counted is booked too. Raises `BudgetError` at the limit on rollouts, and where the agent went on
+        engines counted is booked too. Raises `BudgetError` at the limit on rollouts, and where the agent continued
         without a reply that a limit had refused.
         """
         number, asked = self.budget.start_rollout(), _Asked()
