@@ -71,7 +71,7 @@ class LocalLearner:
     def before_step(self, seed: int) -> None:
         """Call `before_step(seed)` of policy and reference if they have it: it may change weights, alike in both.
 
-        Does nothing for the seed of the call before: a checkpoint may be of weights that are prepared for the next step.
+        Does nothing for the seed of the call before: a checkpoint may hold weights prepared for the next step.
         """
         if seed == self._prepared:
             return
