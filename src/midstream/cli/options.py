@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic_core import to_jsonable_python
 from rich.console import RenderableType
@@ -21,10 +21,11 @@ from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
 from midstream.recipe.estimate import counts, describe
-from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
 from midstream.runs.budget import limit_settings
+
+ChangesT = TypeVar("ChangesT")
 
 
 def parse_seed(text: str) -> int:
@@ -99,15 +100,10 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replay", type=Path, metavar="DIR", help="answer from there alone; no tool is called")
 
 
-def agent_changes(options: argparse.Namespace) -> AgentChanges:
-    """What the options change in a recipe's agent."""
+def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> ChangesT:
+    """What the options change in a recipe, as `AgentChanges`, or as a kind with more keys."""
     given = vars(options)
-    return AgentChanges(**{name: given[name] for name in AgentChanges.__annotations__ if given.get(name) is not None})
-
-
-def learning_changes(options: argparse.Namespace) -> LearningChanges:
-    """What the options change in a recipe's agent, and in what it learns from."""
-    return LearningChanges(**agent_changes(options), tasks=options.tasks, reward=options.reward)
+    return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
 
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:

@@ -6,8 +6,7 @@ import argparse
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_evaluation, show_result
-from midstream.core.terminal import Terminal
+from midstream.cli.show import show_evaluation, show_result_and_report
 from midstream.report.progress import progress
 
 
@@ -36,8 +35,6 @@ def run(options: argparse.Namespace) -> int:
         )
     if run.info().kind == "evaluation":
         show_evaluation(run, as_json=options.json)
-        return 0
-    show_result(run, as_json=options.json)
-    if not options.json:
-        Terminal().print(f"Report: {run.report_path}", soft_wrap=True)
+    else:
+        show_result_and_report(run, as_json=options.json)
     return 0

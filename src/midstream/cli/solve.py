@@ -12,7 +12,7 @@ from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.engines.openai.prices import prices_used
-from midstream.recipe.overrides import RECIPE, agent_recipe
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
 from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer the question; returns 1 if the run was lost to an error."""
-    changes = shared.agent_changes(options)
+    changes = shared.changes(AgentChanges, options)
     source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe or RECIPE
     if options.dry_run:
         return shared.dry_run(agent_recipe(source, **changes), options)
