@@ -46,6 +46,7 @@ from midstream.core.data import Settings
 from midstream.core.errors import MidstreamError, RecipeError, UsageError, did_you_mean
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
+from midstream.core.own import anchored
 from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
@@ -241,19 +242,8 @@ def read_study(name: str | Path) -> StudyFile:
     arms: list[Arm] = []
     for arm in study.arms:
         recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe
-        arms.append(arm.model_copy(update={"recipe": recipe, "set": _anchored(arm.set, directory)}))
+        arms.append(arm.model_copy(update={"recipe": recipe, "set": anchored(arm.set, directory)}))
     return study.model_copy(update={"arms": tuple(arms)})
-
-
-def _anchored(value: Any, directory: Path) -> Any:
-    """A setting's value, in which paths to what exists in `directory` are absolute: "a.jsonl", "rewards.py:exact"."""
-    if isinstance(value, Mapping):
-        return {key: _anchored(inner, directory) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_anchored(inner, directory) for inner in value]
-    path, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-    is_path = Path(path).suffix or os.sep in path  # a bare word is the name of a type or engine
-    return f"{(directory / path).resolve()}{colon}{name}" if is_path and (directory / path).exists() else value
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
