@@ -28,8 +28,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from operator import sub
@@ -43,7 +43,7 @@ from pydantic_core import to_jsonable_python
 from midstream import api
 from midstream.core.component import Table
 from midstream.core.data import Settings
-from midstream.core.errors import MidstreamError, RecipeError, UsageError, did_you_mean
+from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.own import anchored
@@ -335,7 +335,7 @@ def plan(
     names = chosen([arm.name for arm in study.arms], only)
     runs = []
     for arm in (arm for arm in study.arms if arm.name in names):
-        with _naming(arm.name):
+        with name_place(f"arm {arm.name!r}"):
             for seed in range(seeds):
                 changes = [*arm.overrides, *overrides, f"seed={seed}"]
                 recipe = load_recipe(arm.recipe, changes)
@@ -350,15 +350,6 @@ def plan(
                 check_machine(build)
                 check_work(build, "train" if runs[-1].trained else "eval")
     return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
-
-
-@contextmanager
-def _naming(arm: str) -> Iterator[None]:
-    """Name the arm in an error."""
-    try:
-        yield
-    except MidstreamError as error:
-        raise type(error)(f"arm {arm!r}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
 
 
 def _check_unchanged(run: ArmRun) -> None:
@@ -490,7 +481,7 @@ def run_study(
     for place, run in enumerate(planned.runs, 1):
         arm = run.arm
         report(f"{arm.name}, seed {run.seed} ({place} of {len(planned.runs)})")
-        with _naming(arm.name), progress() as listener:
+        with name_place(f"arm {arm.name!r}"), progress() as listener:
             if run.trained:
                 done = api.train(run.recipe, run.out, exist_ok=True, listener=listener)
             else:

@@ -71,6 +71,17 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
+@contextmanager
+def name_place(place: str) -> Iterator[None]:
+    """Begin the text of an error in the block with its place, unless the text names that already."""
+    try:
+        yield
+    except MidstreamError as error:
+        if place in error.what:
+            raise
+        raise type(error)(f"{place}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
+
+
 class UsageError(MidstreamError):
     """The user's input is wrong; nothing was started."""
 

@@ -22,7 +22,7 @@ from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
 from midstream.core.component import Component
-from midstream.core.errors import MidstreamError, RecipeError, UnsupportedError, UsageError
+from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
@@ -365,12 +365,8 @@ def check_machine(build: Build) -> None:
 def _check_machine(value: Any, where: str) -> None:
     if isinstance(value, Component):
         value = value.config
-        try:
+        with name_place(where):
             value.check_machine(where)
-        except MidstreamError as error:
-            if where in error.what:
-                raise
-            raise type(error)(f"{where}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
     if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
         raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
     if isinstance(value, BaseModel):
