@@ -329,7 +329,7 @@ def train(
             or a recipe's name.
         tasks: what to learn from: the split `train`; not with a recipe that has its own.
         reward: as in `evaluate`.
-        validation: tasks for the curve of the report; by default 20 of `tasks`.
+        validation: tasks for the curve of the report, 20 of them; without it, no evaluation: `tasks` are learned from.
         steps: updates of the weights.
         tasks_per_step: tasks of a step.
         group_size: trajectories of a task.
@@ -339,8 +339,10 @@ def train(
     table = _learner(agent, tasks, reward)
     if tasks is not None:
         table["training"] = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
-        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
-        table["evaluation"]["validation"]["count"] = min(20, len(tasks if validation is None else validation))
+        curve = tasks if validation is None else validation
+        table["evaluation"] = {"validation": {**_set("validation", curve, tasks), "count": min(20, len(curve))}}
+        if validation is None:
+            table["evaluation"]["at"] = "none"
     if lora is not None:
         table["learner"] = {**table.get("learner", {}), "lora": {"rank": lora}}
     chosen = {

@@ -119,7 +119,8 @@ class TrainingSession(Session):
         }
         self.store.retain(lambda name, failed: name in names and not failed)
         if loaded is None:
-            record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
+            if parts.evaluation.at != "none":
+                record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
             if (warm := parts.warm_start) is not None and warm.file is None:
                 seed = derive_seed("warm start", parts.seed if warm.seed is None else warm.seed)
                 record_learned(run, "warm start", collected_tasks(parts.source, warm, seed))
