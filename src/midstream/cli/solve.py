@@ -80,5 +80,6 @@ def run(options: argparse.Namespace) -> int:
     elif options.quiet and trajectory.error is None:
         print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:
-        print(f"error: {trajectory.error.text}", file=sys.stderr)
+        more = "\n(--json prints the whole traceback)" * (trajectory.error.foreign and not options.json)
+        print(f"error: {trajectory.error.text}{more}", file=sys.stderr)
     return 0 if trajectory.status == "ok" else 1

@@ -156,7 +156,7 @@ class Timeline:
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
-                words = f"the run starts again after {turn_rows.broken(value)}"
+                words = f"the run starts again after {value.line}"
                 self._print_rows([("restart", plain(words, "bold yellow"))])
                 self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0
