@@ -123,7 +123,7 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
     except BudgetError as error:
         run.set_status("interrupted", error.what)
         root = shlex.quote(str(run.root))
-        fix = error.fix.replace("resume RUN", f"resume {root}") + f"; what is done: midstream show {root}"
+        fix = f"midstream resume {root} {error.fix}; what is done: midstream show {root}"
         raise BudgetError(error.what, code=error.code, cause=error.cause, fix=fix) from error
     except MidstreamError as error:
         run.set_status("failed", str(error))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import midstream as ms
 from midstream.cli.main import main
+from midstream.recipe.overrides import agent_recipe
 from midstream.recipe.schema import load_recipe, parse_recipe
+from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from support.counting import counting, write_questions
 from support.errors import raises
@@ -86,6 +90,13 @@ def test_the_same_call_with_another_limit_continues():
     with raises("budget-spent"):
         evaluated(out="part", budget="1 rollouts")
     assert evaluated(out="part").evaluations[0].tasks == 6
+    assert agent_recipe(RunDirectory.open(Path("part"))).budget is None, "the limits of a run are not those of its agent"
+
+
+@pytest.mark.parametrize("text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1.5 rollouts", "1 usd,", 2])
+def test_what_is_no_limit_is_refused(text):
+    with raises("setting-range", repr(text)):
+        evaluated(budget=text)
 
 
 def test_what_an_agent_of_your_own_spends_counts():

@@ -67,7 +67,7 @@ UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds
 def parse_limits(text: str) -> dict[str, float]:
     """The limits in a text such as "2 usd, 500 rollouts", by field of `BudgetConfig`. Raises `UsageError`."""
     limits: dict[str, float] = {}
-    for part in text.split(","):
+    for part in str(text).split(","):
         number, _, unit = part.strip().lower().partition(" ")
         try:
             name = UNITS[unit.strip()]
@@ -221,13 +221,13 @@ class Budget:
             used, held, more = self.elapsed_s, self._held_s, ""
         else:
             used, held = getattr(self.spent(), limit), getattr(self._held, limit)
-            more = f", and {getattr(asked, limit):,} more were asked for"
+            more = f", and up to {asked_for:,.6g} more were asked for" if (asked_for := getattr(asked, limit)) else ""
         kept = f", {held:,.6g} held back for the last evaluation" if held else ""
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             code="budget-spent",
             cause=f"budget.{limit} = {value}",
-            fix=f'give more, --budget "MORE {unit}"; a run continues with: midstream resume RUN --budget "MORE {unit}"',
+            fix=f'--budget "MORE {unit}"',
         )
 
 
