@@ -90,7 +90,9 @@ def test_the_same_call_with_another_limit_continues():
     with raises("budget-spent"):
         evaluated(out="part", budget="1 rollouts")
     assert evaluated(out="part").evaluations[0].tasks == 6
-    assert agent_recipe(RunDirectory.open(Path("part"))).budget is None, "the limits of a run are not those of its agent"
+    assert agent_recipe(RunDirectory.open(Path("part"))).budget is None, (
+        "the limits of a run are not those of its agent"
+    )
 
 
 @pytest.mark.parametrize("text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1.5 rollouts", "1 usd,", 2])
