@@ -16,7 +16,7 @@ from pydantic import NonNegativeFloat
 
 from midstream.core.component import ComponentConfig
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError
+from midstream.core.errors import name_place
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
 from midstream.engines.openai.providers import ProviderName, is_own
@@ -67,10 +67,8 @@ def listed_price(config: OpenAIConfig) -> ListedPrice | None:
 @cache
 def price_list(path: Path) -> Mapping[ProviderName, ProviderPrices]:
     """The tables of a list by provider; a file is read once. Raises `RecipeError`."""
-    try:
+    with name_place(VARIABLE):
         return validate(PriceList, {"providers": read_toml(path)}, "", of=f"price list {path}").providers
-    except RecipeError as error:
-        raise RecipeError(f"{VARIABLE}: {error.what}", code=error.code, fix=error.fix) from error
 
 
 def price_of(config: ComponentConfig) -> tuple[float, float]:
