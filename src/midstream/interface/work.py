@@ -6,8 +6,8 @@ awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` c
 
     seed              the run seed
     budget            the most that the run may use: "2 usd", "500 rollouts", "1000000 tokens", "3600 seconds", or
-                      several of them with commas between. `evaluate` and `train` raise `BudgetError` there; `resume`
-                      with a higher one continues
+                      several of them with commas between. `evaluate` and `train` raise an error there, code
+                      "budget-spent"; `resume` with a higher one continues
     out               the run directory, by default a new one under `runs/`; one that holds this very run is continued
     settings          others of a recipe, by their names (docs/recipes.md): `{"rollout.concurrency": 4}`
     unsafe            run code that a model writes without a sandbox
