@@ -116,7 +116,7 @@ def export(
 def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
     """The trajectories of the parts that match, with their part's name."""
     segments = run.trajectories.parts()
-    for name, segment in segments.items():
+    for name, segment in sorted(segments.items()):
         if fnmatchcase(name, parts):
             yield from ((name, trajectory) for trajectory in segment)
         else:
