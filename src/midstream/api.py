@@ -224,6 +224,7 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
+        recipe = run_recipe(begun)  # with the prices that it began with
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 

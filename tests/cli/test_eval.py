@@ -17,6 +17,7 @@ from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.evaluation import result_name
 from midstream.recipe.overrides import recipe_changes, run_recipe
+from midstream.report.progress import Progress
 from midstream.runs import RunDirectory
 from midstream.runs.journal import Records
 from support.errors import coded, printed
@@ -348,8 +349,6 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
 
 
 def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, questions, tmp_path, capsys, monkeypatch):
-    from midstream.report.progress import Progress
-
     root, show = tmp_path / "evaluation", Progress.__call__
 
     def stop_at_twenty(self, event):
@@ -489,6 +488,9 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
         True,
         True,
     )
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "__call__", lambda self, event: signal.raise_signal(signal.SIGINT))
+        assert run(capsys, *words, "--out", tmp_path / "interrupted")[0] == 130
     own = tmp_path / "prices.toml"
     own.write_text('[openai]\nas_of = 2026-11-01\nsource = "mine"\nmodels.gpt-4o = [1000.0, 1000.0]\n')
     monkeypatch.setenv("MIDSTREAM_PRICES", str(own))
@@ -499,6 +501,8 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
         assert run(capsys, "resume", tmp_path / name, "--quiet")[0] == 0
         code, out, _ = run(capsys, *words, "--out", tmp_path / name)
         assert (code, results(out)[0].cost_usd) == (0, cost if any(price) else 0)
+    code, out, _ = run(capsys, *words, "--out", tmp_path / "interrupted")
+    assert (code, results(out)[0].cost_usd) == (0, cost)
     _, out, err = run(capsys, *words, "--out", tmp_path / "mine")
     assert results(out)[0].cost_usd > 10 * cost
     assert f"prices of 2026-11-01 in {own}" in err
