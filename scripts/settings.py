@@ -59,7 +59,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`practice.library`": practice.LibraryConfig,
     "`practice.library.embedding`": practice.EmbeddingConfig,
     "`practice.gate`": practice.GateConfig,
-    "`practice.budget`": BudgetConfig,
+    "`[budget]`": BudgetConfig,
     **{f"{kind}: `{name}`": config_class(kind, name) for kind, names in COMPONENTS.items() for name in names},
 }
 

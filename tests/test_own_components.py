@@ -17,12 +17,14 @@ import pytest
 from midstream import api
 from midstream.cli.main import main
 from midstream.core import kinds, own
+from midstream.core.data import Settings, classes_in
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, TrainingError, UsageError
 from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import changed_recipe
-from midstream.recipe.schema import parse_recipe
+from midstream.recipe.overrides import changed_recipe, run_table
+from midstream.recipe.registry import COMPONENTS
+from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.report.run_results import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
@@ -136,12 +138,74 @@ def test_a_run_is_resumed_from_another_directory_and_without_the_file(place: Pat
     assert api.resume("moved").status().state == "finished"
 
 
+def test_paths_are_relative_to_the_recipe(place: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = '{"question": "What is 2 + 3?", "answer": 5}'
+    files = {"base/base.toml": "", "base/prompt.md": "", "mine/data/rows.jsonl": rows, "rows.jsonl": "", "here.md": ""}
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    shutil.copy("mine.py", "mine/mine.py")
+    shutil.copy("mine/data/rows.jsonl", "mine/rows.jsonl")
+    own_table = table("mine.py") | {
+        "extends": "../base/base.toml",
+        "tasks": {"type": "file", "path": "data/rows.jsonl"},
+    }
+    (place / "mine" / "mine.toml").write_text(to_toml(own_table))
+    assert read_table("mine/mine.toml")["tasks"]["path"] == str(place / "mine/data/rows.jsonl")
+    prompts = 'extends = "flow-grpo-tiny"\n[agent.planner]\ntype = "prompted"\nprompt_file = "prompt.md"\n'
+    (place / "base" / "base.toml").write_text(prompts)
+    (place / "mine" / "other.toml").write_text(
+        'extends = "../base/base.toml"\n[tasks]\ntype = "file"\npath = "rows.jsonl"\n'
+        '[agent.executor]\ntype = "prompted"\nprompt_file = "here.md"\n'
+    )
+    other = read_table("mine/other.toml")
+    assert other["tasks"]["path"] == str(place / "mine/rows.jsonl"), "and not the one of the working directory"
+    assert other["agent"]["planner"]["prompt_file"] == str(place / "base/prompt.md")
+    assert other["agent"]["executor"]["prompt_file"] == "here.md", "which the working directory alone has"
+    (place / "base" / "base.toml").write_text("")
+
+    run = api.evaluate(Path("mine/mine.toml"), place / "mine/runs/first")
+    assert run.evaluations.read()[0].success == 1.0
+    run.set_status("interrupted")
+    shutil.move(place / "mine", place / "moved")
+    monkeypatch.chdir(place / "moved")
+    assert api.resume("runs/first").status().state == "finished"
+
+
 def test_a_changed_file_is_not_resumed(place: Path):
     run = api.evaluate(table("mine.py"), "run")
     run.set_status("interrupted")
     (place / "mine.py").write_text(MINE + "# changed\n")
     with pytest.raises(RunError, check=coded("inputs-changed", "mine.py:agent")):
         api.resume("run")
+
+
+def test_what_a_file_imports_from_its_directory_is_copied_and_compared(place: Path):
+    package = place / "parts_of_mine"
+    package.mkdir()
+    score = "def score(answer):\n    from near_mine import right\n    return right\n"
+    (place / "mine.py").write_text(MINE + score)
+    (place / "near_mine.py").write_text("from parts_of_mine import deep\nright = deep.right\n")
+    (package / "__init__.py").write_text("")
+    (package / "deep.py").write_text("from .deeper import right\n")
+    (package / "deeper.py").write_text("right = 1.0\n")
+    (place / "unrelated.py").write_text("")
+    run = api.evaluate(table("mine.py") | {"reward": {"type": "mine.py:score"}}, "run")
+    copied = {path.name for path in run.own_dir.rglob("*.py")}
+    assert copied == {"mine.py", "near_mine.py", "__init__.py", "deep.py", "deeper.py"}
+
+    run.set_status("interrupted")
+    (package / "deeper.py").write_text("right = 0.0\n")
+    with pytest.raises(RunError, check=coded("inputs-changed", "parts_of_mine/deeper.py")):
+        api.resume("run")
+
+    for name in ("mine.py", "near_mine.py", "parts_of_mine"):
+        (place / name).rename(place / f"{name}.gone")
+    for name in [name for name in sys.modules if name.startswith(("near_mine", "parts_of_mine"))]:
+        del sys.modules[name]  # as in another process
+    importlib.invalidate_caches()
+    assert api.resume("run").status().state == "finished"
+    assert own.load(run_table(run)["reward"]["type"])("an answer") == 1.0, "by the copies"
 
 
 def test_a_file_that_changed_is_imported_again(place: Path):
@@ -434,3 +498,20 @@ def test_a_copy_whose_neighbors_are_not_there_names_the_file_that_is_gone(place:
     changed = own.from_copies({"type": f"{moved}:fn"}, recorded, place / "copies")
     with raises("import-failed", f"{moved} is gone", "a_neighbor_that_is_gone", f"put {moved} back"):
         own.load(changed["type"])
+
+
+def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
+    """Of all settings, only what a run itself writes stays relative to the working directory."""
+
+    def below(cls: type) -> list[type]:
+        return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
+
+    for kind, names in COMPONENTS.items():
+        for name in names:
+            kinds.config_class(kind, name)
+    settings = [cls for cls in below(Settings) if cls.__module__.startswith("midstream.")]
+    keys = {key for cls in settings for key, field in cls.model_fields.items() if Path in classes_in(field.annotation)}
+    Path("present").touch()
+    anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
+    assert "prompt_file" in keys
+    assert keys - anchored == {"cache"}

@@ -24,8 +24,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -117,7 +117,7 @@ def train(
     recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     root = Path(out) if out else _new_root(f"{recipe.name}-s{recipe.seed}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or check(run_recipe(run)) != check(recipe)):
+    if run is not None and (run.info().kind == "evaluation" or _differing(run_recipe(run), recipe)):
         raise RunError(
             f"{root} already holds a run with other settings",
             code="run-exists",
@@ -140,7 +140,8 @@ def resume(
 
     Args:
         run: the run directory, or its path.
-        overrides: `practice.budget.LIMIT=VALUE` settings; a practice run that ended at a limit then continues.
+        overrides: `budget.LIMIT=VALUE` settings, of a practice run `practice.budget.LIMIT=VALUE` too; a run that ended
+            at a limit then continues.
         retry_errors: of an evaluation, run again what ended in an infrastructure error.
 
     Raises:
@@ -148,14 +149,14 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    changeable = "practice.budget."
-    refused = [text for text in overrides if kind != "practice" or not text.startswith(changeable)]
+    changeable = ("budget.", "practice.budget.") if kind == "practice" else ("budget.",)
+    refused = [text for text in overrides if not text.startswith(changeable)]
     if refused:
         raise UsageError(
             f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
             cause="its results under several settings would be counted as one",
-            fix="start over with another --out" + (f"; only {changeable}* may change" if kind == "practice" else ""),
+            fix=f"start over with another --out; only {changeable[0]}* may change",
         )
     if changed := recipe_changes(run):
         raise UsageError(
@@ -164,7 +165,8 @@ def resume(
             cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
-    recipe = parse_recipe(with_overrides(run_table(run), overrides))
+    # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
+    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
@@ -222,6 +224,7 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
+        recipe = run_recipe(begun)  # with the prices that it began with
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 
@@ -275,6 +278,7 @@ def solve(
         unsafe=unsafe,
         record=record,
         replay=replay,
+        budget=_budget_of(recipe),
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
@@ -348,7 +352,7 @@ def validate_library(
         check_shown(chosen.agent, render_modules(library), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
-        budget = Budget(chosen.practice.budget if chosen.practice else BudgetConfig())
+        budget = _budget_of(chosen) or Budget(BudgetConfig())
         build = Build(
             chosen,
             adapters=(run.root if run else Path()) / "adapters",
@@ -419,7 +423,7 @@ def _train(
     if run is not None and run.status().state == "finished":
         return run
     trackers = trackers_of(track)
-    budget = None if recipe.practice is None else Budget(recipe.practice.budget)
+    budget = _budget_of(recipe)
     learns = recipe.training is not None or recipe.warm_start is not None
     _emit_loads(recipe, root, listener, learns=learns)
     use_threads(recipe, learns=learns)
@@ -433,6 +437,7 @@ def _train(
             run.lock(),
             tracked(run, trackers, listener) as listener,
             status_on_failure(run),
+            _counted(run, None if recipe.practice else budget),  # a practice session opens its own
             served(recipe, listener),
         ):
             ended = run_coroutine(make_session(run, listener).run())
@@ -443,6 +448,30 @@ def _train(
 
 _naming = threading.Lock()
 _new_roots: set[Path] = set()  # directories of this process, whose runs may begin in one second, and in several threads
+
+
+def _budget_of(recipe: Recipe) -> Budget | None:
+    """The budget of a run; None without limits: then nothing stands between the run and its engines."""
+    if recipe.practice is not None:
+        return Budget(recipe.practice.budget)
+    return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
+
+
+@contextmanager
+def _counted(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
+    """Have `budget` count on from what the run has used before."""
+    if budget is None:
+        yield
+        return
+    budget.open(run.ledger_dir / "spent.jsonl")
+    with closing(budget):
+        yield
+
+
+def _differing(began: Recipe, now: Recipe) -> list[str]:
+    """What differs between two recipes, apart from their limits: these do not change a result."""
+    old, new = ({key: value for key, value in check(recipe).items() if key != "budget"} for recipe in (began, now))
+    return [] if old == new else differing_settings(old, new) or ["..."]
 
 
 def _new_root(name: str) -> Path:
@@ -480,11 +509,9 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
     recorded = run.info().own  # none in runs of older versions
-    changed = [
-        component.reference
-        for component, began in zip(own.used(resolved) if recorded else (), recorded, strict=True)
-        if component.digest != began.digest
-    ]
+    now = own.used(resolved) if recorded else ()
+    pairs = zip(now, recorded, strict=True)
+    changed = list(dict.fromkeys(name for component, began in pairs for name in component.changed_since(began)))
     if changed:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
@@ -530,8 +557,8 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     given = {"run", "unsafe", "record", "replay"}
     if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif (old := check(run_recipe(begun))) != (new := check(recipe)):
-        changed = "; ".join(differing_settings(old, new)[:_SETTINGS_SHOWN])
+    elif differing := _differing(run_recipe(begun), recipe):
+        changed = "; ".join(differing[:_SETTINGS_SHOWN])
         what = "an evaluation with other settings" + (f" (its own | those given: {changed})" if changed else "")
     else:
         return held
@@ -565,6 +592,7 @@ def _evaluate_in(
         unsafe=asked.unsafe,
         record=Path(asked.record) if asked.record else None,
         replay=Path(asked.replay) if asked.replay else None,
+        budget=_budget_of(recipe),
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         # All tasks are drawn, and everything is built, before the directory is created.
@@ -607,6 +635,7 @@ def _evaluate_in(
             begun.lock(),
             tracked(begun, trackers, listener) as listener,
             status_on_failure(begun),
+            _counted(begun, build.budget),
             closing(store),
         ):
             # A crash may have left trajectories in the journal of sets whose numbers are written.

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from midstream.core.errors import MidstreamError, RefusedError, UsageError
+from midstream.core.errors import BudgetError, MidstreamError, RefusedError, UsageError
+from midstream.core.threads import in_event_loop
 from midstream.engines.local.settings import require_torch
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe
@@ -69,11 +70,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
     takes effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    if in_event_loop():
         raise UsageError(
             "this thread already runs an event loop, as a notebook does",
             code="event-loop-running",
@@ -123,6 +120,11 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
         run.set_status("interrupted", "stopped by Ctrl-C")
         error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
         raise
+    except BudgetError as error:
+        run.set_status("interrupted", error.what)
+        root = shlex.quote(str(run.root))
+        fix = f"midstream resume {root} {error.fix}; what is done: midstream show {root}"
+        raise BudgetError(error.what, code=error.code, cause=error.cause, fix=fix) from error
     except MidstreamError as error:
         run.set_status("failed", str(error))
         if isinstance(error, RefusedError):

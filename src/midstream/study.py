@@ -28,8 +28,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from operator import sub
@@ -43,9 +43,10 @@ from pydantic_core import to_jsonable_python
 from midstream import api
 from midstream.core.component import Table
 from midstream.core.data import Settings
-from midstream.core.errors import MidstreamError, RecipeError, UsageError, did_you_mean
+from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
+from midstream.core.own import anchored
 from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
@@ -241,19 +242,8 @@ def read_study(name: str | Path) -> StudyFile:
     arms: list[Arm] = []
     for arm in study.arms:
         recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe
-        arms.append(arm.model_copy(update={"recipe": recipe, "set": _anchored(arm.set, directory)}))
+        arms.append(arm.model_copy(update={"recipe": recipe, "set": anchored(arm.set, directory)}))
     return study.model_copy(update={"arms": tuple(arms)})
-
-
-def _anchored(value: Any, directory: Path) -> Any:
-    """A setting's value, in which paths to what exists in `directory` are absolute: "a.jsonl", "rewards.py:exact"."""
-    if isinstance(value, Mapping):
-        return {key: _anchored(inner, directory) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_anchored(inner, directory) for inner in value]
-    path, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-    is_path = Path(path).suffix or os.sep in path  # a bare word is the name of a type or engine
-    return f"{(directory / path).resolve()}{colon}{name}" if is_path and (directory / path).exists() else value
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
@@ -345,7 +335,7 @@ def plan(
     names = chosen([arm.name for arm in study.arms], only)
     runs = []
     for arm in (arm for arm in study.arms if arm.name in names):
-        with _naming(arm.name):
+        with name_place(f"arm {arm.name!r}"):
             for seed in range(seeds):
                 changes = [*arm.overrides, *overrides, f"seed={seed}"]
                 recipe = load_recipe(arm.recipe, changes)
@@ -360,15 +350,6 @@ def plan(
                 check_machine(build)
                 check_work(build, "train" if runs[-1].trained else "eval")
     return _comparable(Plan(study=study, root=root, runs=runs, notes=()))
-
-
-@contextmanager
-def _naming(arm: str) -> Iterator[None]:
-    """Name the arm in an error."""
-    try:
-        yield
-    except MidstreamError as error:
-        raise type(error)(f"arm {arm!r}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
 
 
 def _check_unchanged(run: ArmRun) -> None:
@@ -500,7 +481,7 @@ def run_study(
     for place, run in enumerate(planned.runs, 1):
         arm = run.arm
         report(f"{arm.name}, seed {run.seed} ({place} of {len(planned.runs)})")
-        with _naming(arm.name), progress() as listener:
+        with name_place(f"arm {arm.name!r}"), progress() as listener:
             if run.trained:
                 done = api.train(run.recipe, run.out, exist_ok=True, listener=listener)
             else:

@@ -342,28 +342,28 @@ class Trackio(Wandb):
 
 
 class WandbConfig(ComponentConfig):
-    """No settings: those of Weights & Biases are its variables."""
+    """Weights & Biases; its own environment variables are its settings."""
 
     component = Wandb
     extra, packages = "wandb", ("wandb",)
 
 
 class MlflowConfig(ComponentConfig):
-    """No settings: those of MLflow are its variables."""
+    """MLflow; its own environment variables are its settings."""
 
     component = Mlflow
     extra, packages = "mlflow", ("mlflow",)
 
 
 class TensorBoardConfig(ComponentConfig):
-    """No settings: those of TensorBoard are its variables."""
+    """TensorBoard's files, in `tensorboard/` of the run directory."""
 
     component = TensorBoard
     extra, packages = "tensorboard", ("tensorboard",)
 
 
 class TrackioConfig(ComponentConfig):
-    """No settings: those of Trackio are its variables."""
+    """Trackio; its own environment variables are its settings."""
 
     component = Trackio
     extra, packages = "trackio", ("trackio",)

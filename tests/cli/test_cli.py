@@ -81,6 +81,7 @@ def test_version_and_help(capsys, monkeypatch):
     assert code == 0
     assert "midstream demo" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert run(capsys) == (0, out, "")
     for command in COMMANDS:
         code, out, _ = run(capsys, command, "--help")
         assert (code, "--help" in out) == (0, True)
@@ -373,7 +374,6 @@ def test_wrong_input_is_exit_code_two_and_names_value_cause_and_fix(
 
 def test_wrong_arguments_are_exit_code_two(capsys):
     for arguments in (
-        [],
         ["fly"],
         ["train"],
         ["train", "x", "--sede", "3"],

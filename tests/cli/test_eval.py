@@ -6,13 +6,18 @@ import json
 import shutil
 import signal
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
+from midstream.engines.openai.prices import price_of
+from midstream.engines.openai.providers import PROVIDERS
 from midstream.evaluation import result_name
+from midstream.recipe.overrides import recipe_changes, run_recipe
+from midstream.report.progress import Progress
 from midstream.runs import RunDirectory
 from midstream.runs.journal import Records
 from support.errors import coded, printed
@@ -344,8 +349,6 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
 
 
 def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, questions, tmp_path, capsys, monkeypatch):
-    from midstream.report.progress import Progress
-
     root, show = tmp_path / "evaluation", Progress.__call__
 
     def stop_at_twenty(self, event):
@@ -466,3 +469,42 @@ def test_a_run_needs_no_other_file_for_its_tools(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(elsewhere)
     assert coded("no-results")(printed(run(capsys, "resume", root, "--quiet")[2]))
     assert "words" in (root / "recipe.toml").read_text()
+
+
+def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, capsys, monkeypatch):
+    """Also one from before a list had its model; a new list is no other setting."""
+    monkeypatch.delenv("MIDSTREAM_PRICES", raising=False)
+    path = tmp_path / "scripted.toml"
+    path.write_text(RECIPE.format(base_url=server.base_url).replace('model = "scripted"', 'model = "gpt-4o"'))
+    words = ("eval", path, "--tasks", questions, "--count", "2", "--json")
+    code, _, err = run(capsys, *words, "--out", tmp_path / "unpriced")
+    assert (code, "prices  " in err) == (0, False)
+    # The scripted server becomes the provider's own.
+    monkeypatch.setitem(PROVIDERS, "openai", replace(PROVIDERS["openai"], base_url=server.base_url))
+    code, out, err = run(capsys, *words, "--out", tmp_path / "priced")
+    cost = results(out)[0].cost_usd
+    assert (code, cost > 0, "prices  model $2.5 + $10 a million tokens (midstream's prices of 20" in err) == (
+        0,
+        True,
+        True,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "__call__", lambda self, event: signal.raise_signal(signal.SIGINT))
+        assert run(capsys, *words, "--out", tmp_path / "interrupted")[0] == 130
+    own = tmp_path / "prices.toml"
+    own.write_text('[openai]\nas_of = 2026-11-01\nsource = "mine"\nmodels.gpt-4o = [1000.0, 1000.0]\n')
+    monkeypatch.setenv("MIDSTREAM_PRICES", str(own))
+    for name, price in {"unpriced": (0, 0), "priced": (2.5, 10)}.items():
+        recorded = RunDirectory.open(tmp_path / name)
+        assert price_of(run_recipe(recorded).engines["model"].config) == price
+        assert recipe_changes(recorded) == []
+        assert run(capsys, "resume", tmp_path / name, "--quiet")[0] == 0
+        code, out, _ = run(capsys, *words, "--out", tmp_path / name)
+        assert (code, results(out)[0].cost_usd) == (0, cost if any(price) else 0)
+    code, out, _ = run(capsys, *words, "--out", tmp_path / "interrupted")
+    assert (code, results(out)[0].cost_usd) == (0, cost)
+    _, out, err = run(capsys, *words, "--out", tmp_path / "mine")
+    assert results(out)[0].cost_usd > 10 * cost
+    assert f"prices of 2026-11-01 in {own}" in err
+    out = run(capsys, "eval", path, "--tasks", questions, "--dry-run")[1]
+    assert f"Prices: model $1000 + $1000 a million tokens (prices of 2026-11-01 in {own})" in out

@@ -6,6 +6,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import did_you_mean
+from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from support.errors import printed
 
 TINY = ("train", "flow-grpo-tiny", "--dry-run", "--set")
@@ -36,6 +38,16 @@ def test_the_fix_begins_with_what_is_meant(words, meant, capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert printed(capsys.readouterr().err).fix.startswith(f"did you mean {meant!r}? ")
+
+
+@pytest.mark.parametrize("command", ["show", "report", "eval", "resume", "compare"])
+def test_a_run_directory(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/mine", "runs/yours"):
+        RunDirectory.create(tmp_path / name, collect_info("mine", 0, {}), "")
+    for wrong, meant in (("rnus/mine", "runs/mine"), (f"{tmp_path}/runs/mime", f"{tmp_path}/runs/mine")):
+        assert main([*command.split(), wrong, *["runs/yours"] * (command == "compare")]) in (1, 2)
+        assert printed(capsys.readouterr().err).fix.startswith(f"did you mean {meant!r}? ")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import tomllib
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.overrides import agent_recipe, set_server
 from midstream.recipe.schema import recipes_directory, to_toml
 from support.errors import coded, printed
+from support.fake_run import lost
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 
 QUESTION = "What is 45 plus 17 ?"
@@ -414,3 +415,16 @@ def test_a_stream_is_solved_live_with_its_marks(capsys, monkeypatch):
         "stopped answered, 1 turn",
     )]  # fmt: skip
     assert places == sorted(places)
+
+
+def test_a_lost_question_shows_the_end_of_a_traceback(capsys, monkeypatch):
+    frame = '  File "mine.py", line 3, in agent\n    1 / 0'
+    text = f"Traceback (most recent call last):\n{frame}\nZeroDivisionError: by zero\n"
+    error = ErrorInfo(type="ZeroDivisionError", message=text)
+    monkeypatch.setattr("midstream.api.solve", lambda *_, **__: lost().model_copy(update={"error": error}))
+    assert main(["solve", "What?", "--quiet"]) == 1
+    assert capsys.readouterr().err == (
+        'error: File "mine.py", line 3, in agent: ZeroDivisionError: by zero\n(--json prints the whole traceback)\n'
+    )
+    assert main(["solve", "What?", "--json"]) == 1
+    assert "--json" not in capsys.readouterr().err

@@ -150,6 +150,8 @@ def test_the_summary_of_a_foreign_error_is_the_line_that_names_it():
     except LookupError:
         text = traceback.format_exc(limit=-3)
     assert ErrorInfo(type="LookupError", message=text).summary == "LookupError: no such thing"
-    assert ErrorInfo(type="LookupError", message=text).text == text.rstrip()
+    assert ErrorInfo(type="LookupError", message=text).text == (
+        f'File "{__file__}", line {failing.__code__.co_firstlineno + 1}, in failing: LookupError: no such thing'
+    )
     own = ErrorInfo(type="EngineError", message="nothing answers\n  fix: start it")
     assert (own.summary, own.text) == ("nothing answers", "EngineError: nothing answers\n  fix: start it")

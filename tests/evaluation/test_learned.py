@@ -14,7 +14,7 @@ from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
 from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
-from midstream.interface.comparison import compare
+from midstream.interface.comparison import compare, compare_groups
 from midstream.recipe.library import learned_before
 from midstream.runs import RunDirectory
 from midstream.runs.info import Learned, collect_info
@@ -131,6 +131,7 @@ def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
             "listener": lambda event: notes.append(event.text) if isinstance(event, Note) else None,
         }
         other = api.evaluate(recipe, tmp_path / "other", task_files=[str(files["some"])], **words)
+        again = api.evaluate(recipe, tmp_path / "again", task_files=[str(files["some"])], **words)
         alone = api.evaluate(recipe, tmp_path / "alone", task_files=[str(files["known"])], **words)
     assert any("2 tasks of some were learned from" in text for text in notes)
     results = {result.set_name: result for result in other.evaluations.read()}
@@ -142,6 +143,13 @@ def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
     assert [error.code for error in comparison.refused] == ["tasks-learned"]
     with pytest.raises(UsageError, check=coded("tasks-learned", 2)):
         compare(first, alone)
+    groups = compare_groups({"other": [other], "again": [again]})
+    assert [pair.set_name for pair in groups.found] == ["some"]
+    left_out = [note for note in groups.notes if note.startswith("not compared")]
+    assert len(left_out) == 2
+    assert all("some-learned" in note for note in left_out)
+    with pytest.raises(UsageError, check=coded("tasks-learned", 2)):
+        compare_groups({"first": [first], "alone": [alone]})
     assert os.path.exists(other.root / "trajectories")
 
 

@@ -6,13 +6,17 @@ import asyncio
 import json
 import random
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import midstream as ms
 from midstream.core.events import Note
+from midstream.evaluation.leakage import learned_tasks
 from support.counting import LESSON, counting, write_questions
 from support.errors import raises
+from support.hf_models import save_chat_model
 from support.llm_server import Body, LLMServer, prompt_of
 
 
@@ -29,6 +33,11 @@ async def no_lessons(question, model):
 def leaves(answer, gold) -> float:
     """End the program."""
     sys.exit(3)
+
+
+def at_random(answer) -> float:
+    """Another reward for each of a group's answers, as training needs."""
+    return random.Random(answer).random()
 
 
 def reply(body: Body) -> str:
@@ -91,3 +100,16 @@ def test_solve_says_that_the_run_was_lost(agent, awaited):
     found = asyncio.run(ms.asolve(lost, "?", **arguments)) if awaited else ms.solve(lost, "?", **arguments)
     assert found.error is not None
     assert [note for note in notes if found.error.summary in note]
+
+
+def test_training_evaluates_on_tasks_that_it_was_given_for_it_alone(tmp_path: Path):
+    write_questions(tmp_path / "questions.jsonl")
+    tasks = ms.tasks(tmp_path / "questions.jsonl")
+    agent = ms.OwnAgent(agent=no_lessons, model=f"local/{save_chat_model(tmp_path / 'model', 'qwen3')}")
+    about: dict[str, Any] = {"reward": at_random, "steps": 1, "tasks_per_step": 2, "group_size": 4, "quiet": True}
+    about["settings"] = {"engines.model.device": "cpu", "agent.sampling.max_tokens": 4}
+    alone = ms.train(agent, tasks.train, out=tmp_path / "alone", **about)
+    assert alone.evaluations == []
+    assert set(learned_tasks(ms.RunDirectory.open(alone.path)).values()) == {"training"}
+    curve = ms.train(agent, tasks.train, validation=tasks.test, out=tmp_path / "curve", **about)
+    assert [(result.set_name, result.tasks) for result in curve.evaluations] == [("validation", 12)] * 2

@@ -19,6 +19,7 @@ from midstream.training_free.commit import read_updates
 from support.errors import coded
 from support.practice_sessions import SMALL
 
+HOSTED = 'engines.other={type="openai_compatible", model="a model without a price"}'
 PLAIN = ["practice.tasks=6", "practice.gate.tasks=4"]
 
 
@@ -111,10 +112,11 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
         (
-            ["practice.budget.cost_usd=1", 'engines.hosted={type="openai_compatible", model="m"}'],
+            ["practice.budget.cost_usd=1", HOSTED],
             "setting-conflict",
             "practice.budget.cost_usd = 1",
         ),
+        (["budget.cost_usd=1", HOSTED], "setting-conflict", "budget.cost_usd = 1"),
         (
             ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
             "file-not-found",
@@ -134,6 +136,25 @@ def test_sets_that_are_only_evaluated_may_overlap():
 )
 def test_what_cannot_work_is_refused(changes, code, value):
     assert coded(code, value)(refused(*changes))
+
+
+def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    hosted = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}'
+    assert parts("practice.budget.cost_usd=1", hosted).practice.budget.cost_usd == 1
+    elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
+    assert coded("setting-conflict", "practice.budget.cost_usd = 1")(refused("practice.budget.cost_usd=1", elsewhere))
+
+
+def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    changes = (f"practice.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
+    parts(*changes).cache.keep_reply("a request", ())
+    (tmp_path / "prices.toml").write_text(
+        '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
+    )
+    monkeypatch.setenv("MIDSTREAM_PRICES", str(tmp_path / "prices.toml"))
+    assert parts(*changes).cache.reply("a request") == ()
 
 
 @pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])

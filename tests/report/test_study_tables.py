@@ -33,15 +33,19 @@ def test_a_table_shows_mean_and_interval_of_every_arm():
     ]
     [table] = study_tables(rows, "control", "")
     text = shown(table, 100)
-    assert cells(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "±", "0.0"]
+    assert cells(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "(all)"]
     assert cells(text, "shuffled reward") == ["1", "30.0", "(one", "seed)", "-"]
     assert "Student t" in text
+    assert "every seed has this value" in " ".join(text.split())
+    [table] = study_tables([StudyRow(name="x", metric="success", values=(0.7, 0.7001))], "control", "")
+    assert cells(shown(table), "x") == ["2", "70.0", "±", "0.1"], "which is at most its half-width"
+    assert "this value" not in shown(table)
 
 
 def test_numbers_that_are_no_shares_stand_as_they_are_in_a_table_of_their_own():
     rows = [StudyRow(name="10", metric="reward", values=(0.5, 0.5)), tokens(10, 11.0, 12.0), tokens(20, 9.5)]
     shares, numbers = (shown(table) for table in study_tables(rows, "step", "Over training"))
-    assert cells(shares, "10") == ["2", "50.0", "±", "0.0"]
+    assert cells(shares, "10") == ["2", "50.0", "(all)"]
     assert cells(numbers, "10") == ["2", "11.50", "±", "6.35"]
     assert cells(numbers, "20") == ["1", "9.50", "(one", "seed)"]
     assert "percent" in shares
@@ -59,4 +63,4 @@ def test_tables_fit_a_terminal_and_leave_no_metric_out(metrics: int, seeds: int,
 def test_a_number_that_no_seed_has_is_a_dash():
     rows = [StudyRow(name="a", metric="recovered", values=()), StudyRow(name="a", metric="errors", values=(0.1, 0.1))]
     [table] = study_tables(rows, "control", "")
-    assert cells(shown(table), "a") == ["0", "to", "2", "-", "10.0", "±", "0.0"]
+    assert cells(shown(table), "a") == ["0", "to", "2", "-", "10.0", "(all)"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, ToolUse
 from midstream.core.terminal import Terminal
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.pairs import Pair, Paired, Side
 from midstream.report import tables
 from midstream.report.evaluation_tables import evaluation_view
@@ -87,6 +87,13 @@ def test_malformed_actions_and_lost_runs_are_shown_as_such():
     text = shown(tables.trajectory_view(lost().model_copy(update={"gold": "Orla [b]Vane[/b]"})))
     assert "lost to EngineError: the endpoint answered 503 three times" in text
     assert "Orla [b]Vane[/b]" in text
+    frame = '  File "mine.py", line 3, in agent\n    1 / 0'
+    raised = f"Traceback (most recent call last):\n{frame}\nZeroDivisionError: by zero\n"
+    foreign = lost().model_copy(update={"error": ErrorInfo(type="ZeroDivisionError", message=raised)})
+    text = shown(tables.trajectory_view(foreign))
+    assert 'lost to File "mine.py", line 3, in agent: ZeroDivisionError: by zero\n' in text
+    assert "--json" in text
+    assert "1 / 0" not in text
 
 
 def test_a_broken_turn_shows_what_it_holds_and_what_broke_it():

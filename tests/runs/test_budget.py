@@ -175,7 +175,7 @@ def test_rollouts_are_counted_before_they_start():
     agent = BudgetedAgent(Agent(), budget)
     ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
     assert [(one.task_id, one.seed, one.question) for one in ran] == [("t", 0, "order 4"), ("t", 1, "order 4")]
-    with pytest.raises(BudgetError, check=coded("budget-spent", "2 (rollouts)", fix="--set practice.budget.rollouts=")):
+    with pytest.raises(BudgetError, check=coded("budget-spent", "2 (rollouts)", fix='--budget "MORE rollouts"')):
         asyncio.run(agent.run("t", [], {}, seed=2))
     assert budget.spent() == Spent(rollouts=2)
 

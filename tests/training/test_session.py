@@ -12,6 +12,7 @@ from midstream.cli.main import main
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
+from midstream.runs.budget import read_spent
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Records
 from midstream.runs.segments import Segments
@@ -283,3 +284,35 @@ def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
 def test_metrics_hold_no_clock(finished_run):
     keys = {key for line in (finished_run / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
     assert not {key for key in keys if key.endswith("_s") or "time" in key}
+
+
+WARM_CHECK = 12  # rollouts of the copy check after the warm start
+
+
+@pytest.mark.parametrize(
+    ("more", "done", "evaluated"),
+    [
+        pytest.param(-20, -1, 0, id="copy check", marks=pytest.mark.slow),
+        pytest.param(-8, 0, 1, id="first evaluations", marks=pytest.mark.slow),
+        pytest.param(2 * 16 + 5, 2, 3, id="step"),
+        pytest.param(5 * 16 + 2, 5, 3, id="validation", marks=pytest.mark.slow),
+    ],
+)
+def test_a_limit_ends_a_run_after_a_whole_step_and_more_continues_it(
+    ten_steps, finished_run, tmp_path, capsys, more, done, evaluated
+):
+    root = tmp_path / "run"
+
+    def used():
+        return sum(spent.rollouts for spent in read_spent(root / "ledger" / "spent.jsonl").values())
+
+    before = sum(one.tasks * one.trials for one in RunDirectory.open(finished_run).evaluations.read() if one.step == 0)
+    limit = before + WARM_CHECK + more
+    assert train(ten_steps, root, "--budget", f"{limit} rollouts") == 1
+    assert f"midstream resume {root} --budget" in capsys.readouterr().err.replace("\n", "")
+    run = RunDirectory.open(root)
+    assert (run.status().state, used()) == ("interrupted", limit)
+    assert (max(run.checkpoints.steps(), default=-1), len(run.evaluations.read())) == (done, evaluated)
+    assert [one.step for one in run.metrics.read()] == list(range(1, done + 1))
+    assert main(["resume", str(root), "--quiet", "--budget", "100000 rollouts"]) == 0
+    assert differences(finished_run, root) == ["recipe.toml"], "which holds the limit"

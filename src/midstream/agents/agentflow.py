@@ -12,22 +12,20 @@ The agent object holds modules and settings only, nothing of a task: any number 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
 from midstream.agents.fitting import fitting, smaller_memories
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
+from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
 from midstream.core.data import Settings
-from midstream.core.errors import DeadlineError, PromptTooLongError, UnsupportedError
-from midstream.core.events import TurnListener
-from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import (
     Analyst,
     Dialogue,
-    Engine,
     Executor,
     Generator,
     ModuleContext,
@@ -36,7 +34,7 @@ from midstream.core.protocols import (
     Verifier,
 )
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Turn
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Turn
 from midstream.sandbox.code_runner import ProgramRunner
 
 
@@ -63,66 +61,27 @@ class LoopConfig(Settings):
     answer_s: float = Field(default=120.0, gt=0)
 
 
-class AgentFlow:
+@dataclass(kw_only=True, eq=False)
+class AgentFlow(RecordedAgent):
     """The four modules of AgentFlow as one agent (`core.protocols.Agent`)."""
 
-    name = "agentflow"
+    planner: Planner
+    executor: Executor
+    verifier: Verifier
+    generator: Generator
+    analyst: Analyst | None = None
+    config: LoopConfig
+    code_runner: ProgramRunner | None = None
+    name: str = "agentflow"
 
-    def __init__(
-        self,
-        *,
-        planner: Planner,
-        executor: Executor,
-        verifier: Verifier,
-        generator: Generator,
-        analyst: Analyst | None = None,
-        config: LoopConfig,
-        code_runner: ProgramRunner | None = None,
+    def __post_init__(self) -> None:
+        self.write_result = result_writer(self.config.observation_format)
+
+    async def work(
+        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
     ) -> None:
-        self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
-        self.analyst = analyst
-        self.config = config
-        self.code_runner = code_runner
-        self.write_result = result_writer(config.observation_format)
-
-    async def run(
-        self,
-        task: Task,
-        tools: Sequence[Tool],
-        engines: Mapping[str, Engine],
-        *,
-        seed: int,
-        order: int = 0,
-        lessons: Lessons = NO_LESSONS,
-        deadline_s: float | None = None,
-        listener: TurnListener | None = None,
-        dialogue: Dialogue | None = None,
-    ) -> Trajectory:
-        """Run one task to an answer (`agents.running.record_run` handles failures).
-
-        Raises `UnsupportedError` for a dialogue: the four modules answer one question.
-        """
-        if dialogue is not None:
-            raise UnsupportedError(
-                "the agent agentflow was given a task that is a dialogue, and answers single questions",
-                code="dialogues-not-supported",
-                fix='set agent.type = "interleaved"',
-            )
-        contexts = Contexts(
-            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
-        )
-        record = Record()
-        work = self._work(record, task.question, tools, contexts)
-        return await record_run(record, work, task=task, agent=self.name, seed=seed)
-
-    async def close(self) -> None:
-        """Close the code runner."""
-        if self.code_runner is not None:
-            await self.code_runner.close()
-
-    async def _work(self, record: Record, question: str, tools: Sequence[Tool], contexts: Contexts) -> None:
         """Algorithm 1: turns until a STOP verdict or a limit, then the answer."""
-        memory = Memory()
+        question, memory = task.question, Memory()
         try:
             async with until(contexts.deadline_s):
                 if self.analyst is not None:
@@ -153,6 +112,11 @@ class AgentFlow:
         async with until(context.deadline_s):
             await self._answer(record, memory, question, context)
         context.emit("answer", record.answer)
+
+    async def close(self) -> None:
+        """Close the code runner."""
+        if self.code_runner is not None:
+            await self.code_runner.close()
 
     async def _answer(self, record: Record, memory: Memory, question: str, context: ModuleContext) -> None:
         """Write the answer from the memory, or from as much of it as the generator's model takes."""

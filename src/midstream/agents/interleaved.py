@@ -21,19 +21,17 @@ from pydantic import Field
 
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import ResultForm, render_lessons, result_writer
-from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
+from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.events import TurnListener
-from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Dialogue, Engine, ModuleContext, Tool, UserTurn
+from midstream.core.protocols import Dialogue, ModuleContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.text import neutral, to_json
-from midstream.core.trajectory import Call, Message, Observation, StopReason, Trajectory
+from midstream.core.trajectory import Call, Message, Observation, StopReason
 
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 _TOO_LATE = "no result: the time limit has passed, and no tool runs any more"
@@ -59,26 +57,18 @@ class StreamConfig(Settings):
     answer_s: float = Field(default=120.0, gt=0)
 
 
-class Interleaved:
+class Interleaved(RecordedAgent):
     """A policy and its template as an agent (`core.protocols.Agent`)."""
+
+    holds_dialogues = True
 
     def __init__(self, *, policy: Policy, template: Template, config: StreamConfig, name: str = "interleaved") -> None:
         self.policy, self.template, self.config, self.name = policy, template, config, name
         self.write_result = result_writer(config.observation_format)
 
-    async def run(
-        self,
-        task: Task,
-        tools: Sequence[Tool],
-        engines: Mapping[str, Engine],
-        *,
-        seed: int,
-        order: int = 0,
-        lessons: Lessons = NO_LESSONS,
-        deadline_s: float | None = None,
-        listener: TurnListener | None = None,
-        dialogue: Dialogue | None = None,
-    ) -> Trajectory:
+    async def work(
+        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
+    ) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
         if dialogue is not None and self.template.appends == "inline":
             raise RecipeError(
@@ -86,33 +76,30 @@ class Interleaved:
                 code="template-mismatch",
                 fix='choose one with appends = "message", such as artist-function-calling or native',
             )
-        if lessons.get(POLICY) and not self.template.shows_lessons:
+        if contexts.lessons.get(POLICY) and not self.template.shows_lessons:
             raise RecipeError(
                 f"the template {self.template.name!r} has no place for the policy's lessons",
                 code="template-mismatch",
                 fix="put {{lessons}} into its prompt, or run without the library",
             )
-        contexts = Contexts(
-            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
-        )
-        run = _Run(self, tools, contexts, dialogue)
-        work = run.run(task.question)
-        return await record_run(run.record, work, task=task, agent=self.name, seed=seed)
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to release."""
+        await _Run(self, record, tools, contexts, dialogue).run(task.question)
 
 
 class _Run:
     """One run under way: its stream, its record, and what the user said last."""
 
     def __init__(
-        self, agent: Interleaved, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
+        self,
+        agent: Interleaved,
+        record: Record,
+        tools: Sequence[Tool],
+        contexts: Contexts,
+        dialogue: Dialogue | None,
     ) -> None:
         self.policy, self.template, self.config = agent.policy, agent.template, agent.config
         self.write_result = agent.write_result
         self.own_tools, self.contexts, self.dialogue = tools, contexts, dialogue
-        self.record = Record()
+        self.record = record
         self.user: UserTurn | None = None
         self.calling = 0  # replies with calls in this user turn
         self.last = False  # the deadline has passed, and the next reply is the last

@@ -19,18 +19,16 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
+from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
 from midstream.core.component import ComponentConfig, Kind
-from midstream.core.errors import PromptTooLongError, UnsupportedError
-from midstream.core.events import TurnListener
+from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error_async
-from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
-from midstream.core.protocols import Agent, Dialogue, Engine, LockstepEngine, Request, Tool
+from midstream.core.protocols import Agent, Dialogue, LockstepEngine, Request, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
-from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Trajectory
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 ROLE = "policy"  # of the calls of `model`, which are those that training learns from
@@ -127,7 +125,6 @@ class Model:
         """
         run, draft = self._run, self._run.draft()
         context = run.contexts.begin(self._role, draft.index)
-        assert context.engine is not None, "a recipe names the engine of each model"
         changed = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop) or None}
         given = {key: value for key, value in changed.items() if value is not None}
         request = Request(
@@ -135,16 +132,13 @@ class Model:
             messages=_chat(messages),
             sampling=Sampling.model_validate(run.settings.sampling.model_dump() | given),
             seed=derive_seed(context.seed, run.asked),
-            order=context.order,
             json_schema=json_schema,
-            deadline_s=context.deadline_s,
-            emit=context.emit,
         )
         run.asked += 1
         place = len(draft.calls)
         draft.add_calls([_PENDING])
         async with self._place:
-            call = draft.calls[place] = await context.engine.sample(request)
+            call = draft.calls[place] = await context.sample(request)
         context.emit("call", call)
         reply = Reply(call.completion)
         reply.call = call
@@ -179,56 +173,29 @@ class CallableTool:
         return text
 
 
-class FunctionAgent(Agent):
+class FunctionAgent(RecordedAgent):
     """A function as an agent; it holds nothing of a task, so any number of runs may share it at once."""
 
     def __init__(self, function: OwnFunction, settings: FunctionAgentSettings) -> None:
         self.name, self._function, self._settings = function.name, function, settings
         self.shows_lessons = "lessons" in function.takes
 
-    async def run(
-        self,
-        task: Task,
-        tools: Sequence[Tool],
-        engines: Mapping[str, Engine],
-        *,
-        seed: int,
-        order: int = 0,
-        lessons: Lessons = NO_LESSONS,
-        deadline_s: float | None = None,
-        listener: TurnListener | None = None,
-        dialogue: Dialogue | None = None,
-    ) -> Trajectory:
-        """Call the function for one task. Raises `UnsupportedError` for a dialogue."""
-        if dialogue is not None:
-            raise UnsupportedError(
-                f"the agent {self.name} is a function, and was given a task that is a dialogue",
-                code="dialogues-not-supported",
-                fix='set agent.type = "interleaved", or write a class with `run`',
-            )
-        contexts = Contexts(
-            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
-        )
-        record = Record()
-        work = self._work(record, _Run(contexts, self._settings), task, tools)
-        return await record_run(record, work, task=task, agent=self.name, seed=seed)
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to release."""
-
-    async def _work(self, record: Record, run: _Run, task: Task, tools: Sequence[Tool]) -> None:
-        """The function's run; where a prompt no longer fits the model, it ends without an answer."""
+    async def work(
+        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
+    ) -> None:
+        """Call the function for one task; where a prompt no longer fits the model, it ends without an answer."""
+        run = _Run(contexts, self._settings)
         values = {
             "question": task.question,
             "task": task,
             "tools": {tool.name: CallableTool(run, tool) for tool in tools},
             "model": Model(run, ROLE),
-            "models": {role: Model(run, role) for role in run.contexts.engines},
-            "lessons": run.contexts.lessons.get(ROLE, ""),
+            "models": {role: Model(run, role) for role in contexts.engines},
+            "lessons": contexts.lessons.get(ROLE, ""),
         }
         broken = True
         try:
-            async with until(run.contexts.deadline_s):
+            async with until(contexts.deadline_s):
                 answer = await self._function.called(self._settings, values)
             if not isinstance(answer, str | None):
                 raise self._function.wrong(answer, "return the answer as text, or None")
@@ -243,7 +210,7 @@ class FunctionAgent(Agent):
         finally:
             run.written(record, broken=broken)
         record.final = record.answer or ""
-        run.contexts.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
+        contexts.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
 
 
 def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:

@@ -106,10 +106,6 @@ class PromptedModule:
         The module's lessons are added to `values`. `repair` is tried on the last reply if that could not be parsed and
         was not cut off.
         """
-        if context.engine is None:
-            raise RecipeError(
-                f"the {self.role} has no engine", code="engine-missing", fix=f"name one for the {self.role}"
-            )
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         while True:
@@ -118,13 +114,10 @@ class PromptedModule:
                 messages=messages,
                 sampling=self.config.sampling,
                 seed=derive_seed(context.seed, len(calls)),
-                order=context.order,
                 json_schema=json_schema,
-                deadline_s=context.deadline_s,
-                emit=context.emit,
             )
             try:
-                call = await context.engine.sample(request)
+                call = await context.sample(request)
                 calls = (*calls, call)
                 value, problem = await parse(call.completion)
             except InfrastructureError as failure:
@@ -166,7 +159,9 @@ class PromptedPlanner(PromptedModule):
 
 
 class PlannerConfig(ModuleConfig, ComponentConfig):
-    """The planner is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's runs."""
+    """A chat model that plans the next action.
+
+    It is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's runs."""
 
     asks = "always"
     component = PromptedPlanner
@@ -235,7 +230,9 @@ class PromptedExecutor(PromptedModule):
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):
-    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
+    """A chat model that writes the call of the planned action; it never sees the query.
+
+    `mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
     Attributes:
         structured_output: the server enforces the JSON schema; needs its support; not with `mode = "code"`
@@ -289,7 +286,7 @@ class PromptedVerifier(PromptedModule):
 
 
 class VerifierConfig(ModuleConfig, ComponentConfig):
-    """Settings of the verifier, which replies in JSON.
+    """A chat model that decides whether the memory answers the query; it replies in JSON.
 
     Attributes:
         structured_output: the server enforces the JSON schema; needs its support
@@ -319,7 +316,7 @@ class PromptedGenerator(PromptedModule):
 
 
 class GeneratorConfig(ModuleConfig, ComponentConfig):
-    """Settings of the generator."""
+    """A chat model that writes the answer."""
 
     asks = "always"
     component = PromptedGenerator
@@ -344,7 +341,7 @@ class PromptedAnalyst(PromptedModule):
 
 
 class AnalystConfig(ModuleConfig, ComponentConfig):
-    """The optional analysis of the query before the first turn, as in AgentFlow's repository.
+    """A chat model that analyzes the query before the first turn, as in AgentFlow's repository.
 
     There a fixed model writes it, not the planner in training; its call is recorded and never trained.
     """

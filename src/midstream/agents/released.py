@@ -44,7 +44,9 @@ class ReleasedPlanner(PromptedPlanner):
 
 
 class ReleasedPlannerConfig(PlannerConfig):
-    """The released planner is sampled as its repository's client for vLLM samples it, whatever its scripts say."""
+    """AgentFlow's released planner, with its own prompt.
+
+    It is sampled as its repository's client for vLLM samples it, whatever its scripts say."""
 
     component = ReleasedPlanner
 

@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text
@@ -149,14 +149,9 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
     """
     if form == "json":
         return str
-    try:
+    what = f"agent.observation_format = {form!r} needs the library toon-format, which is not installed"
+    with needs_extra(what, "toon", ', or set observation_format = "json"'):
         import toon_format
-    except ImportError as failure:
-        raise UnsupportedError(
-            f"agent.observation_format = {form!r} needs the library toon-format, which is not installed",
-            code="missing-extra",
-            fix="pip install 'midstream[toon]', or set observation_format = \"json\"",
-        ) from failure
 
     def write(text: str) -> str:
         if not text.lstrip().startswith(("{", "[")):

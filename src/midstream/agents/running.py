@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError
+from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
-from midstream.core.lessons import Lessons
-from midstream.core.protocols import Engine, ModuleContext, Tool
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.protocols import Dialogue, Engine, ModuleContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import spoken
@@ -126,56 +126,6 @@ async def until(deadline_s: float | None) -> AsyncGenerator[None]:
         raise DeadlineError("a tool or a module was still running at the deadline", code="deadline") from failure
 
 
-async def record_run(
-    record: Record, work: Coroutine[None, None, None], *, task: Task, agent: str, seed: int
-) -> Trajectory:
-    """Await `work`, which fills the record and keeps the deadline, and return the record as a trajectory.
-
-    A failed engine or tool, or a deadline that leaves no answer, gives a trajectory with `status="error"`, the turns so
-    far and the broken one as far as it got: a failure around the model is not the model's.
-    """
-    started, clock = time.time(), time.monotonic()
-    error: ErrorInfo | None = None
-    try:
-        await work
-    except DeadlineError as failure:
-        record.stop_reason = "time_limit"
-        late = DeadlineError(
-            f"the run's deadline passed after {len(record.turns)} turns, and no answer came",
-            code="deadline",
-            cause=failure.what,
-            fix="raise rollout.deadline_s or agent.answer_s, or lower agent.max_turns or max_tokens",
-            calls=failure.calls,
-        )
-        error = record.end_broken(late)
-    except RefusedError:
-        raise  # the same for every task
-    except InfrastructureError as failure:
-        record.stop_reason = "error"
-        error = record.end_broken(failure)
-    calls = [call for turn in record.turns for call in turn.calls] + [*record.opening_calls, *record.closing_calls]
-    return Trajectory(
-        id=task.id,
-        task_id=task.id,
-        question=task.question,
-        agent=agent,
-        seed=seed,
-        turns=tuple(record.turns),
-        opening_calls=record.opening_calls,
-        analysis=record.analysis,
-        closing_calls=record.closing_calls,
-        answer=record.answer,
-        final=spoken(record.final).strip(),
-        stop_reason=record.stop_reason,
-        status="error" if error else "ok",
-        error=error,
-        cost_usd=sum(call.usage.cost_usd for call in calls),
-        request_failures=sum(max(len(call.failures), call.error is not None) for call in calls),
-        started_at=started,
-        duration_s=time.monotonic() - clock,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contexts:
     """Makes each module's context: its engine and a seed from (run, turn, module)."""
@@ -212,6 +162,92 @@ class Contexts:
         if listener is None:
             return ignore_event
         return lambda kind, value: listener(TurnEvent(turn=turn, role=module, kind=kind, value=value))
+
+
+class RecordedAgent:
+    """An agent (`core.protocols.Agent`) whose runs are recorded; a subclass implements `work`."""
+
+    name: str
+    holds_dialogues = False
+
+    async def run(
+        self,
+        task: Task,
+        tools: Sequence[Tool],
+        engines: Mapping[str, Engine],
+        *,
+        seed: int,
+        order: int = 0,
+        lessons: Lessons = NO_LESSONS,
+        deadline_s: float | None = None,
+        listener: TurnListener | None = None,
+        dialogue: Dialogue | None = None,
+    ) -> Trajectory:
+        """Run a task once.
+
+        A failed engine or tool, or a deadline that leaves no answer, gives a trajectory with `status="error"`, the
+        turns so far and the broken one as far as it got: a failure around the model is not the model's. Raises
+        `UnsupportedError` for a dialogue, if the agent holds none.
+        """
+        if dialogue is not None and not self.holds_dialogues:
+            raise UnsupportedError(
+                f"the agent {self.name} was given a task that is a dialogue, and answers single questions",
+                code="dialogues-not-supported",
+                fix='set agent.type = "interleaved", or write a class with `run`',
+            )
+        contexts = Contexts(
+            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
+        )
+        record = Record()
+        started, clock = time.time(), time.monotonic()
+        error: ErrorInfo | None = None
+        try:
+            await self.work(record, task, tools, contexts, dialogue)
+        except DeadlineError as failure:
+            record.stop_reason = "time_limit"
+            late = DeadlineError(
+                f"the run's deadline passed after {len(record.turns)} turns, and no answer came",
+                code="deadline",
+                cause=failure.what,
+                fix="raise rollout.deadline_s or agent.answer_s, or lower agent.max_turns or max_tokens",
+                calls=failure.calls,
+            )
+            error = record.end_broken(late)
+        except RefusedError:
+            raise  # the same for every task
+        except InfrastructureError as failure:
+            record.stop_reason = "error"
+            error = record.end_broken(failure)
+        calls = [call for turn in record.turns for call in turn.calls] + [*record.opening_calls, *record.closing_calls]
+        return Trajectory(
+            id=task.id,
+            task_id=task.id,
+            question=task.question,
+            agent=self.name,
+            seed=seed,
+            turns=tuple(record.turns),
+            opening_calls=record.opening_calls,
+            analysis=record.analysis,
+            closing_calls=record.closing_calls,
+            answer=record.answer,
+            final=spoken(record.final).strip(),
+            stop_reason=record.stop_reason,
+            status="error" if error else "ok",
+            error=error,
+            cost_usd=sum(call.usage.cost_usd for call in calls),
+            request_failures=sum(max(len(call.failures), call.error is not None) for call in calls),
+            started_at=started,
+            duration_s=time.monotonic() - clock,
+        )
+
+    async def work(
+        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
+    ) -> None:
+        """Fill the record, and keep the deadline; what is raised ends the turn under way."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Release what the agent holds, here nothing."""
 
 
 async def observe(

@@ -175,8 +175,6 @@ class ModelPolicy:
 
     async def reply(self, stream: Stream, context: ModuleContext) -> Call:
         """Sample until a mark ends the reply, the model does, or a limit."""
-        if context.engine is None:
-            raise RecipeError("the policy has no engine", code="engine-missing", fix="name one for it in the recipe")
         sampling = self.config.sampling
         limits = {"max_tokens": min(sampling.max_tokens, stream.remaining), "stop": (*stream.stops, *sampling.stop)}
         request = replace(
@@ -184,15 +182,14 @@ class ModelPolicy:
             sampling=sampling.model_copy(update=limits),
             keep_stop=True,
             seed=context.seed,
-            order=context.order,
-            deadline_s=context.deadline_s,
-            emit=context.emit,
         )
-        return await context.engine.sample(request)
+        return await context.sample(request)
 
 
 class PolicyConfig(ComponentConfig):
-    """Settings of the policy of an interleaved agent. Temperature 1 is the paper's (mathematics).
+    """A model that writes the stream.
+
+    Temperature 1 is the paper's (mathematics).
 
     Attributes:
         sampling: see `sampling`; `max_tokens` is the limit of one reply

@@ -20,9 +20,8 @@ from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
-from midstream.core.terminal import Terminal
 from midstream.recipe.check import task_source
-from midstream.report.turn_rows import fields, plain
+from midstream.report.turn_rows import fields, hints, plain
 from midstream.sources import benchmarks as known
 from midstream.sources import file
 from midstream.sources.benchmarks import Benchmark, find
@@ -57,13 +56,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         record, names = [_record(benchmark) for benchmark in known.BENCHMARKS.values()], list(known.BENCHMARKS)
         screen = _list()
-    if options.json:
-        print(json.dumps(record, ensure_ascii=False))
-    elif options.quiet:
-        print("\n".join(names))
-    else:
-        Terminal().print(screen)
-    return 0
+    return shared.show(options, record, names, lambda: screen)
 
 
 def _record(benchmark: Benchmark) -> dict[str, Any]:
@@ -118,12 +111,12 @@ def _list() -> Group:
             notes += ["access on request"] if benchmark.gated else []
             blocks.append(Padding(Text("; ".join(notes), "dim"), (0, 0, 0, 4)))
         blocks.append(Text())
-    more = Table.grid(padding=(0, 4))
-    more.add_column(no_wrap=True)
-    more.add_row("  midstream benchmarks gpqa", "one in full")
-    more.add_row("  midstream benchmarks gpqa --file FILE", "with the questions in a file")
-    more.add_row("  midstream benchmarks --file FILE", "check your own questions")
-    return Group(*blocks, more)
+    commands = {
+        "midstream benchmarks gpqa": "one in full",
+        "midstream benchmarks gpqa --file FILE": "with the questions in a file",
+        "midstream benchmarks --file FILE": "check your own questions",
+    }
+    return Group(*blocks, hints(commands))
 
 
 def _in_full(benchmark: Benchmark, questions: Mapping[str, Any] | None, path: str | None) -> Group:

@@ -20,8 +20,8 @@ from midstream.core.errors import MidstreamError, UsageError, did_you_mean
 from midstream.core.kinds import KINDS, config_class, installed, package_of, registered
 from midstream.core.own import anchored, file_of, is_reference
 from midstream.core.tables import located
-from midstream.core.terminal import Terminal
 from midstream.recipe import registry as registry  # registers the components that come with midstream
+from midstream.report.turn_rows import hints
 from midstream.tools.function import parse_docstring
 
 Record = dict[str, Any]
@@ -46,13 +46,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         kinds: Sequence[Any] = [kind] if kind else KINDS
         records = [_listed(kind, name) for kind in kinds for name in registered(kind)]
-    if options.json:
-        print(json.dumps(records, ensure_ascii=False))
-    elif options.quiet:
-        print("\n".join(f"{record['kind']}.{record['name']}" for record in records))
-    else:
-        Terminal().print(_in_full(records[0]) if options.name is not None else _list(options.kind, records))
-    return 0
+    names = [f"{record['kind']}.{record['name']}" for record in records]
+    one = options.name is not None
+    return shared.show(options, records, names, lambda: _in_full(records[0]) if one else _list(kind, records))
 
 
 def _listed(kind: Any, name: str) -> Record:
@@ -90,14 +86,9 @@ def _source(kind: Any, name: str) -> str:
 
 
 def what_is(config: Any) -> str:
-    """The first sentence of what a component's class says of itself, or its settings or module say."""
-    made = getattr(config, "component", None)
-    own = vars(config).get("__doc__") or ""
-    texts = [getattr(made, "description", None), inspect.getdoc(made) if made else None, inspect.cleandoc(own)]
-    if own.startswith(("No settings", "Settings")):
-        texts[-1] = inspect.getdoc(inspect.getmodule(config))
-    text = next((text for text in texts if isinstance(text, str) and text), "")
-    return re.split(r"(?<=[.])\s", " ".join(text.partition("\n\n")[0].split()), maxsplit=1)[0]
+    """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
+    text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
 # --- screens ----------------------------------------------------------------------------------------------------------
@@ -117,11 +108,11 @@ def _list(kind: str | None, records: list[Record]) -> Group:
         blocks += [Text(str(heading), "bold"), table, Text()]
         if not table.row_count:
             blocks[-2] = Text("  none but your own", "dim")
-    more = Table.grid(padding=(0, 4))
-    more.add_column(no_wrap=True)
-    more.add_row("  midstream components reward numeric", "one with its settings")
-    more.add_row("  midstream components reward my_rewards.py:exact", "your own: docs/extending.md")
-    return Group(*blocks, more)
+    commands = {
+        "midstream components reward numeric": "one with its settings",
+        "midstream components reward my_rewards.py:exact": "your own: docs/extending.md",
+    }
+    return Group(*blocks, hints(commands))
 
 
 def _in_full(record: Record) -> Group:

@@ -12,7 +12,7 @@ from midstream.core.terminal import Terminal
 from midstream.doctor.checks import check_machine
 from midstream.doctor.roles import check_any_role, examine, unreached
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import RECIPE, changed_recipe
+from midstream.recipe.overrides import RECIPE, AgentChanges, changed_recipe
 from midstream.report.doctor import Diagnosis, machine_screen, screen
 
 _REACHED = ("MS501", "MS502")  # without these no model can be asked
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine machine and model and print the result; returns 1 where something failed."""
-    recipe = changed_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
+    recipe = changed_recipe(options.recipe or RECIPE, **shared.changes(AgentChanges, options))
     if options.dry_run:
         return shared.dry_run(recipe, options)
     build = Build(recipe, unsafe=True)  # no program runs: an executor that writes them is not examined

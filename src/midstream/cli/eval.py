@@ -23,21 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--retry-errors", "--unsafe")
     shared.add_recording(parser)
-    shared.add(parser, "--track")
+    shared.add(parser, "--track", "--budget")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Start an evaluation, or continue the one in `--out`; then show it."""
-    changes = EvaluationChanges(
-        **shared.agent_changes(options),
-        benchmarks=options.benchmarks,
-        task_files=options.task_files,
-        count=options.count,
-        trials=options.trials,
-        reward=options.reward,
-        temperature=options.temperature,
-    )
+    changes = shared.changes(EvaluationChanges, options)
     if options.dry_run:
         trackers_of(options.track)  # refuses a wrong name
         trained = api.trained_run(options.target)

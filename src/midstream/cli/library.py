@@ -24,7 +24,7 @@ from midstream.core.events import Phase, RunEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.library import EditableLibrary, check_shown, editable_library, history, read, shows_lessons, split
-from midstream.recipe.overrides import run_recipe, validation_recipe
+from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
 from midstream.recipe.schema import modules_of, to_toml
 from midstream.recipe.sessions import validation_settings
 from midstream.report.practice_data import spent_text
@@ -190,7 +190,7 @@ def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
 
 def validate_library(options: argparse.Namespace) -> int:
     """Test the library; returns 0 if it helps the agent, 1 if no test shows that."""
-    changes = shared.learning_changes(options)
+    changes = shared.changes(LearningChanges, options)
     if options.dry_run:
         with editable_library(options.named) as place:
             recipe = validation_recipe(place, options.recipe, **changes)

@@ -17,26 +17,26 @@ from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
 COMMANDS = {
-    "init": "write a small working project to start from",
+    "init": "write a small working project",
     "demo": "train a tiny planner offline, show that it became better",
-    "train": "train a recipe",
+    "train": "train weights or learn lessons, as a recipe says",
     "resume": "resume an interrupted run or evaluation",
-    "eval": "evaluate a run's newest checkpoint or library, or a recipe's agent",
+    "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
-    "recipes": "the recipes that come with midstream, by what they learn; one in full",
-    "doctor": "what works on this machine? can this model play the four roles?",
+    "recipes": "the recipes that come with midstream; one in full",
+    "doctor": "what works on this machine, and with this model?",
     "tools": "the tools there are; one in full; one called by hand",
-    "components": "everything that a recipe can name, by kind: midstream's, packages', your own",
-    "benchmarks": "the benchmarks and training sets there are; one in full",
+    "components": "what a recipe can name, by kind: midstream's and yours",
+    "benchmarks": "benchmarks and training sets; one in full",
     "index": "search in your own documents",
-    "show": "numbers of a run, or one of its trajectories turn by turn",
+    "show": "numbers of a run, or one trajectory, turn by turn",
     "report": "write the report of a run again",
-    "verify": "check every file of a run: is anything damaged or missing?",
-    "compare": "which of several evaluations is better, by how much, how surely",
-    "export": "trajectories as a data set for trainers, a table, or traces",
-    "library": "what an agent has learned: look at its lessons, edit, test them",
+    "verify": "check every file of a run for damage",
+    "compare": "which of several evaluations is better, how surely",
+    "export": "write trajectories for trainers, as a table, as traces",
+    "library": "look at an agent's lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
-    "completion": "print the completion of commands for bash, zsh or fish",
+    "completion": "print the completion for bash, zsh or fish",
 }
 
 EXAMPLES = """examples:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     with clean_output():
-        return _run(words)
+        return _run(words or ["--help"])
 
 
 def _run(words: Sequence[str]) -> int:

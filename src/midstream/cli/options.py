@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic_core import to_jsonable_python
+from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
 from midstream import api
+from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
 from midstream.recipe.estimate import counts, describe
-from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
+from midstream.runs.budget import limit_settings
+
+ChangesT = TypeVar("ChangesT")
 
 
 def parse_seed(text: str) -> int:
@@ -31,9 +36,21 @@ def parse_seed(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
 
 
+def budget_settings(text: str) -> list[str]:
+    """The settings of `--budget`."""
+    try:
+        return limit_settings(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
+    },
+    "--budget": {
+        "dest": "overrides", "action": "extend", "type": budget_settings, "default": [], "metavar": "LIMIT",
+        "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
     },
     "--no-eval": {
         "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
@@ -83,20 +100,26 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replay", type=Path, metavar="DIR", help="answer from there alone; no tool is called")
 
 
-def agent_changes(options: argparse.Namespace) -> AgentChanges:
-    """What the options change in a recipe's agent."""
+def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> ChangesT:
+    """What the options change in a recipe, as `AgentChanges`, or as a kind with more keys."""
     given = vars(options)
-    return AgentChanges(**{name: given[name] for name in AgentChanges.__annotations__ if given.get(name) is not None})
-
-
-def learning_changes(options: argparse.Namespace) -> LearningChanges:
-    """What the options change in a recipe's agent, and in what it learns from."""
-    return LearningChanges(**agent_changes(options), tasks=options.tasks, reward=options.reward)
+    return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
 
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
     """Show on standard error that work is under way."""
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
+
+
+def show(options: argparse.Namespace, record: Any, names: Iterable[str], screen: Callable[[], RenderableType]) -> int:
+    """Print what a command found: `record` as JSON, the `names` alone with `--quiet`, or the screen."""
+    if options.json:
+        print(json.dumps(record, ensure_ascii=False))
+    elif options.quiet:
+        print("\n".join(names))
+    else:
+        Terminal().print(screen())
+    return 0
 
 
 def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", "eval", "other"] = "other") -> int:

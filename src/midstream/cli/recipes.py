@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,6 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.component import EngineConfig
 from midstream.core.kinds import config_class
-from midstream.core.terminal import Terminal
 from midstream.recipe.schema import find_recipe, read_table, recipe_names
 
 _HEADINGS = {
@@ -43,13 +43,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"# {record['name']}: learns {record['learns']}; {_about(record)}\n{text}", end="")
         return 0
     records = [_record(name) for name in recipe_names()]
-    if options.json:
-        print(json.dumps(records))
-    elif options.quiet:
-        print("\n".join(record["name"] for record in records))
-    else:
-        _print_list(records)
-    return 0
+    return shared.show(options, records, [record["name"] for record in records], lambda: _list(records))
 
 
 def _record(name: str) -> dict[str, Any]:
@@ -78,12 +72,13 @@ def _about(record: dict[str, Any]) -> str:
     return f"agent {record['agent']}; needs {', '.join(record['needs']) or 'nothing'}"
 
 
-def _print_list(records: list[dict[str, Any]]) -> None:
+def _list(records: list[dict[str, Any]]) -> Group:
+    parts: list[RenderableType] = []
     for learns, heading in _HEADINGS.items():
         rows = Table(box=None, pad_edge=False, show_header=False)
         of_kind = (record for record in records if record["learns"] == learns)
         for record in sorted(of_kind, key=lambda record: record["needs"]):
             about = Text(record["description"]).append(f"\n{_about(record)}", "dim")
             rows.add_row(Text(record["name"], "cyan"), about)
-        Terminal().print(Text(heading, "bold"), Padding(rows, (0, 0, 1, 2)))
-    print("midstream recipes NAME prints one, with the reason of each value")
+        parts += [Text(heading, "bold"), Padding(rows, (0, 0, 1, 2))]
+    return Group(*parts, Text("midstream recipes NAME prints one, with the reason of each value"))

@@ -6,16 +6,15 @@ import argparse
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_evaluation, show_result
-from midstream.core.terminal import Terminal
+from midstream.cli.show import show_evaluation, show_result_and_report
 from midstream.report.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `resume`."""
     parser.add_argument("run", help="run directory")
-    limit = "raise a limit of a practice run; one that a limit ended continues"
-    shared.add_list(parser, "--set", "overrides", "practice.budget.LIMIT=VALUE", limit)
+    shared.add_list(parser, "--set", "overrides", "budget.LIMIT=VALUE", "another limit, as with --budget")
+    shared.add(parser, "--budget")
     shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
     shared.add(parser, "--track")
@@ -36,8 +35,6 @@ def run(options: argparse.Namespace) -> int:
         )
     if run.info().kind == "evaluation":
         show_evaluation(run, as_json=options.json)
-        return 0
-    show_result(run, as_json=options.json)
-    if not options.json:
-        Terminal().print(f"Report: {run.report_path}", soft_wrap=True)
+    else:
+        show_result_and_report(run, as_json=options.json)
     return 0

@@ -98,6 +98,13 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
             console.print(tables.tool_shift_table(*sampled))
 
 
+def show_result_and_report(run: RunDirectory, *, as_json: bool) -> None:
+    """Print what changed, and where the report is."""
+    show_result(run, as_json=as_json)
+    if not as_json:
+        Terminal().print(f"Report: {run.report_path}", soft_wrap=True)
+
+
 def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what is evaluated, the numbers of every set that is done, and the progress of the current one."""
     found = run.evaluations.read(skip_damage)

@@ -11,7 +11,8 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
-from midstream.recipe.overrides import RECIPE, agent_recipe
+from midstream.engines.openai.prices import prices_used
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
 from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
-    shared.add(parser, "--unsafe")
+    shared.add(parser, "--unsafe", "--budget")
     shared.add_recording(parser)
     parser.add_argument("--final", action="store_true", help="print the whole last reply too; with --quiet, instead")
     shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer the question; returns 1 if the run was lost to an error."""
-    changes = shared.agent_changes(options)
+    changes = shared.changes(AgentChanges, options)
     source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe or RECIPE
     if options.dry_run:
         return shared.dry_run(agent_recipe(source, **changes), options)
@@ -52,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
                     print_server(event, Terminal(stderr=True))
             elif isinstance(event, AgentBuilt) and not silent:
                 template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
-                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template)
+                prices = prices_used(event.resolved)
+                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template, prices)
                 screen.enter_context(timeline)
             elif isinstance(event, TurnEvent) and timeline is not None:
                 timeline.listen(event)
@@ -78,5 +80,6 @@ def run(options: argparse.Namespace) -> int:
     elif options.quiet and trajectory.error is None:
         print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:
-        print(f"error: {trajectory.error.text}", file=sys.stderr)
+        more = "\n(--json prints the whole traceback)" * (trajectory.error.foreign and not options.json)
+        print(f"error: {trajectory.error.text}{more}", file=sys.stderr)
     return 0 if trajectory.status == "ok" else 1

@@ -31,7 +31,7 @@ from midstream.doctor.installed import extra_state
 from midstream.engines.openai.providers import is_own
 from midstream.process import event_loop
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the tools, show one, or call it."""
-    recipe = agent_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
+    recipe = agent_recipe(options.recipe or RECIPE, **shared.changes(AgentChanges, options))
     types = registered("tool")
     if options.name is None:
         unset: list[str] = []

@@ -6,9 +6,8 @@ import argparse
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.cli.show import show_result
-from midstream.core.terminal import Terminal
-from midstream.recipe.overrides import changed_recipe
+from midstream.cli.show import show_result_and_report
+from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.report.progress import progress
 from midstream.trackers import trackers_of
 
@@ -18,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward")
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--no-eval")
+    shared.add(parser, "--track", "--budget", "--no-eval")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
-    recipe = changed_recipe(options.recipe, **shared.learning_changes(options))
+    recipe = changed_recipe(options.recipe, **shared.changes(LearningChanges, options))
     if options.dry_run:
         trackers_of(options.track)  # refuses a wrong name
         return shared.dry_run(recipe, options, "train")
@@ -32,7 +31,5 @@ def run(options: argparse.Namespace) -> int:
         run = api.train(
             recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
         )
-    show_result(run, as_json=options.json)
-    if not options.json:
-        Terminal().print(f"Report: {run.report_path}", soft_wrap=True)
+    show_result_and_report(run, as_json=options.json)
     return 0

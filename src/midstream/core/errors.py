@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import copyreg
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,17 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {by_fold[close[0]]!r}? " if close else ""
 
 
+@contextmanager
+def name_place(place: str) -> Iterator[None]:
+    """Begin the text of an error in the block with its place, unless the text names that already."""
+    try:
+        yield
+    except MidstreamError as error:
+        if place in error.what:
+            raise
+        raise type(error)(f"{place}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
+
+
 class UsageError(MidstreamError):
     """The user's input is wrong; nothing was started."""
 
@@ -92,6 +104,16 @@ class UnsupportedError(UsageError):
     """A named thing that midstream does not support."""
 
     code = "unsupported"
+
+
+@contextmanager
+def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Raise `UnsupportedError`, which says `what`, if an import in the block fails: midstream's `extra` has it."""
+    try:
+        yield
+    except ImportError as error:
+        fix = f"pip install 'midstream[{extra}]'{otherwise}"
+        raise UnsupportedError(what, code="missing-extra", fix=fix) from error
 
 
 class InfrastructureError(MidstreamError):

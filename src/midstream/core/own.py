@@ -4,19 +4,23 @@
     type = "my_package.rewards:exact"       a name in a module that can be imported
     type = "python:exact"                   an object that a running program has handed over (`reference_of`)
 
-A run records each of them with the digest of its source, and keeps a copy of every file (`OwnComponent`).
+A run records each of them with the digest of its source, and keeps a copy of every file and of the neighbors that it
+imports (`OwnComponent`).
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import reduce
 from hashlib import blake2b
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -29,6 +33,7 @@ EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
+_PATH = re.compile(r"(?:^|_)(?:path|file|directory|index|library|start|adapter|cwd|template)$")  # keys of what is read
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
 _imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
 _originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
@@ -38,21 +43,36 @@ _importing: ContextVar[str] = ContextVar("importing", default="")
 class OwnComponent(Frozen):
     """What a run used of your own: its reference, the digest of its source, and the name of its file's copy.
 
-    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy.
+    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy. `imports` are the
+    digests of what the file imports from its directory, by their paths there, which are copied with it.
     """
 
     reference: str
     digest: str
     copy_name: str = ""
+    imports: dict[str, str] = {}
 
-    def source(self) -> bytes:
-        """The file's bytes. Raises `RunError` if they have changed since the digest was taken."""
+    def changed_since(self, began: OwnComponent) -> list[str]:
+        """What has another digest than when a run began: the reference itself, and files that it imports."""
+        imports = [name for name, digest in began.imports.items() if self.imports.get(name) != digest]
+        return [self.reference] * (self.digest != began.digest) + imports
+
+    def copies(self) -> dict[str, bytes]:
+        """The bytes of its file and of what this imports, by the names of the copies.
+
+        Raises `RunError` if they have changed since the digests were taken.
+        """
         file = file_of(self.reference)
-        assert file is not None, "only files have copies"
-        source = file.read_bytes()
-        if _digest(source) != self.digest:
-            raise RunError(f"{file} was changed while the run began", code="inputs-changed", fix="start it again")
-        return source
+        if file is None:
+            return {}
+        sources = {self.copy_name: (file, self.digest)}
+        for name, digest in self.imports.items():
+            sources[f"{Path(self.copy_name).parent}/{name}"] = (file.parent / name, digest)
+        copies = {name: path.read_bytes() for name, (path, _) in sources.items()}
+        for name, (path, digest) in sources.items():
+            if _digest(copies[name]) != digest:
+                raise RunError(f"{path} was changed while the run began", code="inputs-changed", fix="start it again")
+        return copies
 
 
 def is_reference(name: object) -> bool:
@@ -68,32 +88,41 @@ def name_of(reference: str) -> str:
 def file_of(reference: str) -> Path | None:
     """The file that a reference names; None for a module or an object of a program."""
     place = reference.rpartition(":")[0]
-    return Path(place).expanduser() if place.endswith(".py") else None
+    return Path(os.path.expanduser(place)) if place.endswith(".py") else None
 
 
 def anchored(table: Any, directory: Path) -> Any:
-    """A recipe's table, whose references to files in `directory` are absolute."""
+    """A recipe's table, in which references to files in `directory` and paths to what is there are absolute."""
 
-    def absolute(reference: str, file: Path) -> str:
-        there = (directory / file).is_file()
-        return f"{(directory / file).resolve()}:{name_of(reference)}" if there else reference
+    def absolute(reference: str, path: Path) -> Path:
+        there = directory / path
+        if not os.path.exists(there):
+            return path
+        # The link of a data file stays: the name of its target may lack the ending, as in caches of downloads.
+        return there.resolve() if reference else Path(os.path.abspath(there))
 
     return _renamed(table, absolute)
 
 
 def portable(table: Any) -> Any:
-    """A recipe's table, in which a file of your own is named without its directory, which affects no result."""
-    return _renamed(table, lambda reference, file: f"{file.name}:{name_of(reference)}")
+    """A recipe's table, in which a file is named without its directory, which affects no result."""
+    return _renamed(table, lambda _, path: Path(path.name))
 
 
-def _renamed(value: Any, name: Callable[[str, Path], str]) -> Any:
-    """A recipe's table, in which `name` gives each reference to a file."""
+def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "") -> Any:
+    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself."""
     if isinstance(value, Mapping):
-        return {key: _renamed(inner, name) for key, inner in value.items()}
+        return {name: _renamed(inner, place, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_renamed(inner, name) for inner in value]
-    file = file_of(value) if is_reference(value) else None
-    return value if file is None else name(value, file)
+        return [_renamed(inner, place, key) for inner in value]
+    if is_reference(value) and (file := file_of(value)) is not None:
+        return f"{place(value, file)}:{name_of(value)}"
+    if not isinstance(value, str) or not _PATH.search(key) or (key == "template" and not value.endswith(".toml")):
+        return value
+    path, at, version = value.rpartition("@")
+    if not (at and version.isdecimal() and key == "library"):  # RUN@VERSION
+        path, at, version = value, "", ""
+    return f"{place('', Path(os.path.expanduser(path)))}{at}{version}" if path else value
 
 
 def references(table: Any) -> Iterator[str]:
@@ -118,7 +147,8 @@ def reference_of(value: Any) -> str:
     name = getattr(inner, "__qualname__", None) or type(value).__qualname__
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if module is not None and file and "<" not in name and _attribute(module, name) is value:
+    defined = reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+    if module is not None and file and "<" not in name and defined is value:
         # A module on the path of this program alone would not be found from another directory.
         importable = module.__name__ != "__main__" and not Path(file).resolve().is_relative_to(Path.cwd())
         reference = f"{module.__name__ if importable else Path(file).resolve()}:{name}"
@@ -129,13 +159,6 @@ def reference_of(value: Any) -> str:
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
     _live[reference] = value
     return reference
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _same(first: Any, other: Any) -> bool:
@@ -232,7 +255,7 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
             raise RecipeError(
                 f"{original} is gone, and the run's copy of it cannot be imported: {type(error).__name__}: {error}",
                 code="import-failed",
-                cause="a run copies the file that its recipe names, and none that this file imports",
+                cause="a run copies the file that its recipe names, and of what this imports only what lies next to it",
                 fix=f"put {original} back, with the files that it imports",
             ) from error
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -272,7 +295,9 @@ def _recorded(reference: str) -> OwnComponent:
         if not file.is_file():
             raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
         digest = _digest(file.read_bytes())
-        return OwnComponent(reference=reference, digest=digest, copy_name=f"{file.stem}-{digest}.py")
+        imports = {name: _digest(source) for name, source in _imports(file).items()}
+        copy_name = f"{file.stem}-{digest}/{file.name}"
+        return OwnComponent(reference=reference, digest=digest, copy_name=copy_name, imports=imports)
     found = load(reference)
     inner = inspect.unwrap(found) if callable(found) else type(found)
     try:
@@ -285,19 +310,54 @@ def _recorded(reference: str) -> OwnComponent:
     return OwnComponent(reference=reference, digest=_digest(source))
 
 
+def _imports(file: Path) -> dict[str, bytes]:
+    """The files in its directory that a file imports, and what these import in turn, by their paths there."""
+    found, waiting = dict[Path, bytes](), [file]
+    for path in waiting:  # grows
+        found[path] = path.read_bytes()
+        try:
+            nodes = list(ast.walk(ast.parse(found[path])))
+        except (SyntaxError, ValueError):  # it fails when it is imported, if ever
+            continue
+        for node in nodes:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            base = file.parent
+            if isinstance(node, ast.ImportFrom):
+                base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else base
+                names = [f"{node.module}.{name}" if node.module else name for name in names]
+            for name in names:
+                parts = name.split(".")
+                stems = [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+                places = [place for stem in stems for place in (Path(f"{stem}.py"), stem / "__init__.py")]
+                waiting += [
+                    place
+                    for place in places
+                    if place.is_file() and place not in waiting and place.is_relative_to(file.parent)
+                ]
+    return {path.relative_to(file.parent).as_posix(): source for path, source in found.items() if path != file}
+
+
 def _digest(source: bytes) -> str:
     return blake2b(source, digest_size=8).hexdigest()
 
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
-    """A run's table, in which a file that is gone from its place is replaced by the run's copy in `directory`."""
+    """A run's table with what is gone from its place: files of your own are the run's copies in `directory`.
 
-    def copy(reference: str, file: Path) -> str:
+    Other files of a project that was moved are looked for in the working directory, by the end of their paths.
+    """
+
+    def present(reference: str, path: Path) -> Path:
+        if os.path.exists(path) or reference in _live:
+            return path
+        if not reference:
+            ends = (Path(*path.parts[start:]).absolute() for start in range(1, len(path.parts)))
+            return next(filter(os.path.exists, ends), path)
         own = recorded.get(reference)
-        if own is None or not own.copy_name or file.is_file() or reference in _live:
-            return reference
+        if own is None or not own.copy_name:
+            return path
         copied = (directory / own.copy_name).resolve()
-        _originals[str(copied)] = file
-        return f"{copied}:{name_of(reference)}"
+        _originals[str(copied)] = path
+        return copied
 
-    return _renamed(table, copy)
+    return _renamed(table, present)

@@ -255,11 +255,8 @@ class OwnFunction:
 def _failure(kind: Kind) -> Callable[..., Any]:
     if kind == "reward":
         return RewardError
-    if kind == "engine":
-        return partial(EngineError, code="component-failed")
-    if kind in ("advantage", "loss"):
-        return partial(TrainingError, code="component-failed")
-    return partial(InfrastructureError, code="component-failed", retryable=False)
+    failures: dict[str, Callable[..., Any]] = dict(engine=EngineError, advantage=TrainingError, loss=TrainingError)
+    return partial(failures.get(kind, partial(InfrastructureError, retryable=False)), code="component-failed")
 
 
 def _article(kind: Kind) -> str:

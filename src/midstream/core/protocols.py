@@ -7,12 +7,13 @@ the methods satisfies the protocol, without a base class and without registratio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
+from midstream.core.errors import RecipeError
 from midstream.core.events import Emit, TurnListener, ignore_event
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.task import Task
@@ -51,6 +52,11 @@ class Request:
     json_schema: Mapping[str, Any] | None = None  # schema of the structured output to ask for
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     emit: Emit = ignore_event  # called with each piece of "text" by an engine that streams, with "retry" on a retry
+
+    def answered(self, engine: str, completion: str, **fields: Any) -> Call:
+        """The record of an engine's answer; `fields` are others of a `Call`."""
+        of_request = {name: getattr(self, name) for name in ("role", "prompt", "messages", "sampling")}
+        return Call(engine=engine, completion=completion, **of_request, **fields)
 
 
 @runtime_checkable
@@ -154,7 +160,7 @@ class Tool(Protocol):
 class ModuleContext:
     """What every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
 
-    `order`, `deadline_s` and `emit` go into the module's requests unchanged. `lessons` is the text for its prompt.
+    `order`, `deadline_s` and `emit` are those of its requests. `lessons` is the text for its prompt.
     """
 
     engine: Engine | None = None
@@ -163,6 +169,14 @@ class ModuleContext:
     lessons: str = ""
     deadline_s: float | None = None
     emit: Emit = ignore_event
+
+    async def sample(self, request: Request) -> Call:
+        """Ask the module's engine, as a part of this run. Raises `RecipeError` if it has none."""
+        if self.engine is None:
+            what, fix = f"the {request.role} has no engine", f"name one for the {request.role} in the recipe"
+            raise RecipeError(what, code="engine-missing", fix=fix)
+        request = replace(request, order=self.order, deadline_s=self.deadline_s, emit=self.emit)
+        return await self.engine.sample(request)
 
 
 class Analyst(Protocol):

@@ -60,7 +60,7 @@ def located(kind: Kind, named: Any, where: str) -> str:
     A file's path is absolute, and a package's component is the place of its object.
     """
     named = anchored(named, Path.cwd())
-    if named in installed(kind):
+    if isinstance(named, str) and named in installed(kind):
         return reference_of_installed(kind, named)
     if named not in registered(kind) and not is_reference(named):
         own = 'your own, e.g. type = "my_file.py:name"'

@@ -1,4 +1,4 @@
-"""A function in a thread of its own."""
+"""A function in a thread of its own, and whether a thread runs an event loop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def in_event_loop() -> bool:
+    """Whether this thread runs an event loop, as a notebook does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def in_thread(work: Callable[[], T]) -> T:

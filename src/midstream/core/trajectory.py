@@ -80,17 +80,26 @@ class ErrorInfo(Frozen):
 
     @property
     def text(self) -> str:
-        """Type and message; a traceback ends in both."""
-        return self.message.rstrip() if self.foreign else f"{self.type}: {self.message}"
+        """Type and message; of a traceback, its last frame and the line that names the exception."""
+        return " ".join(self._end) if self.foreign else f"{self.type}: {self.message}"
+
+    @property
+    def line(self) -> str:
+        """Type and message in a line; of a traceback the line that names the exception."""
+        return self.summary if self.foreign else f"{self.type}: {self.summary}"
 
     @property
     def summary(self) -> str:
         """The message in a line: its first, or of a traceback the line that names the exception."""
-        lines = self.message.splitlines() or [""]
-        if self.foreign:
-            last = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=0)
-            return next((line for line in lines[last + 1 :] if line and line[0] not in " +|"), lines[-1])
-        return lines[0]
+        return self._end[1] if self.foreign else (self.message.splitlines() or [""])[0]
+
+    @property
+    def _end(self) -> tuple[str, str]:
+        """Of a traceback, the last frame and the line that names the exception."""
+        lines = self.message.splitlines()
+        last = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=0)
+        found = next((line for line in lines[last + 1 :] if line and line[0] not in " +|"), lines[-1])
+        return f"{lines[last].strip()}:", found
 
 
 class Call(Frozen):

@@ -30,6 +30,7 @@ from midstream.rollout import run_concurrently
 
 _CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
 _CASE_LIMIT_S = 600.0
+_SUMMED = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")  # of a role's cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +195,5 @@ def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
         asks=len(seconds),
         median_s=statistics.median(seconds) if seconds else None,
         cases=tuple(cases),
-        prompt_tokens=sum(case.prompt_tokens for case in cases),
-        completion_tokens=sum(case.completion_tokens for case in cases),
-        retries=sum(case.retries for case in cases),
-        repaired=sum(case.repaired for case in cases),
-        cut_off=sum(case.cut_off for case in cases),
+        **{name: sum(getattr(case, name) for case in cases) for name in _SUMMED},
     )

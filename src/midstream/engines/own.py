@@ -42,16 +42,8 @@ class FunctionEngine(Engine):
             raise self._function.wrong(found, "return the reply's text")
         prompt = sum(len(message["content"]) for message in messages)
         counts = [-(-size // CHARACTERS_PER_TOKEN) for size in (prompt, len(found))]
-        return Call(
-            role=request.role,
-            engine=self.name,
-            prompt=request.prompt,
-            messages=request.messages,
-            completion=found,
-            sampling=request.sampling,
-            finish_reason="stop",
-            usage=Usage(prompt_tokens=counts[0], completion_tokens=counts[1]),
-        )
+        usage = Usage(prompt_tokens=counts[0], completion_tokens=counts[1])
+        return request.answered(self.name, found, finish_reason="stop", usage=usage)
 
 
 def own_engine(kind: Kind, reference: str, value: Any) -> type[EngineConfig]:

@@ -43,16 +43,12 @@ class ScriptedEngine(Engine):
         completion = self._reply(request)
         prompt = request.prompt or "\n".join(message.content for message in request.messages)
         prompt_ids, completion_ids = tuple(prompt.encode()), tuple(completion.encode())
-        return Call(
-            role=request.role,
-            engine=self.name,
-            prompt=request.prompt,
-            messages=request.messages,
-            completion=completion,
+        return request.answered(
+            self.name,
+            completion,
             prompt_ids=prompt_ids if self.token_exact else (),
             completion_ids=completion_ids if self.token_exact else (),
             logprobs=(0.0,) * len(completion_ids) if self.token_exact else (),
-            sampling=request.sampling,
             finish_reason="stop",
             usage=Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(completion_ids)),
         )

@@ -19,7 +19,9 @@ _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurre
 
 
 class SimulatedConfig(EngineConfig):
-    """Settings of a simulated model; four characters count as a token.
+    """A program of a simulated world that plays a model.
+
+    Four characters count as a token.
 
     Attributes:
         plays: `agent` or `reflector`
@@ -68,12 +70,4 @@ class SimulatedEngine(Engine):
         prompt_tokens, completion_tokens = (-(-size // CHARACTERS_PER_TOKEN) for size in (characters, len(completion)))
         cost = prompt_tokens * self.config.price_prompt_usd + completion_tokens * self.config.price_completion_usd
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost / 1e6)
-        return Call(
-            role=request.role,
-            engine=self.name,
-            messages=request.messages,
-            completion=completion,
-            sampling=request.sampling,
-            finish_reason="stop",
-            usage=usage,
-        )
+        return request.answered(self.name, completion, finish_reason="stop", usage=usage)

@@ -13,14 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.errors import UsageError, needs_extra
 from midstream.core.metrics import tools_of
 from midstream.core.trajectory import Trajectory, usage_of
 from midstream.exports.learning import SUCCESS, sft_rows, trl_rows, verl_rows, verl_tasks
 from midstream.exports.traces import atif, otel
 from midstream.runs import RunDirectory, results
 from midstream.runs.files import atomic_file, encode_record, storage_errors
-from midstream.runs.segments import SUFFIX, Segment, evaluation_name
+from midstream.runs.segments import evaluation_name
 
 Format = Literal["trl", "verl", "sft", "parquet", "atif", "otel"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -115,16 +115,15 @@ def export(
 
 def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
     """The trajectories of the parts that match, with their part's name."""
-    names = sorted(path.name.removesuffix(SUFFIX) for path in run.trajectories.root.glob(f"[!.]*{SUFFIX}"))
-    for name in names:
-        segment = Segment(run.trajectories.root / f"{name}{SUFFIX}")
+    segments = run.trajectories.parts()
+    for name, segment in sorted(segments.items()):
         if fnmatchcase(name, parts):
             yield from ((name, trajectory) for trajectory in segment)
         else:
             left_out["from other parts of the run"] += len(segment)
     for result in results.read(run.results_path):  # of an evaluation under way
         name = evaluation_name(result.set)
-        if name not in names and fnmatchcase(name, parts):
+        if name not in segments and fnmatchcase(name, parts):
             yield name, result.trajectory
 
 
@@ -150,13 +149,9 @@ def _table_row(run: str, part: str, trajectory: Trajectory) -> Row:
 
 
 def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
-    try:
+    with needs_extra("parquet files cannot be written without pyarrow", "data"):
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
-    except ImportError as error:
-        raise UnsupportedError(
-            "parquet files cannot be written without pyarrow", code="missing-extra", fix="pip install 'midstream[data]'"
-        ) from error
     text, real, whole = pa.string(), pa.float64(), pa.int64()
     if format == "verl":
         info = {"index": whole, "split": text, "task_id": text, "question": text, "answer": text, "attempts": whole}

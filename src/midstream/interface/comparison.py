@@ -153,8 +153,9 @@ class GroupComparison:
 
     @property
     def notes(self) -> list[str]:
-        """Which runs are not finished or lost trials, and the settings and steps in which they differ."""
-        notes: list[str] = []
+        """What is left out, which runs are not finished or lost trials, and the settings and steps that differ."""
+        refused = [error for runs in self.groups.values() for compared in runs for error in compared.refused]
+        notes = [f"not compared: {error.what} ({error.cause})" for error in refused]
         for name, runs in self.groups.items():
             steps = {result.step: None for compared in runs for result in compared.results.values()}
             if len(steps) > 1:
@@ -256,7 +257,8 @@ def compare_groups(groups: Mapping[str, Sequence[Comparable]]) -> GroupCompariso
         raise UsageError(f"{twice[0]} is named twice", code="name-clash", fix="name each run once, in one group")
     keys = [key for key in every[0].results if all(key in compared.results for compared in every)]
     if not keys:
-        raise _nothing_shared("the runs", every)
+        refused = [error for compared in every for error in compared.refused]
+        raise refused[0] if refused else _nothing_shared("the runs", every)
     found: list[GroupDifference] = []
     for key in keys:
         members: list[tuple[str, list[Member]]] = []

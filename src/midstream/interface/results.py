@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from midstream.recipe.overrides import run_table
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run_results import run_view, write_report
 from midstream.runs import RunDirectory
-from midstream.runs.segments import SUFFIX, Segment
 from midstream.training_free.library import Lesson
 
 
@@ -78,7 +78,7 @@ class Run:
         Args:
             part: a pattern of the run's parts, such as "eval-*" or "step-*".
         """
-        return (trajectory for _, trajectory in self._parts(part))
+        return (trajectory for _, trajectory in self._of(part))
 
     def frame(self, part: str = "*") -> Any:
         """A pandas data frame with a row for each trajectory of the parts. Needs pandas."""
@@ -102,14 +102,13 @@ class Run:
                 "status": trajectory.status,
                 "cost_usd": trajectory.cost_usd,
             }
-            for name, trajectory in self._parts(part)
+            for name, trajectory in self._of(part)
         ]
         return pandas.DataFrame(rows)
 
-    def _parts(self, pattern: str) -> Iterator[tuple[str, Trajectory]]:
-        for path in sorted(self.directory.trajectories.root.glob(f"{pattern}{SUFFIX}")):
-            if not path.name.startswith("."):  # a file that is being written
-                yield from ((path.name.removesuffix(SUFFIX), trajectory) for trajectory in Segment(path))
+    def _of(self, pattern: str) -> Iterator[tuple[str, Trajectory]]:
+        parts = self.directory.trajectories.parts().items()
+        return ((name, trajectory) for name, part in parts if fnmatchcase(name, pattern) for trajectory in part)
 
     def __repr__(self) -> str:
         return f"<{self.directory.info().kind} run {self.path}: {self.status}>"

@@ -5,6 +5,9 @@ awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` c
 `out`. Several functions have these arguments:
 
     seed              the run seed
+    budget            the most that the run may use: "2 usd", "500 rollouts", "1000000 tokens", "3600 seconds", or
+                      several of them with commas between. `evaluate` and `train` raise an error there, code
+                      "budget-spent"; `resume` with a higher one continues
     out               the run directory, by default a new one under `runs/`; one that holds this very run is continued
     settings          others of a recipe, by their names (docs/recipes.md): `{"rollout.concurrency": 4}`
     unsafe            run code that a model writes without a sandbox
@@ -32,7 +35,7 @@ from midstream.core.component import Table
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
 from midstream.core.own import refuse_while_importing
-from midstream.core.threads import started
+from midstream.core.threads import in_event_loop, started
 from midstream.core.trajectory import Trajectory
 from midstream.interface import comparison
 from midstream.interface.agents import AgentSpec, named
@@ -51,6 +54,7 @@ from midstream.recipe.schema import (
     with_overrides,
 )
 from midstream.report.progress import print_warnings, progress
+from midstream.runs.budget import limit_settings
 from midstream.training.settings import TrainingConfig
 
 P = ParamSpec("P")
@@ -71,7 +75,7 @@ def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         refuse_while_importing(function.__name__)
-        if not _in_loop():
+        if not in_event_loop():
             return function(*args, **kwargs)
         done, stop = _started(partial(function, *args, **kwargs))
         try:
@@ -81,14 +85,6 @@ def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
             return done.result()  # raises KeyboardInterrupt again, once the run is left in order
 
     return call
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -149,6 +145,7 @@ def solve(
     *,
     temperature: float | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     settings: Mapping[str, Any] | None = None,
     unsafe: bool = False,
     record: Place | None = None,
@@ -174,7 +171,7 @@ def solve(
         _source(agent),
         temperature=temperature,
         seed=seed,
-        overrides=overrides_of(settings),
+        overrides=[*overrides_of(settings), *limit_settings(budget)],
         unsafe=unsafe,
         record=_path(record),
         replay=_path(replay),
@@ -194,6 +191,7 @@ def evaluate(
     trials: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     out: Place | None = None,
     settings: Mapping[str, Any] | None = None,
     retry_errors: bool = False,
@@ -237,7 +235,7 @@ def evaluate(
             trials=trials,
             temperature=temperature,
             seed=seed,
-            overrides=overrides_of(settings),
+            overrides=[*overrides_of(settings), *limit_settings(budget)],
             retry_errors=retry_errors,
             unsafe=unsafe,
             record=_path(record),
@@ -295,8 +293,8 @@ def practice(
         table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
         table["practice"]["reflector"] = {"engine": asked.get("engine", "model")}
         table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
-    chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size, "budget": _budget(budget)}
-    return _learned(table, "practice", chosen, seed, settings, out, record, replay, track, listener, quiet)
+    chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
+    return _learned(table, "practice", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
 @_anywhere
@@ -312,6 +310,7 @@ def train(
     learning_rate: float | None = None,
     lora: int | None = None,
     seed: int | None = None,
+    budget: str | None = None,
     out: Place | None = None,
     settings: Mapping[str, Any] | None = None,
     record: Place | None = None,
@@ -330,7 +329,7 @@ def train(
             or a recipe's name.
         tasks: what to learn from: the split `train`; not with a recipe that has its own.
         reward: as in `evaluate`.
-        validation: tasks for the curve of the report; by default 20 of `tasks`.
+        validation: tasks for the curve of the report, 20 of them; without it, no evaluation: `tasks` are learned from.
         steps: updates of the weights.
         tasks_per_step: tasks of a step.
         group_size: trajectories of a task.
@@ -340,8 +339,10 @@ def train(
     table = _learner(agent, tasks, reward)
     if tasks is not None:
         table["training"] = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
-        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
-        table["evaluation"]["validation"]["count"] = min(20, len(tasks if validation is None else validation))
+        curve = tasks if validation is None else validation
+        table["evaluation"] = {"validation": {**_set("validation", curve, tasks), "count": min(20, len(curve))}}
+        if validation is None:
+            table["evaluation"]["at"] = "none"
     if lora is not None:
         table["learner"] = {**table.get("learner", {}), "lora": {"rank": lora}}
     chosen = {
@@ -350,7 +351,7 @@ def train(
         "group_size": group_size,
         "learning_rate": learning_rate,
     }
-    return _learned(table, "training", chosen, seed, settings, out, record, replay, track, listener, quiet)
+    return _learned(table, "training", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
 @_anywhere
@@ -358,6 +359,7 @@ def resume(
     run: Run | Place,
     *,
     retry_errors: bool = False,
+    budget: str | None = None,
     record: Place | None = None,
     replay: Place | None = None,
     track: api.Track = (),
@@ -375,6 +377,7 @@ def resume(
     with _listening(listener, quiet) as listener:
         directory = api.resume(
             run.directory if isinstance(run, Run) else Path(run),
+            overrides=limit_settings(budget),
             retry_errors=retry_errors,
             record=_path(record),
             replay=_path(replay),
@@ -456,33 +459,13 @@ def _reward(reward: Any) -> Table:
     return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
 
 
-def _budget(text: str | None) -> Table | None:
-    """The table of limits such as "2 usd, 500 rollouts"."""
-    if text is None:
-        return None
-    limits: Table = {}
-    for part in text.split(","):
-        number, _, unit = part.strip().partition(" ")
-        try:
-            limits[_UNITS[unit.strip().lower()]] = float(number) if unit == "usd" else int(number)
-        except (KeyError, ValueError) as error:
-            raise UsageError(
-                f"budget = {text!r} is no limit",
-                code="setting-range",
-                fix=f'a number and one of {", ".join(_UNITS)}, e.g. "2 usd"',
-            ) from error
-    return limits
-
-
-_UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds": "time_s", "updates": "updates"}
-
-
 def _learned(
     table: Table,
     section: str,
     chosen: Mapping[str, Any],
     seed: int | None,
     settings: Mapping[str, Any] | None,
+    budget: str | None,
     out: Place | None,
     record: Place | None,
     replay: Place | None,
@@ -495,7 +478,7 @@ def _learned(
         table = merge(table, {section: values})
     if seed is not None:
         table["seed"] = seed
-    recipe = parse_recipe(with_overrides(table, overrides_of(settings)))
+    recipe = parse_recipe(with_overrides(table, [*overrides_of(settings), *limit_settings(budget)]))
     with _listening(listener, quiet) as listener:
         directory = api.train(
             recipe,

@@ -22,15 +22,17 @@ from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
 from midstream.core.component import Component
-from midstream.core.errors import MidstreamError, RecipeError, UnsupportedError, UsageError
+from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
 from midstream.core.stream_template import Template, load_template
 from midstream.core.tables import validate
 from midstream.core.task import Task
+from midstream.core.threads import in_event_loop
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
@@ -81,6 +83,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
+        for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
+            if (listed := getattr(component.config, "listed_price", None)) is not None:
+                self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
         executor = self.recipe.modules.get("executor")
         self._program = executor.config.program if executor and isinstance(executor.config, ExecutorConfig) else None
         self.writes_code = self._program is not None and executor.config.mode == "code"  # type: ignore[union-attr]
@@ -131,7 +136,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The task source of a component."""
         key = component.model_dump_json()
         if key not in self._sources:
-            self._sources[key] = component.config.build(BuildContext(self, component, "tasks"))
+            self._sources[key] = component.config.build(_BuildContext(self, component, "tasks"))
         return self._sources[key]
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
@@ -146,7 +151,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The reward of a component."""
         key = component.model_dump_json(exclude={"weight"})
         if key not in self._rewards:
-            self._rewards[key] = component.config.build(BuildContext(self, component, "reward"))
+            self._rewards[key] = component.config.build(_BuildContext(self, component, "reward"))
             if not component.config.borrowed:
                 self._opened.append(self._rewards[key])
         return self._rewards[key]
@@ -162,7 +167,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             if recorded is not None and self.replay:
                 tools = recorded.replay(self._origin(table))
             else:
-                made = component.config.build(BuildContext(self, component, table))
+                made = component.config.build(_BuildContext(self, component, table))
                 tools = made if isinstance(made, list) else [made]  # a server has several
                 self._opened += tools
                 if recorded is not None:
@@ -194,7 +199,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         component = self.recipe.tools[name]
         settings = component.table()
         if component.engine is not None:
-            settings["engine"] = BuildContext(self, component, name).engine_identity
+            settings["engine"] = _BuildContext(self, component, name).engine_identity
         if component.config.needs_world:
             settings["tasks"] = self.recipe.tasks.table()
         runs_code = component.type == "python" and not self.replay
@@ -208,15 +213,15 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
         if name not in self._engines:
-            self._engines[name] = component.config.build(BuildContext(self, component, name))
+            self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
                 self._opened.append(self._engines[name])
         if self.budget is None or not counted:
             return self._engines[name]
         if name not in self._budgeted:
-            prices = [getattr(component.config, f"price_{kind}_usd", 0.0) for kind in ("prompt", "completion")]
+            prompt, completion = price_of(component.config)
             self._budgeted[name] = budgeted(
-                self._engines[name], self.budget, price_prompt=prices[0], price_completion=prices[1]
+                self._engines[name], self.budget, price_prompt=prompt, price_completion=completion
             )
         return self._budgeted[name]
 
@@ -259,7 +264,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
-            name: component.config.build(BuildContext(self, component, name))
+            name: component.config.build(_BuildContext(self, component, name))
             for name, component in components.items()
             if not own or name == trained
         }
@@ -302,16 +307,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 closing.push_async_callback(self._opened.pop(0).close)
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self.close())
-        else:
-            raise UsageError(
-                "`with Build(...)` in a running event loop",
-                code="event-loop-running",
-                fix="use `async with Build(...)`",
-            )
+        if in_event_loop():
+            what, fix = "`with Build(...)` in a running event loop", "use `async with Build(...)`"
+            raise UsageError(what, code="event-loop-running", fix=fix)
+        asyncio.run(self.close())
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
@@ -366,12 +365,8 @@ def check_machine(build: Build) -> None:
 def _check_machine(value: Any, where: str) -> None:
     if isinstance(value, Component):
         value = value.config
-        try:
+        with name_place(where):
             value.check_machine(where)
-        except MidstreamError as error:
-            if where in error.what:
-                raise
-            raise type(error)(f"{where}: {error.what}", code=error.code, cause=error.cause, fix=error.fix) from error
     if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
         raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
     if isinstance(value, BaseModel):
@@ -381,8 +376,8 @@ def _check_machine(value: Any, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class BuildContext:
-    """`core.component.Context`: the rest of the recipe, for one component while it is built."""
+class _BuildContext:
+    """`core.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
 
     build: Build
     component: Component
@@ -390,7 +385,6 @@ class BuildContext:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that the component's table names; tools may only use a server."""
         name = self.component.engine
         if name is None:
             return None
@@ -406,56 +400,46 @@ class BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        """The settings that decide that engine's replies, without its address."""
         table = self.build.recipe.engines[self.component.engine or ""].table()
         return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox for code that a model writes."""
         return self.build.sandbox
 
     @property
     def template(self) -> Template | None:
-        """The stream template of the recipe's interleaved agent."""
         agent = self.build.recipe.agent
         return load_template(agent.template) if isinstance(agent, InterleavedConfig) else None
 
     @property
     def source(self) -> TaskSource:
-        """The recipe's task source."""
         return self.build.source
 
     @property
     def tool_names(self) -> list[str]:
-        """The names of the recipe's tools."""
         return [tool.name for tool in self.build.tools]
 
     @property
     def warm_seed(self) -> int:
-        """The seed of untrained weights and of the warm start."""
         return warm_seed(self.build.recipe)
 
     @property
     def warm_lessons(self) -> bool:
-        """Whether the warm start teaches the policy to read lessons."""
         warm = self.build.recipe.warm_start
         return warm is not None and warm.lessons > 0
 
     @property
     def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained on this engine's model."""
         recipe = self.build.recipe
         if recipe.training is None or recipe.learner.lora is None:
             return False
         return self.name == (recipe.training.weights or recipe.modules[recipe.trained].engine)
 
     def tasks(self, component: Component) -> TaskSource:
-        """The task source of another component."""
         return self.build.tasks(component)
 
     def reward(self, component: Component) -> Reward:
-        """The reward of another component."""
         return self.build.reward(component)
 
 

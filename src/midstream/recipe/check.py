@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
 from midstream.core.errors import RecipeError, did_you_mean
@@ -17,6 +18,8 @@ from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
+from midstream.engines.openai.prices import price_of
+from midstream.engines.openai.providers import LOOPBACK
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -35,7 +38,10 @@ def check(recipe: Recipe) -> Table:
     _check_agent(recipe)
     _check_imitated(recipe)
     _check_simulated(recipe)
+    _check_priced(recipe)
     resolved = recipe.table()
+    for table in resolved["engines"].values():
+        table.pop("listed_price", None)  # no setting: a run is the same one whatever a list says by now
     evaluation = resolved["evaluation"]
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),
@@ -362,20 +368,6 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
             cause="a group of one has no contrast, and groups without contrast are skipped",
             fix="set group_size to 2 or more, or skip_uniform = false",
         )
-    priced = any(
-        getattr(component.config, f"price_{tokens}_usd", 0.0)
-        for component in recipe.engines.values()
-        for tokens in ("prompt", "completion")
-    )
-    # A server without a key costs nothing: a limit in dollars holds there.
-    keyed = any(getattr(component.config, "api_key_env", "") for component in recipe.engines.values())
-    if config.budget.cost_usd is not None and keyed and not priced:
-        raise RecipeError(
-            f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing: no engine has a price",
-            code="setting-conflict",
-            fix="set price_prompt_usd and price_completion_usd under [engines.NAME] (in Python: "
-            'settings={"engines.model.price_prompt_usd": 2.5}), or limit tokens or rollouts instead',
-        )
     inside = [name for name in recipe.engines if in_process(recipe, name)]
     if config.cache is not None and inside:
         raise RecipeError(
@@ -384,6 +376,24 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
             cause="it samples in batches: an answer from the cache would change the rest of its batch",
             fix="leave out `cache`: an engine in process costs nothing but time",
         )
+
+
+def _check_priced(recipe: Recipe) -> None:
+    """Refuse a limit in dollars next to a hosted model without a price: it would not count what that model costs."""
+    budgets = {"budget": recipe.budget, "practice.budget": recipe.practice and recipe.practice.budget}
+    limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
+    for name, component in recipe.engines.items() if limits else ():
+        config: Any = component.config
+        # A server on this machine, or one that wants no key, costs nothing.
+        free = not getattr(config, "api_key_env", "") or urlsplit(config.base_url).hostname in LOOPBACK
+        if not free and not any(price_of(config)):
+            where, limit = next(iter(limits.items()))
+            raise RecipeError(
+                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {config.model!r} has no price",
+                code="setting-conflict",
+                fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
+                f'settings={{"engines.{name}.price_prompt_usd": 2.5}}), or limit tokens or rollouts instead',
+            )
 
 
 def _check_training(recipe: Recipe) -> None:

@@ -17,10 +17,12 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
+from midstream.engines.openai.prices import price_of, prices_used
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe, differing_settings
+from midstream.runs.budget import BudgetConfig
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
 from midstream.training.settings import TrainingConfig
@@ -78,9 +80,9 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
         lines.append(f"  {count:>12}  of {batch.turns} turns{after}: {batch.what}")
     practice = recipe.practice if training else None
     lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
-    if practice:
-        listed = ", ".join(f"{name} = {value:,}" for name, value in practice.budget.limits.items())
-        lines.append(f"Limits of the whole run: {listed or 'none (practice.budget)'}")
+    limits = practice.budget if practice else recipe.budget or BudgetConfig()
+    listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
+    lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
@@ -263,10 +265,12 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     for (name, engine), count in calls.items():
         component = recipe.engines[engine]
         model = getattr(component.config, "model", component.type)
-        cost += tokens[name, engine] * getattr(component.config, "price_completion_usd", 0.0)
+        cost += tokens[name, engine] * price_of(component.config)[1]
         lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
     if cost:
         lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
+    if prices := prices_used(recipe.table()):
+        lines.append(f"  Prices: {prices}")
     if any(batch.dialogue for batch in batches):
         lines.append("  Calls of a dialogue are those after one message of its user; its tokens are those of all.")
     if any(batch.count is None for batch in batches):

@@ -98,7 +98,7 @@ def run_table(run: RunDirectory) -> Table:
 
 def _with_copies(table: Table, run: RunDirectory) -> Table:
     recorded = {component.reference: component for component in run.info().own}
-    return own.from_copies(table, recorded, run.own_dir) if recorded else table
+    return own.from_copies(table, recorded, run.own_dir)
 
 
 def run_recipe(run: RunDirectory) -> Recipe:
@@ -169,6 +169,7 @@ def _changed(
     """
     if isinstance(source, RunDirectory):
         table = run_table(source)
+        table.pop("budget", None)  # its limits were the run's own
     else:
         table = read_table(source) if isinstance(source, str) else merge({}, source)
     table = with_library(table, changes.get("library"))

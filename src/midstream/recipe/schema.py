@@ -32,6 +32,7 @@ from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig
+from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import PracticeConfig
@@ -60,7 +61,9 @@ _RENAMED = {
 
 
 class AgentConfig(LoopConfig):
-    """Loop settings and modules; `library` is a run directory or a file whose lessons are in the modules' prompts.
+    """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
+
+    `library` is a run directory or a file whose lessons are in the modules' prompts.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
     """
@@ -75,7 +78,7 @@ class AgentConfig(LoopConfig):
 
 
 class InterleavedConfig(StreamConfig):
-    """The stream's settings, and the one policy that writes it.
+    """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
     `template` is the name of one that comes with midstream, or a TOML file; `library` as in `AgentConfig`.
     """
@@ -87,7 +90,7 @@ class InterleavedConfig(StreamConfig):
 
 
 class DirectConfig(InterleavedConfig):
-    """The model alone: an interleaved agent that answers in one reply, or calls the recipe's tools in its own form."""
+    """The model alone: it answers in one reply, or calls the recipe's tools in its own form."""
 
     type: str = "direct"
     template: str = "direct"
@@ -148,6 +151,7 @@ class Recipe(Settings):
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
         evaluation: see `[evaluation]`
+        budget: see `[budget]`: limits on what a run may use
     """
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
@@ -171,6 +175,7 @@ class Recipe(Settings):
     practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    budget: BudgetConfig | None = None
 
     @property
     def trained(self) -> Kind:
@@ -206,7 +211,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = _with_current_names(table)
+    parsed = anchored(_with_current_names(table), Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -218,7 +223,10 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         parsed["agent"] = _own_agent(agent)
     practice = parsed.get("practice")
     if isinstance(practice, Mapping):
-        parsed["practice"] = {"modules": modules_of(kind)[:1], **practice}
+        practice = {"modules": modules_of(kind)[:1], **practice}
+        if isinstance(budget := parsed.get("budget"), Mapping):  # limits practice too
+            practice = merge(practice, {"budget": dict(budget)})
+        parsed["practice"] = practice
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),

@@ -216,6 +216,8 @@ def practice_parts_of(build: Build) -> PracticeParts:
     cache = None
     if config.cache is not None:
         key = {name: build.resolved[name] for name in _CACHED}
+        engines = key["engines"].items()  # a price changes no reply
+        key["engines"] = {name: {k: v for k, v in table.items() if k != "listed_price"} for name, table in engines}
         key |= {"validation": build.resolved["evaluation"]["validation"], "identity": agent}
         cache = Cache(config.cache, key)
     return PracticeParts(

@@ -15,7 +15,7 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.report.numbers import counted, dollars, limits_met, mean, number, percent, shorten, troubles
-from midstream.report.turn_rows import broken, fields, outcome_words, plain, stopped
+from midstream.report.turn_rows import fields, outcome_words, plain, stopped
 from midstream.rewards.exact_match import AS_NUMBER
 
 _NAME_WIDTH = 20
@@ -361,7 +361,7 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[RenderableType]:
         yield Text(f"{'-' if reward is None else number(reward.value)}  {trajectory.id}", style)
         rows = [("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))]
         if trajectory.error:
-            rows.append(("error", plain(broken(trajectory.error), "yellow")))
+            rows.append(("error", plain(trajectory.error.line, "yellow")))
         if trajectory.outcome:
             rows.append(("outcome", plain("; ".join(outcome_words(trajectory.outcome)))))
         else:

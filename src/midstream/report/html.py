@@ -237,8 +237,8 @@ def _run(label: str, trajectory: Trajectory, template: StreamTemplate | None) ->
     body = f"<ol>{''.join(turns)}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
     if opening := turn_rows.opening_rows(trajectory):
         body = f"<dl>{_rows(opening)}</dl>{body}"
-    if trajectory.error is not None:
-        body += f'<pre class="failed">{text(trajectory.error.text)}</pre>'
+    if (error := trajectory.error) is not None:
+        body += f'<pre class="failed">{text(error.message if error.foreign else error.text)}</pre>'
     reward = trajectory.reward
     if trajectory.status == "error":
         mark, kind = "lost to an error", "bad"

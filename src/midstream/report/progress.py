@@ -23,6 +23,7 @@ from midstream.core import events
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
+from midstream.engines.openai.prices import prices_used
 from midstream.evaluation.estimates import value
 from midstream.report.evaluation_tables import is_greedy, summary_line, where
 from midstream.report.numbers import (
@@ -430,7 +431,8 @@ def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
             if not isinstance(event, events.AgentBuilt):
                 display(event)
                 return
-            for name, value in (("sandbox ", event.sandbox), ("tools   replayed from ", event.replay)):
+            prices, sandbox = prices_used(event.resolved), event.sandbox
+            for name, value in (("sandbox ", sandbox), ("tools   replayed from ", event.replay), ("prices  ", prices)):
                 if value and not quiet:
                     console.print(name + value, highlight=False, soft_wrap=True)
             if event.work in ("training", "practice", "evaluation"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from midstream.core.errors import UsageError
+from midstream.core.errors import needs_extra
 from midstream.report.numbers import number, percent, t_interval
 from midstream.report.study_tables import StudyRow
 
@@ -113,13 +113,9 @@ def _lines(axes: Axes, chart: Panel, rows: Sequence[StudyRow]) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
+    with needs_extra("figures need matplotlib", "studies"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "figures need matplotlib", code="missing-extra", fix="pip install 'midstream[studies]'"
-        ) from error
     # Text stays text, and equal numbers give equal files.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "midstream", "font.size": 9})
     return Figure(figsize=(width, height), layout="constrained")

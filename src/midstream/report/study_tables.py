@@ -43,6 +43,8 @@ def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]
             caption = CAPTION
             if any(row.interval for row in picked):
                 caption += "; of one seed, its value and its 95% interval over tasks"
+            if any(_same(row) for row in picked):
+                caption += "; (all): every seed has this value, so that there is no interval"
             unit = "points" if any(row.signed for row in picked) else "percent"
             table.caption = f"{unit}, {caption}" if as_percent else caption
             table.add_column("seeds", justify="right", no_wrap=True)
@@ -57,6 +59,11 @@ def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]
     return tables
 
 
+def _same(row: StudyRow) -> bool:
+    """Whether several seeds have one value: a t interval of no width would say that it is known exactly."""
+    return len(row.values) > 1 and len(set(row.values)) == 1
+
+
 def _interval(row: StudyRow | None) -> str:
     if row is None or not row.values:
         return "-"
@@ -65,8 +72,10 @@ def _interval(row: StudyRow | None) -> str:
     digits = 1 if row.as_percent else 2
     # Adding 0.0 turns the "-0.0" of a tiny loss into "+0.0".
     shown = f"{round(middle * scale, digits) + 0.0:{'+' if row.signed else ''}.{digits}f}"
+    if _same(row):
+        return f"{shown} (all)"
     if half is not None:
-        return f"{shown} ± {half * scale:.{digits}f}"
+        return f"{shown} ± {max(half * scale, 0.1**digits):.{digits}f}"
     if row.interval is None:
         return f"{shown} (one seed)"
     return f"{shown} ({'–'.join(f'{end * scale:.{digits}f}' for end in row.interval)})"

@@ -116,7 +116,8 @@ def trajectory_view(trajectory: Trajectory, template: Template | None = None) ->
     if closing := last + [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]:
         add(closing, labels=bool(last))
     if trajectory.error is not None:
-        parts.append(plain(f"lost to {trajectory.error.text}", "bold red"))
+        more = "\n(--json prints the whole traceback)" * trajectory.error.foreign
+        parts.append(plain(f"lost to {trajectory.error.text}{more}", "bold red"))
     end: list[tuple[str, RenderableType]] = [
         ("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
     ]

@@ -59,9 +59,11 @@ class Timeline:
         sandbox: str = "",
         replay: Path | None = None,
         template: Template | None = None,
+        prices: str = "",
     ) -> None:
         """Show one run of `question`; `template` separates the parts of an interleaved policy's stream."""
         self._console, self._question, self._sandbox, self._replay = console, question, sandbox, replay
+        self._prices = prices
         self._template = template
         self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
@@ -85,6 +87,7 @@ class Timeline:
         self._console.print(Text(self._question, "bold"))
         notes = [f"sandbox {self._sandbox}"] if self._sandbox else []
         notes += [f"tools   replayed from {self._replay}"] if self._replay else []
+        notes += [f"prices  {self._prices}"] if self._prices else []
         notes += [turn_rows.LEGEND] if self._template else []
         for note in notes:
             self._console.print(Text(note, "dim"))
@@ -153,7 +156,7 @@ class Timeline:
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
-                words = f"the run starts again after {turn_rows.broken(value)}"
+                words = f"the run starts again after {value.line}"
                 self._print_rows([("restart", plain(words, "bold yellow"))])
                 self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0

@@ -10,12 +10,11 @@ from typing import Any
 from pydantic import JsonValue
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.report.numbers import counted
-from midstream.report.turn_rows import fields
+from midstream.report.turn_rows import fields, hints
 
 _INDENT = (0, 0, 0, 2)
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s")
@@ -82,12 +81,8 @@ def tools_screen(tools: Sequence[ToolView]) -> RenderableType:
         brief = {"description": first_sentence, "needs": needs, "timeout_s": None, "output_tokens": None}
         blocks += [_block(tool.model_copy(update=brief)), Text()]
     first = next((tool for tool in tools if tool.parameters), None)
-    more = Table.grid(padding=(0, 4))
-    more.add_column(no_wrap=True)
-    more.add_row(f"  midstream tools {first.named if first else 'NAME'}", "its limits, settings and schema")
-    if first:
-        more.add_row(f"  {_example(first)}", "call it")
-    return Group(*blocks, more)
+    commands = {f"midstream tools {first.named if first else 'NAME'}": "its limits, settings and schema"}
+    return Group(*blocks, hints(commands | ({_example(first): "call it"} if first else {})))
 
 
 def tool_screen(tool: ToolView) -> RenderableType:

@@ -62,6 +62,15 @@ def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least:
     return table
 
 
+def hints(commands: Mapping[str, str]) -> Table:
+    """Commands to continue with, and what each shows."""
+    table = Table.grid(padding=(0, 4))
+    table.add_column(no_wrap=True)
+    for command, what in commands.items():
+        table.add_row(f"  {command}", what)
+    return table
+
+
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
     rows = [("analysis", plain(trajectory.analysis))] if trajectory.analysis else []
@@ -80,7 +89,7 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
         label = broken_by(turn.error)
-        rows.append((label, plain(broken(turn.error), "yellow" if label == "limit" else "bold red")))
+        rows.append((label, plain(turn.error.line, "yellow" if label == "limit" else "bold red")))
     return rows
 
 
@@ -153,7 +162,7 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     if trajectory.sandbox:
         rows.append(("sandbox", Text(trajectory.sandbox)))
     for attempt, error in enumerate(trajectory.earlier_errors, 1):
-        rows.append((f"run {attempt}", plain(f"failed: {broken(error)}", "yellow")))
+        rows.append((f"run {attempt}", plain(f"failed: {error.line}", "yellow")))
     if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
         rows.append(("requests", Text(trouble, "yellow")))
     return rows
@@ -168,11 +177,6 @@ def stopped(trajectory: Trajectory) -> str:
 def broken_by(error: ErrorInfo) -> str:
     """What ended a turn: a "limit" of context or time, or else it is "broken"."""
     return "limit" if error.type in _LIMITS else "broken"
-
-
-def broken(error: ErrorInfo) -> str:
-    """An error that ended a turn and is not the model's, in a line."""
-    return f"{error.type}: {error.message}".partition("\n")[0]
 
 
 WRITTEN, PUT_IN = "▸", "◂"

@@ -36,7 +36,7 @@ CALLING_MOST = 1.2
 
 
 class ArtistMathConfig(RewardConfig):
-    """Settings of ARTIST's reward for mathematics.
+    """ARTIST's reward for mathematics (arXiv 2505.01441): answer, format and tool success.
 
     Attributes:
         answer: the type of the rule-based reward that scores the answer
@@ -56,7 +56,7 @@ class ArtistMathConfig(RewardConfig):
 
 
 class FunctionCallingConfig(RewardConfig):
-    """Settings of ARTIST's reward for function calling.
+    """ARTIST's reward for function calling (arXiv 2505.01441): state, calls and format.
 
     Attributes:
         gated: the format counts only if the dialogue succeeded

@@ -20,7 +20,9 @@ DEFAULT = "exact_match"
 
 
 class CompositeConfig(RewardConfig):
-    """Weighted rewards. The table of a part has a `type`, that type's settings, and `weight` (default 1).
+    """The weighted mean of several rewards.
+
+    The table of a part has a `type`, that type's settings, and `weight` (default 1).
 
     Attributes:
         parts: the parts, by names of your choice
@@ -73,7 +75,7 @@ class Composite(BaseReward):
 
 
 class PerTaskConfig(RewardConfig):
-    """No settings."""
+    """The reward that each task names; exact match where it names none."""
 
     def build(self, context: Context) -> PerTask:
         """Build it."""

@@ -87,7 +87,7 @@ class DialogueSuccess(BaseReward):
 
 
 class DialogueConfig(RewardConfig):
-    """No settings."""
+    """1 if the dialogue's own check reports success, else 0, whatever the agent says."""
 
     rule_based = True
     of_dialogues = True

@@ -61,7 +61,7 @@ class ExactMatch(Rule):
 
 
 class ExactMatchConfig(RewardConfig):
-    """Settings of exact match.
+    """1 if the answer is an accepted one, else 0.
 
     Attributes:
         match: `exact`, or `contains`: the answer contains an accepted one, and its numbers as whole numbers
@@ -112,7 +112,7 @@ class F1(Rule):
 
 
 class F1Config(RewardConfig):
-    """No settings."""
+    """The harmonic mean of precision and recall over words, against the best accepted answer."""
 
     rule_based = True
     component = F1

@@ -33,7 +33,7 @@ class Gaia(Rule):
 
 
 class GaiaConfig(RewardConfig):
-    """No settings."""
+    """1 or 0, as GAIA's `question_scorer` decides."""
 
     rule_based = True
     component = Gaia

@@ -82,7 +82,7 @@ class Game24(Rule):
 
 
 class Game24RewardConfig(RewardConfig):
-    """No settings."""
+    """1 if the answer makes 24 from the task's numbers, each used once, else 0."""
 
     rule_based = True
     component = Game24

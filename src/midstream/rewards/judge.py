@@ -53,7 +53,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 class JudgeConfig(RewardConfig):
-    """Settings of the judge.
+    """A language model as the judge of answers: any engine, a rubric, a verdict in JSON.
 
     Attributes:
         temperature: 0 is greedy; more than one vote needs more

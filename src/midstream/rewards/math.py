@@ -46,7 +46,9 @@ _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
 
 class MathConfig(Limits, RewardConfig):
-    """Limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
+    """1 if the answer is mathematically equal to an accepted one, else 0.
+
+    The settings are the limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
 
     Attributes:
         timeout_s: CPU-seconds of one comparison, rounded up; five times that on the wall clock

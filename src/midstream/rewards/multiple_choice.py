@@ -148,7 +148,7 @@ class MultipleChoice(Rule):
 
 
 class MultipleChoiceConfig(RewardConfig):
-    """No settings."""
+    """1 if the answer chooses the right one of the task's options, else 0."""
 
     rule_based = True
     component = MultipleChoice

@@ -70,7 +70,9 @@ class Numeric(Rule):
 
 
 class NumericConfig(RewardConfig):
-    """How far the answer may be from the gold number; the larger tolerance counts.
+    """1 if the one number that the answer states is near enough to an accepted one, else 0.
+
+    The larger tolerance counts.
 
     Attributes:
         relative_tolerance: a share of the gold number

@@ -17,17 +17,20 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from midstream.core.data import Frozen, Settings
-from midstream.core.errors import BudgetError, EngineError
+from midstream.core.errors import BudgetError, EngineError, UsageError
 from midstream.core.metrics import Spent
 from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
+from midstream.runs.files import storage_errors
 from midstream.runs.journal import Journal, read_models, skip_damage
 
 HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
@@ -41,9 +44,9 @@ class BudgetConfig(Settings):
     Attributes:
         rollouts: trajectories, evaluations included
         tokens: prompt and completion tokens of agent, tools' models, judge and reflector
-        cost_usd: dollars, at the engines' prices
+        cost_usd: dollars, at the engines' prices, and what an agent of your own says that it spent
         time_s: seconds after which nothing new starts
-        updates: updates of the library
+        updates: of practice, updates of the library
     """
 
     rollouts: int | None = Field(default=None, ge=0)
@@ -56,6 +59,33 @@ class BudgetConfig(Settings):
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
         return self.model_dump(exclude_none=True)
+
+
+UNITS = {"usd": "cost_usd", "rollouts": "rollouts", "tokens": "tokens", "seconds": "time_s", "updates": "updates"}
+
+
+def parse_limits(text: str) -> dict[str, float]:
+    """The limits in a text such as "2 usd, 500 rollouts", by field of `BudgetConfig`. Raises `UsageError`."""
+    limits: dict[str, float] = {}
+    for part in str(text).split(","):
+        number, _, unit = part.strip().lower().partition(" ")
+        try:
+            name = UNITS[unit.strip()]
+            limits[name] = float(number) if name in ("cost_usd", "time_s") else int(number)
+            if not 0 <= limits[name] < math.inf:
+                raise ValueError(number)
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"budget = {text!r} is no limit",
+                code="setting-range",
+                fix=f'a number and one of {", ".join(UNITS)}, e.g. "2 usd"; several with commas between them',
+            ) from error
+    return limits
+
+
+def limit_settings(text: str | None) -> list[str]:
+    """The limits in a text as settings of a recipe: "2 usd" is `["budget.cost_usd=2.0"]`. Raises `UsageError`."""
+    return [f"budget.{name}={value}" for name, value in parse_limits(text).items()] if text is not None else []
 
 
 class Entry(Frozen):
@@ -86,6 +116,8 @@ class Budget:
 
     def open(self, path: Path) -> None:
         """Resume from the entries in `path`, and write there from now on."""
+        with storage_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
         for entry in read_models(path, Entry):
             self._book(entry)
             self._before_s = max(self._before_s, entry.time_s)
@@ -125,7 +157,10 @@ class Budget:
     def start_rollout(self) -> int:
         """Count a rollout that begins now, and return its number for `settle`; raises `BudgetError` at the limit."""
         rollout = Spent(rollouts=1)
-        if limit := self._exceeded(rollout):
+        # What an agent of your own will spend elsewhere is not known before: none starts where all is spent.
+        limits = _amounts(self.limits)
+        at_limit = (name for name in ("tokens", "cost_usd") if name in limits and 0 < limits[name] <= self._used[name])
+        if limit := self._exceeded(rollout) or next(at_limit, None):
             raise self._refusal(limit, rollout)
         return self._reserve("", rollout)
 
@@ -181,17 +216,18 @@ class Budget:
 
     def _refusal(self, limit: str, asked: Spent) -> BudgetError:
         value = getattr(self.limits, limit)
+        unit = next(unit for unit, name in UNITS.items() if name == limit)
         if limit == "time_s":
             used, held, more = self.elapsed_s, self._held_s, ""
         else:
             used, held = getattr(self.spent(), limit), getattr(self._held, limit)
-            more = f", and {getattr(asked, limit):,} more were asked for"
+            more = f", and up to {asked_for:,.6g} more were asked for" if (asked_for := getattr(asked, limit)) else ""
         kept = f", {held:,.6g} held back for the last evaluation" if held else ""
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             code="budget-spent",
-            cause=f"practice.budget.{limit} = {value}",
-            fix=f"resume with more: midstream resume RUN --set practice.budget.{limit}=MORE",
+            cause=f"budget.{limit} = {value}",
+            fix=f'--budget "MORE {unit}"',
         )
 
 
@@ -224,6 +260,17 @@ def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
 # --- engines and agents behind a budget -------------------------------------------------------------------------------
 
 
+@dataclass
+class _Asked:
+    """What one rollout asked of budgeted engines: the dollars, and the error of a request that had no room."""
+
+    cost_usd: float = 0.0
+    refused: list[BudgetError] = field(default_factory=list)
+
+
+_asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)  # by the rollout under way
+
+
 class BudgetedEngine:
     """An engine whose requests are counted. Prices are US dollars per million tokens."""
 
@@ -245,7 +292,12 @@ class BudgetedEngine:
         """Answer a request; raises `BudgetError` if its upper bound has no room."""
         prompt = prompt_bound(request)
         bound = self._priced(prompt, request.sampling.max_tokens)
-        number = await self.budget.reserve(request.role, bound, wait=self.waits)
+        asked = _asked.get() or _Asked()
+        try:
+            number = await self.budget.reserve(request.role, bound, wait=self.waits)
+        except BudgetError as error:
+            asked.refused.append(error)
+            raise
         used: Spent | None = None  # a canceled request may have used all of it
         try:
             call = await self.engine.sample(request)
@@ -259,6 +311,7 @@ class BudgetedEngine:
             used = Spent(calls=1)
             raise
         finally:
+            asked.cost_usd += used.cost_usd if used else 0.0
             self.budget.settle(number, used)
 
     async def close(self) -> None:
@@ -286,7 +339,7 @@ class LockstepBudgetedEngine(BudgetedEngine):
 
 
 class BudgetedAgent:
-    """An agent whose runs are counted as rollouts before they start."""
+    """An agent whose runs are counted as rollouts before they start, and whose other costs are when they are known."""
 
     def __init__(self, agent: Agent, budget: Budget) -> None:
         self.agent, self.budget, self.name = agent, budget, agent.name
@@ -294,11 +347,25 @@ class BudgetedAgent:
     async def run(
         self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
     ) -> Trajectory:
-        """Run once, uncounted if its first request was refused; raises `BudgetError` at the limit on rollouts."""
-        number = self.budget.start_rollout()
-        found = await self.agent.run(task, tools, engines, seed=seed, **named)
-        if found.error is not None and found.error.type == BudgetError.__name__ and not found.calls:
+        """Run once, uncounted if its first request was refused.
+
+        An agent of your own may ask models that midstream does not know of: what its trajectory cost beyond what its
+        engines counted is booked too. Raises `BudgetError` at the limit on rollouts, and where the agent continued
+        without a reply that a limit had refused.
+        """
+        number, asked = self.budget.start_rollout(), _Asked()
+        token = _asked.set(asked)
+        try:
+            found = await self.agent.run(task, tools, engines, seed=seed, **named)
+        finally:
+            _asked.reset(token)
+        other = found.cost_usd - asked.cost_usd
+        if round(other * _COST_UNITS) > 0:
+            self.budget.settle(number, Spent(rollouts=1, cost_usd=other))
+        if ended_by_budget(found) and not found.calls:
             self.budget.settle(number, Spent())
+        if asked.refused and found.status == "ok":
+            raise asked.refused[0]
         return found
 
     async def close(self) -> None:

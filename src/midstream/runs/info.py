@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_jsonable_python
 
 from midstream.core import own
 from midstream.core.data import Frozen
-from midstream.core.errors import RunError
+from midstream.core.errors import RunError, did_you_mean
 from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.version import __version__
@@ -162,7 +162,7 @@ def parse_info(path: Path) -> RunInfo:
             f"{path.parent} is not a run directory: it has no {path.name}",
             code="not-a-run",
             cause="a wrong path, or a run that was stopped while it was being created",
-            fix="give the directory that `--out` named when it was started",
+            fix=f"{_meant(path.parent)}give the directory that `--out` named when it was started",
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
@@ -174,6 +174,14 @@ def parse_info(path: Path) -> RunInfo:
         cause=f"the run was made by midstream {writer}",
         fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
     )
+
+
+def _meant(root: Path) -> str:
+    """The beginning of a fix for a misspelt run directory: a run here, in a directory here, or next to it."""
+    places = (("*/run.json", Path()), ("*/*/run.json", Path()), ("*/run.json", root.parent))
+    with suppress(OSError):
+        return did_you_mean(root, [str(info.parent) for pattern, place in places for info in place.glob(pattern)])
+    return ""
 
 
 def git_commit(directory: Path) -> str | None:

@@ -13,7 +13,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,11 @@ class Segments:
         names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
         return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
+    def parts(self) -> dict[str, Segment]:
+        """Every segment, by name."""
+        paths = sorted(self.root.glob(f"[!.]*{SUFFIX}"))  # others are being written
+        return {path.name.removesuffix(SUFFIX): Segment(path) for path in paths}
+
     @contextmanager
     def writing(self, segment: int | str) -> Iterator[Callable[[Trajectory], None]]:
         """Write a segment (see `path`) one trajectory at a time: the context yields the function that adds one.
@@ -109,13 +114,12 @@ class Segments:
         candidates of segments that are not written yet or will be rewritten; they replace the written ones. Raises
         `RunError` if no trajectory matches, or several do.
         """
-        paths = [path for path in sorted(self.root.glob("*" + SUFFIX)) if not path.name.startswith(".")]
-        count = len(paths)
+        parts = self.parts()
         segment, _, rest = id_or_prefix.partition("/")
-        paths = [path for path in paths if path.name == segment + SUFFIX] or paths
+        searched = {segment: parts[segment]} if segment in parts else parts
         exact: dict[str, Callable[[], Trajectory]] = {}
         begins: dict[str, Callable[[], Trajectory]] = {}
-        for name, found, load in chain(*map(_candidates, paths), unfinished):
+        for name, found, load in chain(_candidates(searched), unfinished):
             wanted = rest if name == segment else id_or_prefix
             if not found.startswith(wanted):
                 continue
@@ -125,7 +129,7 @@ class Segments:
         names = list(exact or begins)
         if not names:
             raise RunError(
-                f"no trajectory {id_or_prefix!r} in {count} segments",
+                f"no trajectory {id_or_prefix!r} in {len(parts)} segments",
                 code="trajectory-not-found",
                 cause="the id is of another run, or was removed when the run resumed",
                 fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
@@ -237,10 +241,10 @@ def _pieces(file: BinaryIO) -> Iterator[_Piece]:
             yield 1, lambda: [None], partial(list, [line])
 
 
-def _candidates(path: Path) -> Iterator[Candidate]:
-    segment = Segment(path)
-    for place, entry in enumerate(segment.entries()):
-        yield path.name.removesuffix(SUFFIX), entry.id, lambda place=place: next(segment.at([place]))
+def _candidates(parts: Mapping[str, Segment]) -> Iterator[Candidate]:
+    for name, segment in parts.items():
+        for place, entry in enumerate(segment.entries()):
+            yield name, entry.id, lambda segment=segment, place=place: next(segment.at([place]))
 
 
 def _about(line: bytes) -> tuple[str, str, float | None, str]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from midstream.core.component import Context, TasksConfig
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError, UnsupportedError, UsageError
+from midstream.core.errors import RecipeError, UsageError, needs_extra
 from midstream.core.protocols import TaskSource
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
@@ -81,7 +81,7 @@ BENCHMARKS = {
 
 
 class BenchmarkConfig(TasksConfig):
-    """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
+    """A published benchmark, by name: from the Hugging Face Hub, or a file of its questions.
 
     Attributes:
         name: the benchmark, such as `bamboogle`
@@ -237,15 +237,9 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
     """
     what, page, repository = f"benchmark {benchmark.name}", benchmark.address, benchmark.repository
     file = f'name a file of it: file = "{benchmark.name}.jsonl", or --benchmark {benchmark.name}={benchmark.name}.jsonl'
-    try:
+    with needs_extra(f"{what} is on the Hugging Face Hub, and its library is not installed", "data", f"; or {file}"):
         import datasets
         from datasets.exceptions import DatasetsError
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{what} is on the Hugging Face Hub, and its library is not installed",
-            code="missing-extra",
-            fix=f"pip install 'midstream[data]'; or {file}",
-        ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:

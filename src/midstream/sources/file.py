@@ -313,7 +313,7 @@ class RowsConfig(TasksConfig):
 
 
 class FileTasksConfig(RowsConfig):
-    """Path of the questions and names of their fields.
+    """Questions of your own, from a JSON lines, JSON or CSV file.
 
     Attributes:
         path: a `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file, or one of these with `.gz`

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from midstream.core.data import unfit
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.errors import UsageError, needs_extra
 from midstream.core.text_file import check_regular
 
 SHOWN = 10  # faults that are reported one by one
@@ -169,13 +169,9 @@ def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]
 
 
 def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iterator[Record]:
-    try:
+    with needs_extra("parquet files cannot be read without pyarrow", "data"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise UnsupportedError(
-            "parquet files cannot be read without pyarrow", code="missing-extra", fix="pip install 'midstream[data]'"
-        ) from error
     try:
         table = ParquetFile(file)
         wanted = [name for name in table.schema_arrow.names if name in columns] or None

@@ -67,7 +67,7 @@ class BaseGenerator(Tool):
 
 
 class BaseGeneratorConfig(ToolConfig):
-    """Settings of the base generator.
+    """A language model that answers a request from what it knows.
 
     Attributes:
         temperature: 0 is greedy

@@ -42,7 +42,7 @@ from midstream.core.component import Context, Kind, ToolConfig
 from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import blocking, unusable_schema
-from midstream.core.own import load
+from midstream.core.own import is_reference, load
 from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tables import validate
@@ -314,7 +314,7 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 
 
 class FunctionConfig(ToolConfig):
-    """Settings of a function of your own.
+    """A typed Python function of your own.
 
     The function is imported when the tool is made and by `--dry-run`, never to validate a recipe.
 
@@ -328,7 +328,7 @@ class FunctionConfig(ToolConfig):
     @field_validator("function")
     @classmethod
     def _has_both_parts(cls, function: str) -> str:
-        if not re.fullmatch(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*", function):
+        if not is_reference(function):
             raise ValueError("not of the form my_tools.py:word_count or my_package.tools:word_count")
         return function
 
@@ -343,10 +343,8 @@ class FunctionConfig(ToolConfig):
         It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
         Raises `UsageError` if it cannot be imported, or cannot be a tool.
         """
-        found = load(self.function, _EXAMPLE)
-        if isinstance(found, type):
-            found = validate(own_tool("tool", self.function, found), {}, f"tools.{context.name}").build(context)
-        return _named(self.function, found, context.name)
+        config = own_tool("tool", self.function, load(self.function, _EXAMPLE))
+        return validate(config, {}, f"tools.{context.name}").build(context)
 
 
 def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:

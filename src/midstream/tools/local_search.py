@@ -164,7 +164,7 @@ class LocalSearch:
 
 
 class LocalSearchConfig(ToolConfig):
-    """Settings of local search.
+    """Searches documents of your own, or of the tasks, by their words.
 
     Attributes:
         index: a file that `midstream index build` wrote; without it, the facts of `[tasks]`

@@ -118,7 +118,9 @@ class PythonCoder:
 
 
 class PythonConfig(Limits, ToolConfig):
-    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine.
+    """Runs Python in the sandbox; with an engine, a model writes the code.
+
+    The settings are `sandbox.settings.Limits`, and how the model samples.
 
     Attributes:
         temperature: of the model that writes the program; 0 is greedy

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from midstream.core.errors import TrainingError
+from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
+from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
 from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
@@ -71,7 +72,12 @@ class FlowGRPO:
         started = time.perf_counter()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
-        groups = await self._rollout(step)
+        success = dict(self.success)
+        try:
+            groups = await self._rollout(step)
+        except BudgetError:
+            self.success = success  # the step was not made
+            raise
         rollout_s = time.perf_counter() - started
         kept = self._kept(groups)
         batches, stats, norms = self._update(kept, step)
@@ -126,6 +132,7 @@ class FlowGRPO:
         tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *rounds)
         groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
+        require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
         for group in groups:
             for trajectory in group.trajectories:
                 if trajectory.reward is not None:

@@ -61,6 +61,7 @@ class LocalLearner:
         self.cost = Cost.of(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._fresh_optimizer()
+        self._prepared: int | None = None  # the seed of the last `before_step`
 
     @property
     def why_unshared(self) -> str:
@@ -68,7 +69,13 @@ class LocalLearner:
         return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
 
     def before_step(self, seed: int) -> None:
-        """Call `before_step(seed)` of policy and reference if they have it: it may change weights, alike in both."""
+        """Call `before_step(seed)` of policy and reference if they have it: it may change weights, alike in both.
+
+        Does nothing for the seed of the call before: a checkpoint may hold weights prepared for the next step.
+        """
+        if seed == self._prepared:
+            return
+        self._prepared = seed
         for model in (self.model, self.reference):
             if hasattr(model, "before_step"):
                 model.before_step(seed)  # type: ignore[operator, union-attr]
@@ -178,6 +185,7 @@ class LocalLearner:
             "model": _trainable(self.model),
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
+            "prepared": self._prepared,
         }
         with (directory / "learner.pt").open("wb") as file:  # opened here, so that a full disk shows as an OSError
             torch.save(state, file)
@@ -193,6 +201,7 @@ class LocalLearner:
             if self.reference is not None:
                 self.reference.load_state_dict(state["reference"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self._prepared = state.get("prepared")
         except (KeyError, RuntimeError, ValueError) as failure:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",

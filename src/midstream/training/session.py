@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from midstream.core.component import Component
-from midstream.core.errors import CheckpointError
+from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import TaskSource
@@ -95,10 +95,11 @@ class TrainingSession(Session):
         # During training, the validation set alone is evaluated: greedily, once a task.
         once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
         self.validation = parts.evaluation.model_copy(update=once)
+        self._done = -1  # the last step whose update is made; -1 before the weights to begin with
         self._warned = False  # of rows that share too little, once a run
 
     async def run(self) -> str:
-        """Train to the end, from the newest checkpoint if there is one; returns "": nothing ends a run early."""
+        """Train to the end, from the newest checkpoint if there is one; returns "". Raises `BudgetError` at a limit."""
         try:
             return await super().run()
         finally:
@@ -118,7 +119,8 @@ class TrainingSession(Session):
         }
         self.store.retain(lambda name, failed: name in names and not failed)
         if loaded is None:
-            record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
+            if parts.evaluation.at != "none":
+                record_learned(run, "validation", parts.set_tasks(parts.evaluation.validation))
             if (warm := parts.warm_start) is not None and warm.file is None:
                 seed = derive_seed("warm start", parts.seed if warm.seed is None else warm.seed)
                 record_learned(run, "warm start", collected_tasks(parts.source, warm, seed))
@@ -137,20 +139,15 @@ class TrainingSession(Session):
                     seed=parts.seed if parts.warm_start.seed is None else parts.warm_start.seed,
                     report=self._phase,
                 )
-            await parts.publish(0)
-            if parts.evaluation.at == "both":
-                policy = UNTRAINED if parts.warm_start is None else WARM
-                await self._evaluate(parts.evaluation, policy, 0)
-                await self._evaluate(self.validation, policy, 0)
-            self._save(0)
-            done = 0
-        else:
-            self._warned = any(metrics.warnings for metrics in run.metrics.read())
-        steps = parts.training.steps
-        self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=done))
+        self._done, steps = max(0, done), parts.training.steps
+        await self._evaluate_due()  # a limit may have ended the step in the middle of this
+        if loaded is None:
+            self._save()
+        self._warned = any(metrics.warnings for metrics in run.metrics.read())
+        self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=self._done))
         if parts.learner.why_unshared and parts.training.algorithm == "flow_grpo":
             self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.why_unshared}")
-        return range(done + 1, steps + 1)
+        return range(self._done + 1, steps + 1)
 
     async def step(self, step: int) -> None:
         """Make one step and write it down; every so often, and after the last, validate and save a checkpoint."""
@@ -179,12 +176,16 @@ class TrainingSession(Session):
         run.metrics.append(metrics)
         run.timings.append(timing)
         self.listener(StepFinished(metrics, timing))
-        config = parts.training
-        if parts.evaluation.at != "none" and (step % config.validate_every == 0 or step == config.steps):
-            await parts.publish(step)  # or a served planner would be validated one update late
-            await self._evaluate(self.validation, TRAINED, step)
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            self._save(step)
+        self._done = step
+        await self._evaluate_due()
+        if step % parts.training.checkpoint_every == 0 or step == parts.training.steps:
+            self._save()
+
+    def at_limit(self, error: BudgetError) -> str:
+        """Save a checkpoint of the last step that was made, from which a resumed run continues, and raise `error`."""
+        if self._done >= 0 and self._done not in self.run_directory.checkpoints.steps():
+            self._save()
+        raise error
 
     async def finish(self) -> None:
         """Export the weights and evaluate them."""
@@ -201,6 +202,19 @@ class TrainingSession(Session):
             with storage_errors(self.run_directory.policy_dir):
                 (self.run_directory.policy_dir / "README.md").write_text(card, encoding="utf-8")
 
+    async def _evaluate_due(self) -> None:
+        """Evaluate what is due after the last step."""
+        evaluation, training, step = self.parts.evaluation, self.parts.training, self._done
+        if step == 0:
+            await self.parts.publish(0)
+            if evaluation.at == "both":
+                policy = UNTRAINED if self.parts.warm_start is None else WARM
+                await self._evaluate(evaluation, policy, 0)
+                await self._evaluate(self.validation, policy, 0)
+        elif evaluation.at != "none" and (step % training.validate_every == 0 or step == training.steps):
+            await self.parts.publish(step)  # or a served planner would be validated one update late
+            await self._evaluate(self.validation, TRAINED, step)
+
     async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:
         """Evaluate every set and write it down, unless this very evaluation was written before a kill."""
         parts = self.parts
@@ -215,12 +229,12 @@ class TrainingSession(Session):
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))
 
-    def _save(self, step: int) -> None:
+    def _save(self) -> None:
         def write(directory: Path) -> None:
             self.parts.learner.save(directory)
             (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state_dict()), encoding="utf-8")
 
-        self.run_directory.checkpoints.save(step, write)
+        self.run_directory.checkpoints.save(self._done, write)
         self.run_directory.seal()
 
     def _load(self, directory: Path) -> None:

@@ -19,6 +19,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation.run import MakeEnvironment
 from midstream.rollout import Environment, rollout
+from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
@@ -102,6 +103,7 @@ async def collect(
             seed=derive_seed(seed, "transcripts", start),
             lessons=world.lessons([task.id for task in tasks], lessons, seed) if world else None,
         )
+        require_within_budget([group.trajectories[0] for group in groups])
         for group in groups:
             trajectory = group.trajectories[0]
             broken += trajectory.status == "error"

@@ -21,7 +21,7 @@ from typing import Self
 from pydantic import JsonValue, ValidationError, model_validator
 
 from midstream.core.data import Frozen, problems_of
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.protocols import Request, Row
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
@@ -99,11 +99,8 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
     limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
     rows = []
     for number, transcript in read_transcripts(path):
-        try:
+        with name_place(f"{path}, line {number}"):
             row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
-        except RecipeError as failure:
-            what = f"{path}, line {number}: {failure.what}"
-            raise RecipeError(what, code=failure.code, cause=failure.cause, fix=failure.fix) from failure
         length = len(row.prompt_ids) + len(row.completion_ids)
         if limit is not None and length > limit:
             raise RecipeError(

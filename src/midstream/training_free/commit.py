@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RunError, UsageError
+from midstream.core.errors import RunError, name_place
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
 from midstream.core.text_file import read_text
@@ -320,8 +320,5 @@ def read_library(path: Path) -> Library:
             warn(
                 f"{path} is not as midstream wrote it: it was edited, or is damaged; restore it if you did not edit it"
             )
-    try:
+    with name_place(str(path)):
         return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)
-    except UsageError as failure:
-        what = f"{path}: {failure.what}"
-        raise UsageError(what, code=failure.code, cause=failure.cause, fix=failure.fix) from failure

@@ -219,7 +219,7 @@ def identity(resolved: Table, weights: str = "") -> str:
             settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
         modules[name] = _with_model(settings, engines)
     if not modules:  # an agent of your own
-        own = {key: value for key, value in portable(agent).items() if key not in ("sampling", "library")}
+        own = {key: value for key, value in agent.items() if key not in ("sampling", "library")}
         modules["agent"] = _with_model(own, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]
     whole = {
@@ -233,7 +233,7 @@ def identity(resolved: Table, weights: str = "") -> str:
         else {key: resolved.get(key) for key in ("seed", "warm_start")},
     }
     names = dict.fromkeys(str(model.get("model", model.get("type"))) for model in models)
-    text = json.dumps(whole, sort_keys=True)
+    text = json.dumps(portable(whole), sort_keys=True)
     name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     return f"{', '.join(names) or 'programs'} ({name})"
 

@@ -132,7 +132,7 @@ class PracticeConfig(Settings):
         merger: replaces `reflector` for this role
         library: see `practice.library`
         gate: see `practice.gate`
-        budget: see `practice.budget`
+        budget: as `[budget]`, which wins over it
         start: the first library: a practice run or a file
         patience: stop after this many updates without an accepted change
         shuffle_rewards: a control: all rewards, of validation too, are permuted at random

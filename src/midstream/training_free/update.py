@@ -368,4 +368,4 @@ def _error(trajectory: Trajectory) -> str:
     error = trajectory.error
     if error is None:
         return "no reward"
-    return error.summary if error.foreign else f"{error.type}: {error.summary}"
+    return error.line

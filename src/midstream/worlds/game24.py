@@ -62,7 +62,7 @@ class GameOf24(Finite):
 
 
 class Game24Config(TasksConfig):
-    """Settings of the Game of 24.
+    """The Game of 24: make 24 from four numbers; every hand that has a solution.
 
     Attributes:
         seed: decides which hand is in which split

@@ -70,7 +70,7 @@ class TinyWorld(WarmStartWorld):
 
 
 class TinyModelConfig(EngineConfig):
-    """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters.
+    """A model of half a million parameters that learns from nothing, with the vocabulary of its world.
 
     Attributes:
         hidden_size: width

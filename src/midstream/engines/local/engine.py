@@ -140,16 +140,12 @@ class TransformersLocal(Engine):
             text = whole[: min(places, default=len(whole))]
             stopped = ids[-1] in self.codec.end_ids or text != whole
             waiting.future.set_result(
-                Call(
-                    role=request.role,
-                    engine=self.name,
-                    prompt=request.prompt,
-                    messages=request.messages,
-                    completion=whole if request.keep_stop else text,
+                request.answered(
+                    self.name,
+                    whole if request.keep_stop else text,
                     prompt_ids=waiting.prompt_ids,
                     completion_ids=ids,
                     logprobs=logprobs,
-                    sampling=request.sampling,
                     policy_version=self.policy_version,
                     finish_reason="stop" if stopped else "length",
                     usage=Usage(prompt_tokens=len(waiting.prompt_ids), completion_tokens=len(ids)),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalModelConfig(EngineConfig):
-    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device.
+    """A Hugging Face causal language model in this process, which can be trained.
 
     Attributes:
         model: a directory, or a name on the Hugging Face Hub

@@ -22,6 +22,7 @@ from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.exchange import Exchange, Outgoing, outgoing
 from midstream.engines.openai.models import ModelContext
+from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.providers import refusal_advice
 from midstream.engines.openai.reply import Reply
 from midstream.engines.openai.settings import OpenAIConfig
@@ -141,18 +142,15 @@ class OpenAICompatibleEngine:
         reply: Reply,
         error: ErrorInfo | None = None,
     ) -> Call:
-        price, usage = self.config, Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-        cost = usage.prompt_tokens * price.price_prompt_usd + usage.completion_tokens * price.price_completion_usd
-        return Call(
-            role=request.role,
-            engine=self.name,
-            prompt=request.prompt,
-            messages=request.messages,
-            completion=reply.text,
+        usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
+        prompt_usd, completion_usd = price_of(self.config)
+        cost = usage.prompt_tokens * prompt_usd + usage.completion_tokens * completion_usd
+        return request.answered(
+            self.name,
+            reply.text,
             prompt_ids=reply.prompt_ids,
             completion_ids=reply.completion_ids,
             logprobs=reply.logprobs,
-            sampling=request.sampling,
             policy_version=version,
             finish_reason=reply.finish_reason,
             usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,

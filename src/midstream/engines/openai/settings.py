@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
+from midstream.engines.openai.prices import ListedPrice, listed_price
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class OpenAIConfig(EngineConfig):
-    """Settings of a server with OpenAI's API; engines with one address share its connections.
+    """A server or provider with OpenAI's API.
+
+    Engines with one address share its connections.
 
     Attributes:
         model: the server's name of the model
@@ -38,8 +41,9 @@ class OpenAIConfig(EngineConfig):
             correctly only if started with `--logprobs-mode processed_logprobs`
         context_tokens: the most tokens of prompt and reply together, four characters counted as one; by
             default the server's own word. Set it for a server that cuts longer prompts without a word
-        price_prompt_usd: dollars per million prompt tokens
+        price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
         price_completion_usd: dollars per million completion tokens
+        listed_price: set by midstream: the price in its list (see "Prices") if neither of these two is set
         extra_body: added to every request as it is
         serve: with it the run starts the provider's server of the model at `base_url` and ends it; its value are more
             options of that server, such as `--max-model-len 8192`, or `""`
@@ -62,6 +66,7 @@ class OpenAIConfig(EngineConfig):
     context_tokens: int | None = Field(default=None, ge=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
+    listed_price: ListedPrice | None = None
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
     serve: str | None = None
 
@@ -121,6 +126,17 @@ class OpenAIConfig(EngineConfig):
                     cause="it is written into run directories, where no secret belongs",
                     fix="leave it out: a server at an address such as localhost answers this machine alone",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _look_up_price(self) -> OpenAIConfig:
+        price, named = self.listed_price, self.model_fields_set & {"price_prompt_usd", "price_completion_usd"}
+        # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
+        if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
+            price = None
+        elif price is None or price.model != f"{self.provider}/{self.model}" or not is_own(self):
+            price = listed_price(self)  # a recorded one stays until the model or its address is changed
+        object.__setattr__(self, "listed_price", price)
         return self
 
     def build(self, context: Context) -> OpenAICompatibleEngine:

@@ -84,7 +84,7 @@ class Bfcl(Finite):
 
 
 class BfclConfig(TasksConfig):
-    """Settings of BFCL's multi-turn dialogues.
+    """BFCL v3's multi-turn dialogues (Berkeley Function Calling Leaderboard).
 
     ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with `train` and
     `validation` 0 all are tested, as upstream does.

@@ -54,7 +54,7 @@ How to play:
 
 
 class TauBenchConfig(TasksConfig):
-    """Settings of tau-bench.
+    """tau-bench: a customer, a company's rules and functions on its database.
 
     Retail has a train split (500 tasks) and a validation split (its "dev", 20); airline has only tests.
 

@@ -44,7 +44,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class McpConfig(ToolConfig):
-    """Settings of an MCP server: either `command` or `url`. The values of environment variables are sent to the server
+    """The tools of an MCP server: either `command` or `url`. The values of environment variables are sent to the server
     only.
 
     Attributes:

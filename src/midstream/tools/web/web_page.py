@@ -82,7 +82,9 @@ class WebPage(Tool):
 
 
 class WebPageConfig(Limits, ReadingConfig, ToolConfig):
-    """Settings of the web page tool: `Limits` of what may be fetched, and how it is read (`ReadingConfig`).
+    """Reads one web page.
+
+    The settings are `Limits` of what may be fetched, and how it is read (`ReadingConfig`).
 
     Attributes:
         parse_s: seconds to parse one page; then its process is ended

@@ -236,7 +236,9 @@ class WebSearch:
 
 
 class WebSearchConfig(api.WebApiConfig, ToolConfig):
-    """Settings of web search, next to those of `tools.web.api.WebApiConfig`.
+    """Searches the web through a search API.
+
+    Its other settings are those of `tools.web.api.WebApiConfig`.
 
     Attributes:
         provider: `ddgs` or `serper`

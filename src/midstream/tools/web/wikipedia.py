@@ -251,7 +251,9 @@ class Wikipedia:
 
 
 class WikipediaConfig(api.WebApiConfig, ReadingConfig, ToolConfig):
-    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`, and how pages are read (`ReadingConfig`).
+    """Looks things up in Wikipedia.
+
+    Its other settings are those of `tools.web.api.WebApiConfig`, and how pages are read (`ReadingConfig`).
 
     Attributes:
         language: the edition

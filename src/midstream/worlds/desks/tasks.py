@@ -31,6 +31,7 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
 from midstream.rollout import Environment, rollout
+from midstream.runs.budget import require_within_budget
 from midstream.sources.finite import check_known
 from midstream.worlds.desks import agent, tiny
 from midstream.worlds.desks.desk import State
@@ -96,7 +97,9 @@ class Desks(TinyWorld, Endless):
     async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
         """Of all calls in the validation dialogues, the share that a desk carried out."""
         groups = await rollout(environment, tasks, seed=seed)
-        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        require_within_budget(trajectories)
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         carried_out = [turn.observation.status == "ok" for turn in turns if turn.observation]
         return sum(carried_out) / max(1, len(carried_out)), "share of calls that a desk carried out"
 
@@ -133,7 +136,7 @@ class Desks(TinyWorld, Endless):
 
 
 class DesksConfig(TasksConfig):
-    """Settings of the desks.
+    """Endless dialogues at two simulated desks, a vehicle and a file cabinet, with functions to call.
 
     Attributes:
         families: categories: in `missing_parameters` the user leaves out a value, in `missing_functions` a function

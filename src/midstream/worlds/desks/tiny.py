@@ -77,7 +77,7 @@ class DeskTeacher:
 
 
 class DeskTeacherConfig(ComponentConfig):
-    """Settings of a program that calls the desks' functions, and errs.
+    """A program that calls the desks' functions, and errs.
 
     Attributes:
         skill: the probability that a call, or the decision to ask, is right; else it is a mistake that models make

@@ -68,24 +68,17 @@ class CompactPlanner:
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Ask the engine for one action."""
-        assert context.engine is not None, "recipe/build.py gives every prompted module an engine"
-        call = await context.engine.sample(
-            Request(
-                role="planner",
-                prompt=render_prompt(question, memory, context.lessons),
-                sampling=self.sampling,
-                seed=context.seed,
-                order=context.order,
-                deadline_s=context.deadline_s,
-                emit=context.emit,
-            )
-        )
+        prompt = render_prompt(question, memory, context.lessons)
+        request = Request(role="planner", prompt=prompt, sampling=self.sampling, seed=context.seed)
+        call = await context.sample(request)
         context.emit("call", call)
         return parse_action(call.completion, tools, memory), (call,)
 
 
 class CompactConfig(ComponentConfig):
-    """Sampling of the planner; an action of the offline world takes at most 20 tokens.
+    """A model that plans in the compact language of the offline world.
+
+    An action takes at most 20 tokens.
 
     Attributes:
         sampling: see `sampling`

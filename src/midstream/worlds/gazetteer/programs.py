@@ -44,7 +44,7 @@ class SingleArgumentExecutor:
 
 
 class ExecutorConfig(ComponentConfig):
-    """No settings."""
+    """A program that passes the action's context on as the one string argument of its tool."""
 
     component = SingleArgumentExecutor
 
@@ -77,7 +77,7 @@ class FormVerifier:
 
 
 class VerifierConfig(ComponentConfig):
-    """No settings."""
+    """A program that stops once every place was looked up and the result has the right form."""
 
     component = FormVerifier
 
@@ -100,7 +100,7 @@ class VerifiedResultGenerator:
 
 
 class GeneratorConfig(ComponentConfig):
-    """No settings."""
+    """A program that answers with the last word of the result that satisfied the verifier."""
 
     component = VerifiedResultGenerator
 
@@ -136,7 +136,7 @@ class ConfidentGuess(Tool):
 
 
 class GuessConfig(ToolConfig):
-    """Settings of the guess.
+    """An oracle that answers anything at once, and is wrong: for the offline world.
 
     Attributes:
         largest: the guess is a number from 0 to this

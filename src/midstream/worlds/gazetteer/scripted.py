@@ -200,7 +200,9 @@ class StreamSituation(Situation):
 
 
 class ScriptedConfig(ComponentConfig):
-    """Settings of a program that plans badly; a lesson about a decision overrides both.
+    """A program that plans badly, for warm starts and controls.
+
+    A lesson about a decision overrides both settings.
 
     Attributes:
         sense: the probability that a decision is the sensible one; else it is uniformly random
@@ -221,7 +223,7 @@ class ScriptedConfig(ComponentConfig):
 
 
 class ScriptedPolicyConfig(ScriptedConfig):
-    """The same settings for the policy."""
+    """A program that writes a bad policy's stream, for warm starts and controls."""
 
     teaches = "model"
 

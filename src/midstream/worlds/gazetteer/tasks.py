@@ -32,6 +32,7 @@ from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
+from midstream.runs.budget import require_within_budget
 from midstream.sources.finite import SPLIT_FIX, check_known
 from midstream.worlds.endless import Endless
 from midstream.worlds.gazetteer import compact, reflector, scripted
@@ -59,7 +60,7 @@ SMALLEST, LARGEST = 11, 199
 
 
 class GazetteerConfig(TasksConfig):
-    """Settings of the gazetteer.
+    """Endless questions about a made-up gazetteer, in seven families of one to three turns.
 
     Attributes:
         difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare
@@ -168,7 +169,9 @@ class Gazetteer(TinyWorld, Endless):
         names = set(self.names())
         asked = [task for task in tasks if names & set(task.question.split())]
         looked_up = copied = 0
-        for group in await rollout(environment, asked, group_size=GazetteerConfig.gate_samples, seed=seed):
+        groups = await rollout(environment, asked, group_size=GazetteerConfig.gate_samples, seed=seed)
+        require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
+        for group in groups:
             places = names & set(group.task.question.split())
             for trajectory in group.trajectories:
                 action = trajectory.turns[0].action if trajectory.turns else None

@@ -193,7 +193,9 @@ class Workshop(Finite):
 
 
 class WorkshopConfig(TasksConfig):
-    """Settings of the workshop; all effects are in probability of success.
+    """Orders at a simulated workshop whose rules can be learned as lessons.
+
+    All effects are in probability of success.
 
     All splits share the rules, so that lessons learned on one apply to the others. An evaluation set on another
     domain is a `tasks` table of the same `seed`.
