@@ -26,6 +26,7 @@ from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
+from midstream.training.transcripts import supervised_row
 from midstream.worlds.gazetteer.scripted import ScriptedPlanner
 from support.errors import coded, raises
 from support.interleaved import Shout
@@ -82,6 +83,19 @@ def test_batches_hold_rows_of_similar_length():
     assert sum(spreads) / len(spreads) < 10  # at random it would be about 31
 
 
+def test_rows_of_similar_length_waste_less_padding_than_rows_of_similar_prompts():
+    rows = [supervised_row([1] * (i % 7 + 1), tuple([2] * (i * 31 % 50 + 1)), str(i)) for i in range(320)]
+
+    def padded(similar):
+        transcripts = Transcripts(rows, 8, 1, similar)
+        batches = [transcripts.batch(i) for i in range(transcripts.batches_per_epoch)]
+        assert sorted(row.trajectory_id for batch in batches for row in batch) == sorted(map(str, range(320)))
+        return sum(len(batch) * max(row.length for row in batch) for batch in batches)
+
+    real = sum(row.length for row in rows)
+    assert padded("rows") < 1.2 * real < 1.5 * real < padded("prompts")
+
+
 def test_no_transcript_is_an_error_that_says_what_to_do():
     with raises("no-transcripts", "successes_only = false"):
         Transcripts([], 4, 1)
@@ -95,6 +109,9 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[:10] == sorted(rates[:10])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
+    held = [learning_rate(config.model_copy(update={"hold": 0.6}), step) for step in range(1, 101)]
+    assert held[9:60] == [1.0] * 51
+    assert held[80] == pytest.approx(0.5)
 
 
 # -- the warm start ---------------------------------------------------------------------------------------------------

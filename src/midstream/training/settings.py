@@ -75,9 +75,12 @@ class SupervisedConfig(Settings):
         batch_size: rows of an update
         learning_rate: the peak; constant in `training.supervised`
         warmup_steps: steps of linear rise (not in `training.supervised`)
+        hold: share of the steps after which the linear fall begins (not in `training.supervised`)
         final_share: share of the peak at the end of the linear fall (not in `training.supervised`)
         prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file` (not in
             `training.supervised`)
+        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less on padding where
+            replies differ in length
     """
 
     transcripts: int = Field(default=5000, ge=1)
@@ -86,8 +89,10 @@ class SupervisedConfig(Settings):
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2.5e-3, gt=0)
     warmup_steps: int = Field(default=30, ge=1)
+    hold: float = Field(default=0.0, ge=0, lt=1)
     final_share: float = Field(default=0.1, gt=0, le=1)
     prompt_weight: float = Field(default=0.1, ge=0)
+    similar: Literal["prompts", "rows"] = "prompts"
 
     @property
     def at_once(self) -> int:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
@@ -31,19 +31,21 @@ COPIED_ROWS, COPIED_TOKENS = 32, 24
 
 
 class Transcripts:
-    """Rows of a policy's transcripts in batches of similar length, each row once an epoch.
+    """Rows of a policy's transcripts in batches of `similar` length, each row once an epoch.
 
-    Batch i is a function of (rows, seed, i) alone, so a resumed run sees the same ones.
+    Batch i is a function of (rows, settings, seed, i) alone, so a resumed run sees the same ones.
     """
 
-    def __init__(self, rows: Sequence[Row], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, rows: Sequence[Row], batch_size: int, seed: int, similar: Literal["prompts", "rows"] = "prompts"
+    ) -> None:
         if not rows:
             raise TrainingError(
                 "no transcript is left to learn from: the policy succeeded on none of its tasks",
                 code="no-transcripts",
                 fix="raise `transcripts`, or set `successes_only = false`",
             )
-        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.rows, self.batch_size, self.seed, self.similar = rows, batch_size, seed, similar
         self.batches_per_epoch = -(-len(rows) // batch_size)
         self._epoch: tuple[int, list[list[Row]]] = (-1, [])
 
@@ -57,7 +59,8 @@ class Transcripts:
             rng.shuffle(order)
             batches = []
             for start in range(0, len(order), 8 * size):
-                stretch = sorted(order[start : start + 8 * size], key=lambda row: len(row.prompt_ids))
+                stretch = order[start : start + 8 * size]
+                stretch.sort(key=lambda row: row.length if self.similar == "rows" else len(row.prompt_ids))
                 batches += [stretch[i : i + size] for i in range(0, len(stretch), size)]
             rng.shuffle(batches)
             self._epoch = (epoch, batches)
@@ -141,9 +144,10 @@ def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
 
 
 def learning_rate(config: SupervisedConfig, step: int) -> float:
-    """Linear rise, then linear fall to `final_share` of the peak; steps count from 1."""
+    """Linear rise, `hold`, then linear fall to `final_share` of the peak; steps count from 1."""
     rise = min(1.0, step / config.warmup_steps)
-    return config.learning_rate * rise * max(config.final_share, 1 - (step - 1) / max(1, config.steps))
+    fall = min(1.0, (1 - (step - 1) / max(1, config.steps)) / (1 - config.hold))
+    return config.learning_rate * rise * max(config.final_share, fall)
 
 
 def copying_rows(tokenizer: Any, seed: int) -> list[Row]:
@@ -178,7 +182,7 @@ async def warm_start(
         rows = await collect(
             make_environment(planner=teacher), source, student, config, seed, report, lessons=config.lessons
         )
-    transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
+    transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"), config.similar)
     learned = 0  # batches of transcripts
     for step in range(1, config.steps + 1):
         learner.before_step(derive_seed(seed, "warm start", step))
@@ -226,7 +230,7 @@ class SupervisedTraining:
         if self._transcripts is None:
             seed = derive_seed(self.seed, "supervised")
             rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
-            self._transcripts = Transcripts(rows, config.batch_size, seed)
+            self._transcripts = Transcripts(rows, config.batch_size, seed, config.similar)
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
             self.learner.before_step(derive_seed(self.seed, "redraw", update))
