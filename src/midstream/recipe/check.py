@@ -295,11 +295,12 @@ def _check_agent(recipe: Recipe) -> None:
             cause="the template is a chat in English; this policy reads only the words of its world",
             fix='set agent.template = "tiny", or name a model',
         )
-    if recipe.warm_start and recipe.warm_start.lessons:
+    imitated = teacher(recipe)
+    if recipe.warm_start and recipe.warm_start.lessons and not (imitated and imitated.config.follows_lessons):
         raise RecipeError(
             f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
             code="setting-conflict",
-            cause="the scripted policy reads no lessons",
+            cause="the teacher of these tasks follows no lessons",
             fix="leave it out",
         )
     # A call of a missing tool could never be answered.

@@ -10,24 +10,28 @@ each, and 540 facts about the 180 of them. The splits differ in what a policy th
     unseen      held-out names, and a held-out wording of every part of the question
     real        real place names, with made-up facts
 
-One search index holds the documents of all regions. A question's text alone reaches the agent.
+One search index holds the documents of all regions. A question's text alone reaches the agent. With hidden `rules`
+the right answers follow from rules that only a lesson in the prompt states (`rules.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
+from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.rollout import Environment, rollout
 from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
 from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
+from midstream.worlds.atlas.rules import PATTERN, Rule, warm_lessons
 from midstream.worlds.endless import Endless
 from midstream.worlds.warm_start import WarmStartWorld
 
@@ -50,6 +54,8 @@ class AtlasConfig(TasksConfig):
         regions: training regions; each evaluation split has another one
         countries: countries of a region; each makes nine facts
         seed: the world's seed: the same world for every run seed
+        rules: hidden rules of the answers, by attribute (population, area, height, length): `{ height = "times 3" }`;
+            no document or question shows them
     """
 
     endless = True
@@ -61,6 +67,9 @@ class AtlasConfig(TasksConfig):
     regions: int = Field(default=100, ge=1, le=400)
     countries: int = Field(default=60, ge=20, le=60)
     seed: Seed = 0
+    rules: dict[Literal["population", "area", "height", "length"], Annotated[str, Field(pattern=f"^{PATTERN}$")]] = (
+        Field(default_factory=dict)
+    )
 
     def build(self, context: Context) -> Atlas:
         """Build it."""
@@ -101,6 +110,10 @@ class Atlas(WarmStartWorld, Endless):
         self.facts: dict[tuple[str, str], str] = {}
         self.stated: dict[str, str] = {}
         self.asked: dict[str, Asked] = {}
+        self.rules: dict[str, Rule] = {}
+        for attribute, rule in config.rules.items():
+            word, number = rule.split()
+            self.rules[attribute] = Rule(attribute, word, int(number))
         draws = Random(derive_seed("atlas", config.seed))
         phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
         maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
@@ -175,7 +188,11 @@ class Atlas(WarmStartWorld, Endless):
         asked = self._arithmetic(split, draws) if family == "arith" else self._about_places(split, family, draws)
         question = wording(asked, draws, held_out=split == "unseen")
         self.asked[question] = asked
-        return Task(id=task_id, question=question, answer=self._answer(asked), family=family)
+        return Task(id=task_id, question=question, answer=self.answer(asked, self.rules), family=family)
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Lessons that state rules, for the prompts of a `share` of some tasks (`atlas.rules`)."""
+        return warm_lessons(task_ids, share, seed)
 
     def _arithmetic(self, split: str, draws: Random) -> Asked:
         sign = draws.choice(tuple(SIGNS.values()))
@@ -210,11 +227,15 @@ class Atlas(WarmStartWorld, Endless):
         sign = {"sum": "+", "diff": "-", "compare": ">"}[family]
         return Asked(family=family, places=(first, second), attribute=attribute, sign=sign)
 
-    def _answer(self, asked: Asked) -> str:
+    def answer(self, asked: Asked, rules: Mapping[str, Rule]) -> str:
+        """The right answer under some rules, by attribute."""
         if asked.family == STRANGE:
             return UNKNOWN
         places = [self.facts[place, asked.relation] if asked.relation else place for place in asked.places]
-        values = [*(int(self.facts[place, asked.attribute]) for place in places), *asked.numbers]
+        values = [int(self.facts[place, asked.attribute]) for place in places]
+        if asked.attribute in rules:
+            values = [rules[asked.attribute].value(value) for value in values]
+        values += asked.numbers
         if not asked.sign:
             return str(values[0])
         x, y = values

@@ -5,10 +5,13 @@
     <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
     <think>I can answer.</think>339
 
+With lessons in its prompt, the thought that uses values first says which rule they state (`rules.py`), and the
+calculation follows it: "Rule for height: times 3. Now I add.", "(327 * 3) + 12".
+
 It knows what each question asks for. A sound transcript is the shortest plan. In a clumsy one, each decision (which
-attribute, which place, whether to look up or calculate at all, which operator, which operands) is random with
-probability `clumsy`. Clumsy transcripts leave reinforcement something to find. After a search without a result, both
-say that they do not know.
+attribute, which place, whether to look up or calculate at all, which operator, which operands, whether to follow a
+rule) is random with probability `clumsy`. Clumsy transcripts leave reinforcement something to find. After a search
+without a result, both say that they do not know.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Call
-from midstream.worlds.atlas.questions import ATTRIBUTES, UNKNOWN
+from midstream.worlds.atlas.questions import ATTRIBUTES, SIGNS, UNKNOWN
+from midstream.worlds.atlas.rules import rules_in
 from midstream.worlds.atlas.tasks import Atlas
 
 DEEDS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
@@ -53,7 +57,7 @@ class AtlasTeacher:
             )
         # A transcript is clumsy or sound as a whole, so this draw is the same for all its replies.
         clumsy = Random(derive_seed("clumsy", question, context.order)).random() < self.config.share
-        plan = _Plan(self.world, question, stream)
+        plan = _Plan(self.world, question, stream, context.lessons)
         text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
         # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
         offered: list[JsonValue] = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
@@ -70,8 +74,9 @@ class AtlasTeacher:
 class _Plan:
     """What a question asks for, and how far its stream is."""
 
-    def __init__(self, world: Atlas, question: str, stream: Stream) -> None:
+    def __init__(self, world: Atlas, question: str, stream: Stream, lessons: str) -> None:
         self.asked, self.template = world.asked[question], stream.template
+        self.rule, self.lessons = rules_in(lessons).get(self.asked.attribute), lessons
         # Numbers in the order of the question, which is easier to learn, where their order does not matter.
         ordered = self.asked.sign == "-"
         self.numbers = [str(number) for number in self.asked.numbers] if ordered else re.findall(r"\d+", question)
@@ -104,13 +109,21 @@ class _Plan:
             if bad():
                 place = draws.choice([*asked.places, place])
             return self._call(self._need(attribute, place), "local_search", query=f"{place} {attribute}")
+        found = [value for value in self.values if value.isdigit()]
+        rule, said = self.rule, ""
+        if self.lessons and asked.attribute and not self.calculated:
+            if rule and bad():
+                rule = None
+            said = f"Rule for {asked.attribute}: {f'{rule.word} {rule.number}' if rule else 'none'}. "
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
-            terms = [*(value for value in self.values if value.isdigit()), *self.numbers] or ["0"]
+            terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
-            return self._call(f"Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
+            return self._call(f"{said}Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
+        if rule and found and not self.calculated:
+            return self._call(f"{said}Now I {DEEDS[SIGNS[rule.word]]}.", "python", code=rule.code(found[-1]))
         value = self.values[-1]
-        return self._think("I can answer.") + SPOKEN.get(value, value)
+        return self._think(f"{said}I can answer.") + SPOKEN.get(value, value)
 
     def _target(self) -> tuple[str, str]:
         """Attribute and place of the next search of the shortest plan."""
@@ -155,6 +168,7 @@ class AtlasTeacherConfig(ComponentConfig):
     """
 
     teaches = "model"
+    follows_lessons = True
 
     share: float = Field(default=0.5, ge=0, le=1)
     clumsy: float = Field(default=0.3, ge=0, le=1)
