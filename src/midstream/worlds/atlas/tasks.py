@@ -16,7 +16,7 @@ the right answers follow from rules that only a lesson in the prompt states (`ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Literal
@@ -28,7 +28,9 @@ from midstream.core.errors import RecipeError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
+from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
+from midstream.worlds.atlas import reflector
 from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
 from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
 from midstream.worlds.atlas.rules import PATTERN, Rule, warm_lessons
@@ -59,6 +61,7 @@ class AtlasConfig(TasksConfig):
     """
 
     endless = True
+    plays = ("reflector",)
     world = True
     teacher = "atlas_agent"
     gate_samples = 1
@@ -153,6 +156,10 @@ class Atlas(WarmStartWorld, Endless):
         """Yield (id, text) of every fact, in a fixed order."""
         for number, text in enumerate(self.stated):
             yield f"fact-{number}", text
+
+    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+        """The program that plays the reflector."""
+        return reflector.reply
 
     def check_validation(self, tasks: Sequence[Task], least: float) -> None:
         """Refuse validation tasks of which none names a place of the atlas, unless any copy rate will do."""
