@@ -42,6 +42,7 @@ def test_two_steps_of_the_text_recipe(run):
         assert step.trajectories == 6
         assert step.trajectories_error == 0
         assert step.logprob_gap < 1e-4
+        assert step.unique_tokens < step.total_tokens, "the prefix tree is on"
     assert [result.policy for result in run.evaluations.read()] == ["warm start"] * 2 + ["trained"] * 2
 
 
