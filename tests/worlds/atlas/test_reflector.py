@@ -61,7 +61,7 @@ def propose(rules, library=None, families=("lookup", "hop"), **settings):
 
 
 def stated(operations, kind="add"):
-    rules = [rule for change in operations if change.kind == kind for rule in rules_in(change.text).values()]
+    rules = [rule for change in operations if change.kind == kind for rule, _ in rules_in(change.text).values()]
     assert len(rules) == sum(change.kind == kind for change in operations)
     return {rule.attribute: rule for rule in rules}
 
@@ -89,9 +89,7 @@ def test_it_keeps_a_lesson_that_is_true_and_deletes_one_that_is_not():
 
 
 def rule_text(rule):
-    return {"minus": "Subtract {} from every {}.", "plus": "Add {} to every {}."}[rule.word].format(
-        rule.number, rule.attribute
-    )
+    return f"Take the {rule.attribute} {rule.word} {rule.number}."
 
 
 def test_without_rollouts_it_writes_any_rules():

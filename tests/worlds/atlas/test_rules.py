@@ -35,7 +35,18 @@ def test_a_text_states_one_rule():
         for number in NUMBERS[word]
     ]
     assert len({text for text, _ in every}) == len(every)
-    assert all(rules_in(lines([text])) == {rule.attribute: rule} for text, rule in every)
+    for text, rule in every:
+        assert rules_in(lines([text])) == {rule.attribute: (rule, text[text.index(rule.attribute) :])}
+
+
+def test_what_to_do_stands_after_the_attribute():
+    for word, parts in wordings().items():
+        doing = {"times": r"multipl|times", "plus": r"add|plus|more", "minus": r"subtract|minus|less"}[word]
+        for part in (*parts["seen"], *parts["held_out"]):
+            before, after = part.split("{0}")
+            assert "{1}" in after
+            assert re.search(doing, after)
+            assert not re.search(doing, before)
 
 
 def test_held_out_parts_have_no_word_that_training_does_not_meet():
@@ -47,15 +58,15 @@ def test_held_out_parts_have_no_word_that_training_does_not_meet():
 
 
 def test_the_later_of_two_lessons_counts_and_strange_ones_do_not():
-    text = lines(["Add 4 to every area.", "Stay calm.", "Add 4 to every aria.", "Multiply every area by 2."])
-    assert rules_in(text) == {"area": Rule("area", "times", 2)}
+    text = lines(["Take the area plus 4.", "Stay calm.", "Take the aria plus 4.", "The area counts 2 times."])
+    assert rules_in(text) == {"area": (Rule("area", "times", 2), "area counts 2 times.")}
 
 
 def test_warm_starts_see_no_held_out_rule_or_wording():
     drawn = warm_lessons([f"t{number}" for number in range(2000)], 0.5, seed=1)
     shown = [lessons["policy"] for lessons in drawn.values() if lessons]
     assert 900 < len(shown) < 1100
-    rules = {rule for text in shown for rule in rules_in(text).values()}
+    rules = {rule for text in shown for rule, _ in rules_in(text).values()}
     assert {rule.attribute for rule in rules} == {*RULED}
     assert not any(rule.held_out for rule in rules)
     held_out = {rule.held_out for word in NUMBERS for number in NUMBERS[word] for rule in [Rule("area", word, number)]}
@@ -107,7 +118,7 @@ def test_the_teacher_answers_by_the_rules_in_its_prompt(ruled):
     played = play({task.id: lessons for task in tasks})
     assert {trajectory.reward.value for trajectory in played} == {1.0}
     lookup = next(trajectory for trajectory in played if trajectory.family == "lookup")
-    assert re.search(r"<think>Rule for \w+: (times|plus|minus) \d+\. Now I ", lookup.calls[1].completion)
+    assert re.search(r"<think>Rule: \w+\b.*\d.*\. Now I ", lookup.calls[1].completion)
 
 
 def test_without_the_lesson_it_cannot_and_lessons_about_others_change_nothing(ruled):
@@ -127,5 +138,5 @@ def test_a_clumsy_teacher_forgets_rules_now_and_then():
     _, lessons = draw_lessons(RULED, Random(1), held_out=False)
     groups = asyncio.run(rollout(build.environment(), tasks, seed=1, lessons={task.id: lessons for task in tasks}))
     said = [call.completion for group in groups for call in group.trajectories[0].calls]
-    assert any(": none. I can answer." in text for text in said)
-    assert any(re.search(r"Rule for \w+: (times|plus|minus)", text) for text in said)
+    assert any(" as found. I can answer." in text for text in said)
+    assert any(re.search(r"Rule: .*\d", text) for text in said)

@@ -78,7 +78,7 @@ def _contrast(sections: Mapping[str, str], draws: Random) -> list[dict[str, Any]
     why = f"{votes} rollouts found {value} as the {attribute}; the answer is {answer}"
     changes, known = [], False
     for line in _lines(sections["Library"]):
-        stated = rules_in(line["text"]).get(attribute)
+        stated, _ = rules_in(line["text"]).get(attribute, (None, ""))
         if stated is not None and (true or value == answer):
             known |= stated in true
             changes.append({"kind": "keep" if stated in true else "delete", "id": line["id"], "why": why})
@@ -91,7 +91,7 @@ def _merge(sections: Mapping[str, str]) -> list[dict[str, Any]]:
     changed: dict[str, list[dict[str, Any]]] = {}
     for line in _lines(sections["Proposals"]):
         if line["kind"] == "add":
-            for rule in rules_in(line["text"]).values():
+            for rule, _ in rules_in(line["text"]).values():
                 added.setdefault(rule, []).append(line)
         else:
             changed.setdefault(line["id"], []).append(line)

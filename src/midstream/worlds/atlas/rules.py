@@ -1,4 +1,4 @@
-"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Multiply every height by 3.").
+"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Take the height times 3.").
 
 A rule changes how a policy has to use every value of an attribute. Documents and questions do not show it, so a policy
 can only follow it by reading. One rule in five, by its hash, is never shown in a warm start, and neither are the
@@ -71,10 +71,14 @@ def _known() -> Mapping[str, Rule]:
     }
 
 
-def rules_in(lessons: str) -> dict[str, Rule]:
-    """Map attributes to the rules that rendered lessons state; the later of two counts. Other lessons are ignored."""
-    found = (_known().get(line.removeprefix("- ")) for line in lessons.splitlines())
-    return {rule.attribute: rule for rule in found if rule is not None}
+def rules_in(lessons: str) -> dict[str, tuple[Rule, str]]:
+    """Map attributes to the rules that rendered lessons state, each with its text from the attribute on.
+
+    The later of two lessons counts, other lessons are ignored.
+    """
+    texts = [line.removeprefix("- ") for line in lessons.splitlines()]
+    rules = [(rule, text) for text in texts if (rule := _known().get(text))]
+    return {rule.attribute: (rule, text[text.index(rule.attribute) :]) for rule, text in rules}
 
 
 def draw_rule(attribute: str, draws: Random, *, held_out: bool) -> Rule:

@@ -5,8 +5,9 @@
     <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
     <think>I can answer.</think>339
 
-With lessons in its prompt, the thought that uses values first says which rule they state (`rules.py`), and the
-calculation follows it: "Rule for height: times 3. Now I add.", "(327 * 3) + 12".
+With lessons in its prompt, the thought that uses values first repeats what they say about the attribute (`rules.py`),
+and the calculation follows it: "Rule: height times 3. Now I add.", "(327 * 3) + 12". A model that copies can repeat a
+sentence before it can restate it.
 
 It knows what each question asks for. A sound transcript is the shortest plan. In a clumsy one, each decision (which
 attribute, which place, whether to look up or calculate at all, which operator, which operands, whether to follow a
@@ -76,7 +77,8 @@ class _Plan:
 
     def __init__(self, world: Atlas, question: str, stream: Stream, lessons: str) -> None:
         self.asked, self.template = world.asked[question], stream.template
-        self.rule, self.lessons = rules_in(lessons).get(self.asked.attribute), lessons
+        self.rule, self.rule_text = rules_in(lessons).get(self.asked.attribute, (None, ""))
+        self.lessons = lessons
         # Numbers in the order of the question, which is easier to learn, where their order does not matter.
         ordered = self.asked.sign == "-"
         self.numbers = [str(number) for number in self.asked.numbers] if ordered else re.findall(r"\d+", question)
@@ -114,7 +116,7 @@ class _Plan:
         if self.lessons and asked.attribute and not self.calculated:
             if rule and bad():
                 rule = None
-            said = f"Rule for {asked.attribute}: {f'{rule.word} {rule.number}' if rule else 'none'}. "
+            said = f"Rule: {self.rule_text if rule else f'{asked.attribute} as found.'} "
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
