@@ -628,6 +628,20 @@ def test_supervised_step_weighs_prompts_and_completions(llama, chunk_tokens, mon
     assert all(count == 1 or count * (length + 1) <= chunk_tokens for count, length in sizes)
 
 
+@pytest.mark.parametrize("attention", ["rows", "cascade"])
+def test_supervised_steps_may_compute_shared_prefixes_once(llama, attention):
+    """The same loss and gradient as row by row, to rounding."""
+    rows = [replace(row, temperature=1.0) for row in make_rows()]
+    steps = []
+    for shared in (False, True):
+        learner = LocalLearner(llama(), LearnerConfig(attention=attention))
+        loss = learner.supervised_step(rows, 1e-3, shared=shared)
+        steps.append((loss, torch.cat([weight.flatten() for weight in learner.parameters])))
+    (loss, weights), (shared_loss, shared_weights) = steps
+    assert shared_loss == pytest.approx(loss, rel=1e-5)
+    assert torch.allclose(weights, shared_weights, atol=1e-5)
+
+
 def test_supervised_steps_leave_out_what_the_environment_said(precise):
     """The same loss and step as with the cross-entropy of prompt and sampled tokens written out."""
     learner = precise()

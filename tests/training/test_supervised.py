@@ -167,7 +167,7 @@ def test_the_warm_start_follows_its_seed(make_build):
 def test_a_share_of_updates_is_on_random_tokens_said_twice(make_build, monkeypatch):
     steps = []
 
-    def step(learner, rows, learning_rate, prompt_weight):
+    def step(learner, rows, learning_rate, prompt_weight, **settings):
         steps.append((rows, prompt_weight))
         return 1.0
 

@@ -53,7 +53,8 @@ class ModuleConfig(Settings):
 
     Attributes:
         sampling: see `sampling`
-        prompt_file: a prompt file that replaces the one in `src/midstream/agents/prompts/`
+        prompt_file: a prompt file that replaces the one in `src/midstream/agents/prompts/`, relative to the recipe's
+            file or to the working directory
     """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)

@@ -243,12 +243,16 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """Agent, tools, engines and reward, as the recipe has them or as an evaluation set wants them.
 
         Args:
-            planner: a component or object to use instead of the planner (or the policy of an interleaved agent).
+            planner: a component or object to use instead of the planner (or the policy of an interleaved agent); one
+                of kind engine answers in all modules in place of the model in this process.
             temperature: replaces the temperature of planner or policy.
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
         trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
-        if isinstance(planner, Component):
+        stand_in = planner if isinstance(planner, Component) and planner.kind == "engine" else None
+        if stand_in is not None:
+            planner = None
+        elif isinstance(planner, Component):
             components[trained], planner = planner, None
         if planner is not None:
             components.pop(trained)
@@ -261,6 +265,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         engines: dict[str, Engine] = {
             name: self.engine(part.engine) for name, part in components.items() if part.engine is not None
         }
+        if stand_in is not None:
+            engine = stand_in.config.build(_BuildContext(self, stand_in, stand_in.type))
+            engines |= {name: engine for name in engines if in_process(self.recipe, components[name].engine)}
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
@@ -396,7 +403,7 @@ class _BuildContext:
                 cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
                 fix="give the tool an engine of type openai_compatible",
             )
-        return self.build.engine(name)
+        return self.build.engine(name, counted=self.component.kind != "engine")
 
     @property
     def engine_identity(self) -> dict[str, Any]:
@@ -454,10 +461,12 @@ class Policy:
         """The learner over the weights that are trained."""
         from midstream.training.learner import LocalLearner
 
-        model = self.student().model
+        student = self.student()
         if isinstance(self.build.source, TrainableWorld):
-            self.build.source.attach(model)
-        return LocalLearner(model, self.build.recipe.learner)
+            self.build.source.attach(student.model)
+        learner = LocalLearner(student.model, self.build.recipe.learner)
+        student.reference_policy = learner.reference_policy
+        return learner
 
     def engine(self) -> Engine:
         """The engine of planner or policy. Raises `UnsupportedError` if it is a program."""

@@ -84,10 +84,14 @@ def set_reward(recipe: Recipe, chosen: SetConfig) -> Component:
 
 
 def teacher(recipe: Recipe) -> Component | None:
-    """The module that a warm start imitates: the world's teacher, with the settings of `warm_start.policy`."""
+    """What a warm start imitates: the world's teacher, with the settings of `warm_start.policy`.
+
+    It is a module or, where the world has none for the trained module, an engine that answers in the model's place.
+    """
     named = tasks_config(recipe.tasks).teacher
     settings = recipe.warm_start.policy if recipe.warm_start else {}
-    return parse_component(recipe.trained, {**settings, "type": named}, "warm_start.policy") if named else None
+    kind = recipe.trained if named in registered(recipe.trained) else "engine"
+    return parse_component(kind, {**settings, "type": named}, "warm_start.policy") if named else None
 
 
 def warm_seed(recipe: Recipe) -> int:
@@ -172,6 +176,14 @@ def tasks_config(tasks: Component) -> TasksConfig:
 
 def _check_engines(recipe: Recipe) -> None:
     """Every engine that is named exists, and can answer the requests that it will get."""
+    for name, engine in recipe.engines.items():
+        if engine.type == "reference" and (engine.engine == name or not in_process(recipe, engine.engine)):
+            raise RecipeError(
+                f"engines.{name}.engine = {engine.engine!r} has no reference policy",
+                code="setting-conflict",
+                cause="it must be another engine, whose weights midstream holds",
+                fix="name one of type tiny, tiny_text or transformers_local",
+            )
     users = [(where, component, True) for where, component in _task_components(recipe)]
     users += [(where, component, True) for where, component, _ in reward_components(recipe)]
     own = isinstance(recipe.agent, OwnAgentConfig)

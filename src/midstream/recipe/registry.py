@@ -57,6 +57,8 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "engine": {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
         "tiny_text": "midstream.engines.local.settings:TinyTextConfig",
+        "reference": "midstream.engines.local.settings:ReferenceConfig",
+        "atlas_agent": "midstream.worlds.atlas.modules:AtlasModulesConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,36 @@ class LocalLearner:
         _, plan = self._plan(rows)
         return plan.batch.by_row(self._reference(plan) if reference else plan.logprobs(self.model))
 
-    def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
+    def supervised_step(
+        self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0, *, shared: bool = False
+    ) -> float:
         """One step of cross-entropy; returns the loss.
 
         Sampled tokens have weight 1, prompt tokens `prompt_weight`, text of the environment in between 0.
+        With `shared`, what rows have in common is computed once, and prompt tokens have weight 0.
         """
+        value = self._shared_cross_entropy(rows) if shared else self._cross_entropy(rows, prompt_weight)
+        self.optimizer_step(learning_rate)
+        return value
+
+    def _shared_cross_entropy(self, rows: Sequence[Row]) -> float:
+        """Add the gradient of the mean cross-entropy of sampled tokens; returns the loss."""
+        _, plan = self._plan(rows)
+        choices, value = plan.batch.choices, 0.0
+
+        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
+            nonlocal value
+            own = torch.from_numpy(choices[chunk.tokens] - chunk.choices.start).to(logprobs.device)
+            loss = -logprobs[own].sum() / len(choices)
+            _require_finite(loss.item(), "supervised loss")
+            value += loss.item()
+            return loss
+
+        plan.backward(self.model, chunk_loss)
+        return value
+
+    def _cross_entropy(self, rows: Sequence[Row], prompt_weight: float) -> float:
+        """Add the gradient of the weighted cross-entropy of padded rows; returns the loss."""
         chunks = [
             _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
             for chunk in padded_chunks([row.length for row in rows], self.config.chunk_tokens)
@@ -164,7 +190,6 @@ class LocalLearner:
             _require_finite(loss.item(), "supervised loss")
             loss.backward()
             value += loss.item()
-        self.optimizer_step(learning_rate)
         return value
 
     def export_weights(self, directory: Path) -> None:
@@ -220,11 +245,18 @@ class LocalLearner:
         config = self.config
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
 
-    def _reference(self, plan: Plan) -> torch.Tensor:
+    @contextmanager
+    def reference_policy(self) -> Iterator[PreTrainedModel]:
+        """The reference policy as a model, for use within the context alone."""
         if self.reference is not None:
-            return plan.logprobs(self.reference)
-        with self.model.disable_adapter():  # type: ignore[operator]
-            return plan.logprobs(self.model)
+            yield self.reference
+        else:
+            with self.model.disable_adapter():  # type: ignore[operator]
+                yield self.model
+
+    def _reference(self, plan: Plan) -> torch.Tensor:
+        with self.reference_policy() as model:
+            return plan.logprobs(model)
 
     def _plan(self, rows: Sequence[Row]) -> tuple[Tree, Plan]:
         """The trie of a batch, and how the batch is computed."""

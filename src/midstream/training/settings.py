@@ -110,6 +110,8 @@ class WarmStartConfig(SupervisedConfig):
         min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
         lessons: share of transcripts with lessons in their prompts, which the teacher follows and the planner learns to
             follow
+        shared_prefixes: compute what the prompts of a batch have in common once; prompt tokens are then not learned, so
+            `prompt_weight` must be 0
         copying: share of updates on random tokens said twice, of which the second time is learned, in place of
             transcripts; with them, half of the first 48 updates. A small language model learns to copy names from them
     """
@@ -119,7 +121,14 @@ class WarmStartConfig(SupervisedConfig):
     policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
+    shared_prefixes: bool = False
     copying: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _shared_prompts_are_not_learned(self) -> WarmStartConfig:
+        if self.shared_prefixes and self.prompt_weight:
+            raise ValueError(f"with shared_prefixes, prompt_weight must be 0, not {self.prompt_weight:g}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

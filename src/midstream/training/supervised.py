@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -86,11 +86,12 @@ async def collect(
     seed: int,
     report: Callable[[str], None],
     lessons: float = 0.0,
+    roles: Collection[str] = ("planner",),
 ) -> list[Row]:
     """Run the environment's policy on training tasks and make rows of unbroken runs: of each action, or each stream.
 
     `student` is the engine of the weights that are to learn: prompts are encoded as it would encode them. `lessons` is
-    the share of runs with known lessons in their prompts.
+    the share of runs with known lessons in their prompts, `roles` the modules whose replies are learned.
     """
     agent = environment.agent
     template = agent.template if isinstance(agent, Interleaved) else None
@@ -113,7 +114,7 @@ async def collect(
             success = trajectory.reward is not None and trajectory.reward.value == 1
             if trajectory.status == "ok" and (success or not config.successes_only):
                 if template is None:
-                    rows += _rows(trajectory, student)
+                    rows += _rows(trajectory, student, roles)
                 elif transcript := transcript_of(trajectory, template):  # None where nothing was written
                     rows.append(row_of_transcript(transcript, student.codec, trajectory.id))
     if broken > config.transcripts * MAX_BROKEN:
@@ -126,14 +127,14 @@ async def collect(
     return rows
 
 
-def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
-    """One row for each of the planner's actions; they are tokenized from text, nothing was sampled by the student.
+def _rows(trajectory: Trajectory, student: TransformersLocal, roles: Collection[str]) -> list[Row]:
+    """One row for each reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
 
     A reply that was cut off has no end, and teaches none; an empty one makes no row.
     """
     tokenizer, rows = student.tokenizer, []
     for call in trajectory.calls:
-        if call.role != "planner":
+        if call.role not in roles:
             continue
         end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
@@ -179,9 +180,11 @@ async def warm_start(
     if config.file is not None:
         rows = rows_of_file(config.file, student)
     else:
-        rows = await collect(
-            make_environment(planner=teacher), source, student, config, seed, report, lessons=config.lessons
-        )
+        environment = make_environment(planner=teacher)
+        # A teacher that answers as an engine shows the replies of every module that asks the model.
+        asked = environment.engines.get("planner")
+        roles = {"planner", *(role for role, engine in environment.engines.items() if engine is asked)}
+        rows = await collect(environment, source, student, config, seed, report, config.lessons, roles)
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"), config.similar)
     learned = 0  # batches of transcripts
     for step in range(1, config.steps + 1):
@@ -192,7 +195,7 @@ async def warm_start(
         else:
             batch, prompt_weight = transcripts.batch(learned), config.prompt_weight
             learned += 1
-        loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight)
+        loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight, shared=config.shared_prefixes)
         if step % 10 == 0:
             report(f"warm start {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
     learner.rebase()

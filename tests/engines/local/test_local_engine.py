@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from midstream.core.errors import EngineError
 from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.local import engine as transformers_local
-from midstream.engines.local.engine import TransformersLocal, generate
+from midstream.engines.local.engine import ReferencePolicy, TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
 from support.errors import raises
 from support.hf_models import FAMILIES, TEMPLATE, forward_logprobs
@@ -302,6 +303,26 @@ def test_one_that_leaves_lets_the_waiting_continue(tiny_model):
         return await asyncio.wait_for(waiting, 10)
 
     assert asyncio.run(play()).completion_ids
+
+
+def test_the_reference_policy_answers_behind_the_same_barrier(tiny_model):
+    """Half of the trajectories ask the policy, half its reference; each is answered by its own weights."""
+    engine, other = engine_of(tiny_model), tiny_model(seed=1)[0]
+    engine.reference_policy = lambda: nullcontext(other)
+    reference = ReferencePolicy(engine, "modules")
+
+    async def play(asked):
+        for order in range(4):
+            engine.join(order)
+        calls = [who.sample(request(order=order, prompt=" is", max_tokens=4)) for order, who in enumerate(asked)]
+        return await asyncio.wait_for(asyncio.gather(*calls), 10)
+
+    mixed = asyncio.run(play([engine, reference, reference, engine]))
+    of_policy, of_reference = (asyncio.run(play([who] * 4)) for who in (engine, reference))
+    ids = [call.completion_ids for call in mixed]
+    expected = [call.completion_ids for call in (of_policy[0], *of_reference[1:3], of_policy[3])]
+    assert ids == expected != [call.completion_ids for call in of_policy]
+    assert {call.engine for call in of_reference} == {"modules"}
 
 
 def test_a_bug_while_sampling_reaches_the_caller_who_came_last_and_strands_nobody(tiny_model, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class _Waiting:
     request: Request
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Call]
+    reference: bool
 
 
 class TransformersLocal(Engine):
@@ -54,7 +56,9 @@ class TransformersLocal(Engine):
         self.policy_version = 0
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
-        self._prefill = Prefill()
+        # Gives the reference policy while its context lasts. Without a learner it is the model itself.
+        self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
+        self._prefills = Prefill(), Prefill()  # of the policy, of the reference policy
 
     def join(self, order: int) -> None:
         """Wait for the trajectory at place `order` before sampling."""
@@ -63,12 +67,13 @@ class TransformersLocal(Engine):
     def leave(self, order: int) -> None:
         """Wait for it no longer; the others may be ready now."""
         self._live.discard(order)
-        self._prefill.prefixes.leave(order)
+        for prefill in self._prefills:
+            prefill.prefixes.leave(order)
         self._sample_if_all_wait()
         self._forget_if_none_live()
 
-    async def sample(self, request: Request) -> Call:
-        """Queue the request and wait for the batch that answers it."""
+    async def sample(self, request: Request, *, reference: bool = False) -> Call:
+        """Queue the request and wait for the batch that answers it; `reference` asks the reference policy."""
         prompt_ids = tuple(self.codec.encode(request))
         # What the model cannot compute is refused before it gets among the requests of others.
         if not prompt_ids:
@@ -95,7 +100,9 @@ class TransformersLocal(Engine):
                 fix="await a trajectory's requests one after the other, and rollouts too",
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._waiting[request.order] = _Waiting(request=request, prompt_ids=prompt_ids, future=future)
+        self._waiting[request.order] = _Waiting(
+            request=request, prompt_ids=prompt_ids, future=future, reference=reference
+        )
         try:
             self._sample_if_all_wait()
             return await future
@@ -109,8 +116,10 @@ class TransformersLocal(Engine):
         waiting = [self._waiting[order] for order in sorted(self._waiting)]
         self._waiting.clear()
         try:
-            for start in range(0, len(waiting), self.max_batch):
-                self._answer(waiting[start : start + self.max_batch])
+            for asked in (False, True):
+                batch = [each for each in waiting if each.reference is asked]
+                for start in range(0, len(batch), self.max_batch):
+                    self._answer(batch[start : start + self.max_batch], reference=asked)
         except Exception as failure:  # a bug, raised to the last caller; the others must not wait forever
             self._fail(waiting, failure)
             raise
@@ -119,15 +128,15 @@ class TransformersLocal(Engine):
 
     def _forget_if_none_live(self) -> None:
         """Drop what is held: a rollout's samples must not depend on requests before it."""
-        if not self._live:
-            self._prefill.prefixes.clear()
+        for prefill in self._prefills if not self._live else ():
+            prefill.prefixes.clear()
 
-    def _answer(self, batch: Sequence[_Waiting]) -> None:
+    def _answer(self, batch: Sequence[_Waiting], *, reference: bool) -> None:
+        prefill = self._prefills[reference]
         try:
             asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
-            sampled = generate(
-                self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=self._prefill
-            )
+            with self.reference_policy() if reference else nullcontext(self.model) as model:
+                sampled = generate(model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill)
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
@@ -153,7 +162,8 @@ class TransformersLocal(Engine):
             )
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
-        self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+        for prefill in self._prefills:
+            prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
         for waiting in batch:
             if not waiting.future.done():
                 error = EngineError(
@@ -164,6 +174,20 @@ class TransformersLocal(Engine):
                 )
                 error.__cause__ = failure
                 waiting.future.set_exception(error)
+
+
+class ReferencePolicy(Engine):
+    """The reference policy of an engine, behind that engine's barrier: two barriers would wait for each other."""
+
+    token_exact = True
+
+    def __init__(self, engine: TransformersLocal, name: str) -> None:
+        self.name, self._engine = name, engine
+
+    async def sample(self, request: Request) -> Call:
+        """Wait for the engine's next batch."""
+        call = await self._engine.sample(request, reference=True)
+        return call.model_copy(update={"engine": self.name, "policy_version": 0})
 
 
 Sampled = tuple[tuple[int, ...], tuple[float, ...]]

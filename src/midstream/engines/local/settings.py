@@ -11,7 +11,7 @@ from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError, UnsupportedError
 
 if TYPE_CHECKING:
-    from midstream.engines.local.engine import TransformersLocal
+    from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
 
 
 class LocalModelConfig(EngineConfig):
@@ -119,6 +119,26 @@ class TinyTextConfig(EngineConfig):
                     fix="save both again, or name another directory",
                 )
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
+
+
+class ReferenceConfig(EngineConfig):
+    """The reference policy: the weights of another engine in process (`engine`) as they were before reinforcement.
+
+    It takes no memory of its own, and several modules may ask it beside the engine itself.
+    """
+
+    asks = "always"
+    in_process = True
+    extra = "train"
+    packages = ("torch", "transformers")
+
+    def build(self, context: Context) -> ReferencePolicy:
+        """Build it."""
+        require_torch()
+        from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
+
+        assert isinstance(context.engine, TransformersLocal)  # the recipe's check has seen to it
+        return ReferencePolicy(context.engine, context.name)
 
 
 def require_torch() -> None:

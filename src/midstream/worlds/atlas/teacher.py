@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -35,6 +37,7 @@ from midstream.worlds.atlas.questions import ATTRIBUTES, SIGNS, UNKNOWN
 from midstream.worlds.atlas.rules import rules_in
 from midstream.worlds.atlas.tasks import Atlas
 
+ARGUMENTS = {"local_search": "query", "python": "code"}
 DEEDS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
 SPOKEN = {"True": "yes", "False": "no"}
 _STOPS = 0.5  # probability that a random decision about the next step is to leave it out
@@ -50,48 +53,74 @@ class AtlasTeacher:
         """Write a thought, and a call or the answer. Raises `RecipeError` for a question that is not the atlas's."""
         question = next(message.content for message in stream.messages if message.role == "user")
         if question not in self.world.asked:
-            raise RecipeError(
-                f"the teacher of the atlas got the question {question[:100]!r}, which the atlas did not make",
-                code="foreign-prompt",
-                cause="it answers questions of the recipe's own [tasks] alone",
-                fix="give the policy a model, or ask questions of the atlas",
-            )
-        # A transcript is clumsy or sound as a whole, so this draw is the same for all its replies.
-        clumsy = Random(derive_seed("clumsy", question, context.order)).random() < self.config.share
-        plan = _Plan(self.world, question, stream, context.lessons)
-        text = plan.next_reply(Random(context.seed), self.config.clumsy if clumsy else 0.0)
+            raise foreign(question)
+        found = blocks(stream.pieces, stream.template)
+        plan = Plan(
+            self.world,
+            question,
+            tools=[json.loads(block.body)["name"] for block in found if block.kind == "call"],
+            results=[block.body.strip() for block in found if block.kind == "output" and not block.sampled],
+            lessons=context.lessons,
+        )
+        step = plan.next_step(Random(context.seed), self.config.clumsiness(question, context.order))
         # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
         offered: list[JsonValue] = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
         return Call(
             role=POLICY,
             engine="atlas_agent",
             messages=stream.messages,
-            completion=text,
+            completion=_written(step, stream.template),
             finish_reason="stop",
             sent={"tools": offered} if offered else {},
         )
 
 
-class _Plan:
-    """What a question asks for, and how far its stream is."""
+def foreign(question: str) -> RecipeError:
+    """The error for a question that the atlas did not make."""
+    return RecipeError(
+        f"the teacher of the atlas got the question {question[:100]!r}, which the atlas did not make",
+        code="foreign-prompt",
+        cause="it answers questions of the recipe's own [tasks] alone",
+        fix="give the policy a model, or ask questions of the atlas",
+    )
 
-    def __init__(self, world: Atlas, question: str, stream: Stream, lessons: str) -> None:
-        self.asked, self.template = world.asked[question], stream.template
+
+def _written(step: Step, template: Template) -> str:
+    """A step as an interleaved policy writes it."""
+    think, call, text = template.think, template.call, step.text
+    if step.tool:
+        body = {"name": step.tool, "arguments": {ARGUMENTS[step.tool]: text}}
+        text = f"{call.open}{json.dumps(body, ensure_ascii=False)}{call.close}"
+    return f"{think.open}{step.thought}{think.close}{text}" if think else text
+
+
+class Step(NamedTuple):
+    """A thought, and the tool with its one argument; or without a tool the answer."""
+
+    thought: str
+    tool: str
+    text: str
+
+
+class Plan:
+    """What a question asks for, and how far the calls of `tools` with these `results` have come."""
+
+    def __init__(
+        self, world: Atlas, question: str, *, tools: Sequence[str], results: Sequence[str], lessons: str = ""
+    ) -> None:
+        self.asked = world.asked[question]
         self.rule, self.rule_text = rules_in(lessons).get(self.asked.attribute, (None, ""))
         self.lessons = lessons
         # Numbers in the order of the question, which is easier to learn, where their order does not matter.
         ordered = self.asked.sign == "-"
         self.numbers = [str(number) for number in self.asked.numbers] if ordered else re.findall(r"\d+", question)
-        found = blocks(stream.pieces, stream.template)
-        tools = [json.loads(block.body)["name"] for block in found if block.kind == "call"]
-        results = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
         self.searches, self.calculated = tools.count("local_search"), "python" in tools
         self.values = [world.stated[result] for result in results if result in world.stated]
         self.failed = len(self.values) < self.searches
         if self.calculated:
             self.values.append(results[-1])
 
-    def next_reply(self, draws: Random, clumsy: float) -> str:
+    def next_step(self, draws: Random, clumsy: float = 0.0) -> Step:
         """The next step of the shortest plan; each decision is random with probability `clumsy`."""
         asked = self.asked
 
@@ -102,7 +131,7 @@ class _Plan:
             return bad() and bool(self.values) and draws.random() < _STOPS
 
         if self.failed:
-            return self._think("I found nothing.") + UNKNOWN
+            return Step("I found nothing.", "", UNKNOWN)
         needed = 2 if asked.relation else len(asked.places)
         if self.searches < needed and not self.calculated and not leaves_out():
             attribute, place = self._target()
@@ -110,7 +139,7 @@ class _Plan:
                 attribute = draws.choice(ATTRIBUTES)
             if bad():
                 place = draws.choice([*asked.places, place])
-            return self._call(self._need(attribute, place), "local_search", query=f"{place} {attribute}")
+            return Step(self._need(attribute, place), "local_search", f"{place} {attribute}")
         found = [value for value in self.values if value.isdigit()]
         rule, said = self.rule, ""
         if self.lessons and asked.attribute and not self.calculated:
@@ -121,11 +150,11 @@ class _Plan:
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
-            return self._call(f"{said}Now I {DEEDS[sign]}.", "python", code=f"{x} {sign} {y}")
+            return Step(f"{said}Now I {DEEDS[sign]}.", "python", f"{x} {sign} {y}")
         if rule and found and not self.calculated:
-            return self._call(f"{said}Now I {DEEDS[SIGNS[rule.word]]}.", "python", code=rule.code(found[-1]))
+            return Step(f"{said}Now I {DEEDS[SIGNS[rule.word]]}.", "python", rule.code(found[-1]))
         value = self.values[-1]
-        return self._think(f"{said}I can answer.") + SPOKEN.get(value, value)
+        return Step(f"{said}I can answer.", "", SPOKEN.get(value, value))
 
     def _target(self) -> tuple[str, str]:
         """Attribute and place of the next search of the shortest plan."""
@@ -151,15 +180,6 @@ class _Plan:
         then = f", then its {asked.attribute}" if asked.relation and first else ""
         return f"I need the {attribute} of {place}{then}."
 
-    def _call(self, thought: str, tool: str, **arguments: str) -> str:
-        marks = self.template.call
-        body = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
-        return f"{self._think(thought)}{marks.open}{body}{marks.close}"
-
-    def _think(self, thought: str) -> str:
-        marks = self.template.think
-        return f"{marks.open}{thought}{marks.close}" if marks else ""
-
 
 class AtlasTeacherConfig(ComponentConfig):
     """Settings of the teacher of the atlas.
@@ -179,6 +199,10 @@ class AtlasTeacherConfig(ComponentConfig):
     def needs_world(self) -> bool:
         """It knows what the questions ask for."""
         return True
+
+    def clumsiness(self, question: str, order: int) -> float:
+        """The probability of a random decision: a transcript is clumsy or sound as a whole."""
+        return self.clumsy if Random(derive_seed("clumsy", question, order)).random() < self.share else 0.0
 
     def check_template(self, template: Template) -> None:
         """Refuse a template with other calls or answers than the teacher can write."""
