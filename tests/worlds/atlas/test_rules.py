@@ -28,7 +28,7 @@ def words(part):
 
 def test_a_text_states_one_rule():
     every = [
-        (part.format(attribute, number), Rule(attribute, word, number))
+        (part.format(attribute.capitalize(), number), Rule(attribute, word, number))
         for word, parts in wordings().items()
         for part in (*parts["seen"], *parts["held_out"])
         for attribute in RULED
@@ -36,17 +36,14 @@ def test_a_text_states_one_rule():
     ]
     assert len({text for text, _ in every}) == len(every)
     for text, rule in every:
-        assert rules_in(lines([text])) == {rule.attribute: (rule, text[text.index(rule.attribute) :])}
+        assert rules_in(lines([text])) == {rule.attribute: (rule, text)}
 
 
-def test_what_to_do_stands_after_the_attribute():
-    for word, parts in wordings().items():
-        doing = {"times": r"multipl|times", "plus": r"add|plus|more", "minus": r"subtract|minus|less"}[word]
+def test_a_lesson_begins_with_its_attribute():
+    for parts in wordings().values():
         for part in (*parts["seen"], *parts["held_out"]):
-            before, after = part.split("{0}")
-            assert "{1}" in after
-            assert re.search(doing, after)
-            assert not re.search(doing, before)
+            assert part.startswith("{0}")
+            assert part.count("{1}") == 1
 
 
 def test_held_out_parts_have_no_word_that_training_does_not_meet():
@@ -58,8 +55,8 @@ def test_held_out_parts_have_no_word_that_training_does_not_meet():
 
 
 def test_the_later_of_two_lessons_counts_and_strange_ones_do_not():
-    text = lines(["Take the area plus 4.", "Stay calm.", "Take the aria plus 4.", "The area counts 2 times."])
-    assert rules_in(text) == {"area": (Rule("area", "times", 2), "area counts 2 times.")}
+    text = lines(["Area, plus 4.", "Stay calm.", "Aria, plus 4.", "Area counts 2 times.", "area, plus 4."])
+    assert rules_in(text) == {"area": (Rule("area", "times", 2), "Area counts 2 times.")}
 
 
 def test_warm_starts_see_no_held_out_rule_or_wording():

@@ -1,4 +1,4 @@
-"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Take the height times 3.").
+"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Height counts 3 times.").
 
 A rule changes how a policy has to use every value of an attribute. Documents and questions do not show it, so a policy
 can only follow it by reading. One rule in five, by its hash, is never shown in a warm start, and neither are the
@@ -49,7 +49,7 @@ class Rule:
     def lesson(self, draws: Random, *, held_out: bool) -> str:
         """Draw the text of a lesson that states the rule."""
         return draws.choice(wordings()[self.word]["held_out" if held_out else "seen"]).format(
-            self.attribute, self.number
+            self.attribute.capitalize(), self.number
         )
 
 
@@ -63,7 +63,7 @@ def wordings() -> Mapping[str, Mapping[str, Sequence[str]]]:
 def _known() -> Mapping[str, Rule]:
     """Every text of a lesson, and the rule that it states."""
     return {
-        part.format(attribute, number): Rule(attribute, word, number)
+        part.format(attribute.capitalize(), number): Rule(attribute, word, number)
         for word, parts in wordings().items()
         for part in (*parts["seen"], *parts["held_out"])
         for attribute in RULED
@@ -72,13 +72,12 @@ def _known() -> Mapping[str, Rule]:
 
 
 def rules_in(lessons: str) -> dict[str, tuple[Rule, str]]:
-    """Map attributes to the rules that rendered lessons state, each with its text from the attribute on.
+    """Map attributes to the rules that rendered lessons state, each with its text.
 
     The later of two lessons counts, other lessons are ignored.
     """
     texts = [line.removeprefix("- ") for line in lessons.splitlines()]
-    rules = [(rule, text) for text in texts if (rule := _known().get(text))]
-    return {rule.attribute: (rule, text[text.index(rule.attribute) :]) for rule, text in rules}
+    return {rule.attribute: (rule, text) for text in texts if (rule := _known().get(text))}
 
 
 def draw_rule(attribute: str, draws: Random, *, held_out: bool) -> Rule:

@@ -5,8 +5,8 @@
     <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
     <think>I can answer.</think>339
 
-With lessons in its prompt, the thought that uses values first repeats what they say about the attribute (`rules.py`),
-and the calculation follows it: "Rule: height times 3. Now I add.", "(327 * 3) + 12". A model that copies can repeat a
+With lessons in its prompt, the thought that uses values first repeats the one about the attribute (`rules.py`), and the
+calculation follows it: "Rule: Height counts 3 times. Now I add.", "(327 * 3) + 12". A model that copies can repeat a
 sentence before it can restate it.
 
 It knows what each question asks for. A sound transcript is the shortest plan. In a clumsy one, each decision (which
@@ -145,7 +145,7 @@ class Plan:
         if self.lessons and asked.attribute and not self.calculated:
             if rule and bad():
                 rule = None
-            said = f"Rule: {self.rule_text if rule else f'{asked.attribute} as found.'} "
+            said = f"Rule: {self.rule_text if rule else f'{asked.attribute.capitalize()} as found.'} "
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
