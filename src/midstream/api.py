@@ -176,9 +176,11 @@ def resume(
             cause="a trajectory that was lost in training is left out of its step, which is over",
             fix=f"midstream resume {run.root}",
         )
-    if overrides and run.status().state == "finished":
-        run.set_status("interrupted", "resumes with other limits")
-    return _train(run.root, run, recipe, record=record, replay=replay, track=track, listener=listener)
+    # A practice run that a limit ended is finished: other limits may let it continue.
+    limited = bool(overrides) and recipe.practice is not None and run.status().message != ""
+    return _train(
+        run.root, run, recipe, limited=limited, record=record, replay=replay, track=track, listener=listener
+    )
 
 
 def evaluate(
@@ -224,7 +226,8 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
-        recipe = run_recipe(begun)  # with the prices that it began with
+        # With the prices that it began with, and the limits of this call.
+        recipe = run_recipe(begun).model_copy(update={"budget": recipe.budget})
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 
@@ -414,13 +417,14 @@ def _train(
     run: RunDirectory | None,
     recipe: Recipe,
     *,
+    limited: bool = False,
     record: Path | None,
     replay: Path | None,
     track: Track,
     listener: Listener,
 ) -> RunDirectory:
-    """Run a session to its end in `run`, or in a new directory at `root`."""
-    if run is not None and run.status().state == "finished":
+    """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
+    if run is not None and run.status().state == "finished" and not limited:
         return run
     trackers = trackers_of(track)
     budget = _budget_of(recipe)

@@ -360,6 +360,7 @@ def _check_unchanged(run: ArmRun) -> None:
     begun = RunDirectory.open(run.out)
     trained = begun.info().kind != "evaluation"
     changed = differing_settings(check(run_recipe(begun)), settings)
+    changed = [line for line in changed if not line.startswith("budget.")]  # a limit changes no result
     if trained != run.trained:
         changed.insert(0, f"train: {trained} | {run.trained}".lower())
     if changed:
