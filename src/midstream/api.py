@@ -178,9 +178,7 @@ def resume(
         )
     # A practice run that a limit ended is finished: other limits may let it continue.
     limited = bool(overrides) and recipe.practice is not None and run.status().message != ""
-    return _train(
-        run.root, run, recipe, limited=limited, record=record, replay=replay, track=track, listener=listener
-    )
+    return _train(run.root, run, recipe, limited=limited, record=record, replay=replay, track=track, listener=listener)
 
 
 def evaluate(
