@@ -329,6 +329,53 @@ def test_an_agent_that_fails_is_an_error_with_its_calls(place: Path, body: str, 
     assert trajectory.attempts == 1
 
 
+MODULES = """
+import midstream as ms
+
+def plan(question):
+    return ms.Action(sub_goal="add", tool="add", context=question)
+
+def command(action):
+    return ms.Command(tool="add", arguments={"first": 1, "second": 1})
+
+def generate(memory):
+    return memory.records[-1].result
+
+class Strict:
+    async def verify(self, query, tools, memory, newest, context):
+        return RESULT
+"""
+
+
+def run_with_verifier(place: Path, result: str) -> Trajectory:
+    made = table("mine.py") | {"engines": {}}
+    (place / "modules.py").write_text(MODULES.replace("RESULT", result))
+    names = {"planner": "plan", "executor": "command", "verifier": "Strict", "generator": "generate"}
+    made["agent"] = {module: {"type": f"modules.py:{name}"} for module, name in names.items()}
+    with Build(parse_recipe(made)) as build:
+        tasks = build.set_tasks(build.recipe.evaluation.sets[0])
+        return asyncio.run(rollout(build.environment(), tasks[:1], seed=0))[0].trajectories[0]
+
+
+@pytest.mark.parametrize("result", ["{}", "({}, ())"])
+def test_a_class_as_a_module_returns_its_result_with_or_without_calls(result: str, place: Path):
+    verdict = "ms.Verdict(result_valid=True, memory_sufficient=True)"
+    trajectory = run_with_verifier(place, result.format(verdict))
+    assert (trajectory.status, trajectory.answer, trajectory.stop_reason) == ("ok", "2", "verified")
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [("True", "verifier 'Strict' returned True"), ("1 / 0", "verifier 'Strict' raised ZeroDivisionError")],
+)
+def test_a_class_as_a_module_that_fails_is_named(result: str, text: str, place: Path):
+    trajectory = run_with_verifier(place, result)
+    assert trajectory.error is not None
+    assert trajectory.error.type == "InfrastructureError"
+    assert text in trajectory.error.message
+    assert trajectory.attempts == 1
+
+
 def test_invalid_arguments_are_an_observation(place: Path):
     source = (
         "async def agent(question, model, tools):\n    found = await tools['add'](first='x')\n"
