@@ -519,6 +519,41 @@ def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatc
     assert isinstance(again, RunDirectory)
 
 
+def test_a_recording_of_other_data_is_not_replayed(place: Path):
+    def looked_up(directory: str, **tape: Any) -> RunDirectory:
+        made = table("mine.py")
+        made["tools"]["add"] = {"type": f"{write(place, LOOK)}:Look", "path": f"{directory}/index"}
+        return api.evaluate(made, f"{directory}-{next(iter(tape))}", **tape)
+
+    for name in ("c1", "c2"):
+        (place / name).mkdir()
+        (place / name / "index").touch()
+    looked_up("c1", record=place / "tape")
+    looked_up("c1", replay=place / "tape")
+    with pytest.raises(UsageError, check=coded("not-recorded", "tools.add")) as refused:
+        looked_up("c2", replay=place / "tape")
+    assert str(place / "c2" / "index") in refused.value.cause
+    first, other = ({"tools": {"a": {"type": "local_search", "index": f"{name}/index"}}} for name in ("c1", "c2"))
+    assert own.portable(first) != own.portable(other)
+
+
+LOOK = """
+from midstream import Tool, ToolResult
+
+
+class Look(Tool):
+    name, description = "add", "Adds."
+    parameters = {"type": "object", "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}}}
+    timeout_s, output_tokens = 5.0, 100
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def call(self, arguments):
+        return ToolResult(text=self.path)
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "code", "texts"),
     [
@@ -562,3 +597,21 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
     assert keys - anchored == {"cache"}
+    assert own.PATHS <= keys
+
+
+def test_a_setting_that_is_no_path_of_what_is_there_stays_as_it_is(place: Path):
+    (place / "numpy").mkdir()
+    theirs = {"type": "mine.py:agent", "start": "numpy", "index": "https://host/idx/", "cache_path": "s3://b//x"}
+    nested = {"options": {"start": "numpy", "day": "./a"}, "data_file": "mine.py", "there_path": "./none//x"}
+    assert own.anchored(theirs | nested, place) == {
+        **theirs, **nested, "type": f"{place}/mine.py:agent", "data_file": f"{place}/mine.py",
+    }  # fmt: skip
+    ordinary = {"type": "direct", "day_file_name": "2024/05", "date_start": "2024/05"}
+    assert own.portable(ordinary) == ordinary
+    assert own.anchored({"practice": {"start": "numpy"}}, place) == {"practice": {"start": f"{place}/numpy"}}
+    parsed: Any = parse_component("agent", {"type": f"{write(place, STARTED)}:agent", "start": "numpy"}, "agent")
+    assert parsed.config.start == "numpy"
+
+
+STARTED = "async def agent(question, start: str = ''): return start"

@@ -33,7 +33,9 @@ EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
-_PATH = re.compile(r"(?:^|_)(?:path|file|directory|index|library|start|adapter|cwd|template)$")  # keys of what is read
+# Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
+PATHS = frozenset({"path", "file", "prompt_file", "index", "library", "start", "adapter", "cwd"})
+_OWN_PATH = re.compile(r"library|(?:\w+_)?(?:path|file)")
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
 _imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
 _originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
@@ -105,24 +107,34 @@ def anchored(table: Any, directory: Path) -> Any:
 
 
 def portable(table: Any) -> Any:
-    """A recipe's table, in which a file is named without its directory, which affects no result."""
-    return _renamed(table, lambda _, path: Path(path.name))
+    """A recipe's table to compare with another: the directory of code affects no result, that of data can."""
+    return _renamed(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
 
 
-def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "") -> Any:
-    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself."""
+def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "", own: bool = False) -> Any:
+    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself.
+
+    `own` says whether the table, or the one around it, is that of a component of your own.
+    """
     if isinstance(value, Mapping):
-        return {name: _renamed(inner, place, name) for name, inner in value.items()}
+        own = is_reference(value["type"]) if "type" in value else own
+        return {name: _renamed(inner, place, name, own) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_renamed(inner, place, key) for inner in value]
-    if is_reference(value) and (file := file_of(value)) is not None:
-        return f"{place(value, file)}:{name_of(value)}"
-    if not isinstance(value, str) or not _PATH.search(key) or (key == "template" and not value.endswith(".toml")):
+        return [_renamed(inner, place, key, own) for inner in value]
+    if not isinstance(value, str) or not value or "://" in value:
         return value
-    path, at, version = value.rpartition("@")
-    if not (at and version.isdecimal() and key == "library"):  # RUN@VERSION
-        path, at, version = value, "", ""
-    return f"{place('', Path(os.path.expanduser(path)))}{at}{version}" if path else value
+    reference, path, rest = "", value, ""
+    if is_reference(value) and file_of(value) is not None:
+        reference, path, rest = value, value.rpartition(":")[0], f":{name_of(value)}"
+    elif key == "template" and not own:
+        if not value.endswith(".toml"):  # the name of one that midstream has
+            return value
+    elif not (_OWN_PATH.fullmatch(key) if own else key in PATHS):
+        return value
+    elif key == "library" and (version := re.search(r"@\d+$", value)):  # RUN@VERSION
+        path, rest = value[: version.start()], version[0]
+    placed = place(reference, Path(os.path.expanduser(path)))
+    return value if placed == Path(path) else f"{placed}{rest}"
 
 
 def references(table: Any) -> Iterator[str]:
