@@ -286,6 +286,89 @@ def test_objects_of_a_program(place: Path):
         api.resume("run")
 
 
+class Bound:
+    def __init__(self, bound: Any) -> None:
+        self.bound, self.asked = bound, 0
+
+    def __call__(self, answer):
+        self.asked += 1
+        return float(answer) > 0
+
+
+def above(bound: float):
+    def reward(answer):
+        return float(float(answer) > bound)
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("made", "same"),
+    [
+        (lambda: (above(1), above(9)), False),
+        (lambda: (above(1), above(1)), True),
+        (lambda: (Bound({"b": {1, 2}}), Bound({"b": {2, 1}})), True),
+        (lambda: (Bound(above(1)), Bound(above(9))), False),
+        (lambda: (Bound(open(os.devnull)), Bound(open(os.devnull))), False),  # noqa: SIM115
+        (lambda: (Bound(b"1").__call__, Bound(b"2").__call__), False),
+    ],
+    ids=["closures", "equal closures", "objects", "a closure in an object", "what cannot be written", "methods"],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_an_object_holds_is_compared(made: Any, same: bool, place: Path):
+    first, other = made()
+    named = own.reference_of(first)
+    run = api.evaluate(table("mine.py") | {"reward": {"type": named}}, "run")
+    run.set_status("interrupted")
+    assert api.resume("run").status().state == "finished", "the object itself, whatever it has counted"
+    run.set_status("interrupted")
+    del own._live[named]  # another program
+    assert own.reference_of(other) == named
+    if same:
+        assert api.resume("run").status().state == "finished"
+        return
+    with pytest.raises(RunError, check=coded("inputs-changed", named)):
+        api.resume("run")
+    info = run.info()
+    older = tuple(part.model_copy(update={"state": None}) for part in info.own)
+    assert not [name for part, began in zip(info.own, older, strict=True) for name in part.changed_since(began)]
+
+
+def test_a_run_records_the_code_that_ran(place: Path, monkeypatch: pytest.MonkeyPatch):
+    (place / "ran_mine.py").write_text("from ran_near import right\ndef score(answer): return right\n")
+    (place / "ran_near.py").write_text("right = 1.0\n")
+    monkeypatch.syspath_prepend(place)
+    reward = importlib.import_module("ran_mine").score
+    made = table("mine.py") | {"reward": {"type": own.reference_of(reward)}}
+    (place / "ran_mine.py").write_text("def score(answer): return 0.0\n")
+    (place / "ran_near.py").write_text("right = 0.0\n")
+    run = api.evaluate(made, "run")
+    assert run.evaluations.read()[0].success == 1.0
+    copies = {path.name: path.read_text() for path in run.own_dir.rglob("ran_*.py")}
+    assert copies["ran_near.py"] == "right = 1.0\n"
+    assert "right" in copies["ran_mine.py"]
+
+
+def test_neighbors_of_one_name_are_never_taken_for_each_other(place: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, right in (("pa", 1), ("pb", 2), ("same", 1), ("late", 2)):
+        (place / name).mkdir()
+        (place / name / "shared_helpers.py").write_text(f"right = {right}\n")
+        (place / name / "x.py").write_text("from shared_helpers import right\ndef fn(): return right\n")
+    (place / "late" / "x.py").write_text("def fn():\n    from shared_helpers import right\n    return right\n")
+    assert own.load("pa/x.py:fn")() == own.load("same/x.py:fn")() == 1
+    for name in ("pb", "late"):
+        with pytest.raises(RecipeError, check=coded("name-clash", "shared_helpers", f"{name}/x.py")):
+            own.load(f"{name}/x.py:fn")
+    (place / "pa" / "shared_helpers.py").write_text("right = 3\n")
+    importlib.invalidate_caches()
+    assert own.load("pa/x.py:fn")() == 3, "a neighbor that changed is imported again"
+    del sys.modules["shared_helpers"]
+    (place / "shared_helpers.py").write_text("right = 4\n")
+    monkeypatch.syspath_prepend(place)  # the working directory, as in `python -m midstream`
+    (place / "pb" / "x.py").write_text("import shared_helpers\ndef fn(): return shared_helpers.right\n")
+    assert own.load("pb/x.py:fn")() == 2, "the file's own neighbor comes first"
+
+
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 

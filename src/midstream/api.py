@@ -518,7 +518,7 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one",
+            cause="results on both versions would be counted as one; an object with a connection equals no other",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
