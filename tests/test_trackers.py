@@ -206,7 +206,7 @@ def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
 
 def test_the_tracker_of_the_documentation_works(run, capsys):
     page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("\n\napi.train")[0]
+    code = page.partition("```python\n")[2].partition("\n\nms.train")[0]
     (run.root / "my_tracker.py").write_text(code, encoding="utf-8")
     [step] = steps(1)
     feed(run, f"{run.root}/my_tracker.py:Printed", step)

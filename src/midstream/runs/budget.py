@@ -44,7 +44,7 @@ class BudgetConfig(Settings):
     Attributes:
         rollouts: trajectories, evaluations included
         tokens: prompt and completion tokens of agent, tools' models, judge and reflector
-        cost_usd: dollars, at the engines' prices, and what an agent of your own says that it spent
+        cost_usd: dollars, at the engines' prices, and the `cost_usd` that an agent of your own reports
         time_s: seconds after which nothing new starts
         updates: of practice, updates of the library
     """
