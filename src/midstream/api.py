@@ -40,14 +40,14 @@ from midstream.core.protocols import Tracker
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.evaluation.run import every_set, metric_of, set_apart
+from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
-from midstream.recipe.library import check_shown, editable_library, learned_before, split, unproven
+from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
@@ -602,7 +602,7 @@ def _evaluate_in(
         evaluations = list(
             every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
         )
-        evaluations = set_apart(evaluations, learned_before(build.resolved, trained))
+        evaluations = separate_learned(evaluations, learned_keys(build.resolved, trained))
         for part in {part.chosen.name: part for part in evaluations if part.learned}.values():
             name = part.chosen.name.removesuffix("-learned")
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"

@@ -1,4 +1,4 @@
-"""A function in a thread of its own, and whether a thread runs an event loop."""
+"""Run a function in a new thread; find out whether a thread runs an event loop."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ async def evaluate_set(
     return result
 
 
-# --- an evaluation in a directory of its own --------------------------------------------------------------------------
+# --- an evaluation in its own directory -------------------------------------------------------------------------------
 
 
 def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
