@@ -170,7 +170,7 @@ def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_pa
 def test_what_is_no_tracker_is_named_as_its_user_named_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tr.py").write_text("class M:\n    def start(self, run): ...\n")
-    with pytest.raises(MidstreamError, check=coded("component-invalid", "tr.py:M is no tracker", "log and finish")):
+    with pytest.raises(MidstreamError, check=coded("component-invalid", "tr.py:M is not a tracker", "log and finish")):
         trackers_of("tr.py:M")
 
 

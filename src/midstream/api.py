@@ -453,7 +453,7 @@ _new_roots: set[Path] = set()  # directories of this process, whose runs may beg
 
 
 def _budget_of(recipe: Recipe) -> Budget | None:
-    """The budget of a run; None without limits: then nothing stands between the run and its engines."""
+    """The budget of a run; None without limits: its requests are then not counted."""
     if recipe.practice is not None:
         return Budget(recipe.practice.budget)
     return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
@@ -706,7 +706,7 @@ def _require_keys(build: Build) -> None:
         raise RecipeError(
             f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
             code="key-not-set",
-            cause="this server answers nobody without a key",
+            cause="this server requires a key",
             fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
         )
 
