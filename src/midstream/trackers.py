@@ -1,8 +1,8 @@
 """Experiment trackers: Weights & Biases, MLflow, TensorBoard, Trackio, or one of your own.
 
-`tracked` wraps a run's listener: it turns events into flat metrics (`metrics_of`), with the same names for all trackers.
-Each tracker has its own thread and queue, because it may wait for a network. A tracker that fails, or does not keep up, is
-switched off with a `Note`, and the run continues.
+`tracked` wraps a run's listener: it turns events into flat metrics (`metrics_of`), whose names are the same for all
+trackers. Each tracker has its own thread and queue, because it may wait for a network. A tracker that fails, or does
+not keep up, is switched off with a `Note`, and the run continues.
 """
 
 from __future__ import annotations
