@@ -19,6 +19,7 @@ from midstream.cli.main import main
 from midstream.core import kinds, own
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, TrainingError, UsageError
+from midstream.core.events import Note
 from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
@@ -170,6 +171,55 @@ def test_paths_are_relative_to_the_recipe(place: Path, monkeypatch: pytest.Monke
     shutil.move(place / "mine", place / "moved")
     monkeypatch.chdir(place / "moved")
     assert api.resume("runs/first").status().state == "finished"
+
+
+@pytest.fixture
+def project(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with code and data, and an evaluation of it that was interrupted; the working directory."""
+    project = place / "project"
+    project.mkdir()
+    (place / "mine.py").rename(project / "mine.py")
+    (project / "rows.jsonl").write_text('{"question": "What is 2 + 3?", "answer": 5}')
+    own_table = table("mine.py") | {"tasks": {"type": "file", "path": "rows.jsonl"}}
+    (project / "mine.toml").write_text(to_toml(own_table))
+    monkeypatch.chdir(project)
+    api.evaluate("mine.toml", "runs/first").set_status("interrupted")
+    return project
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_the_same_command_continues_in_a_project_that_was_moved_or_copied(
+    moves: bool, project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    other = project.with_name("other")
+    (shutil.move if moves else shutil.copytree)(project, other)
+    monkeypatch.chdir(other)
+    for _ in ("unfinished", "finished"):
+        assert api.evaluate("mine.toml", "runs/first").status().state == "finished"
+    (other / "rows.jsonl").write_text('{"question": "What is 2 + 4?", "answer": 6}')
+    code = "inputs-changed" if moves else "run-exists"
+    RunDirectory.open(Path("runs/first")).set_status("interrupted")
+    with pytest.raises(RunError, check=coded(code)):
+        api.evaluate("mine.toml", "runs/first")
+
+
+def test_a_moved_run_takes_its_files_from_around_it_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch):
+    other, heard = project.with_name("other"), list[Any]()
+    monkeypatch.chdir(project.parent)
+    shutil.move(project, other)
+    run = api.resume("other/runs/first", listener=heard.append)
+    places = [(project / name, other / name) for name in ("mine.py", "rows.jsonl")]
+    notes = [event.text for event in heard if isinstance(event, Note)]
+    assert all(any(str(old) in note and str(new) in note for note in notes) for old, new in places), notes
+
+    run.set_status("interrupted")
+    (other / "mine.py").write_text(MINE + "# changed\n")
+    with pytest.raises(RunError, check=coded("inputs-changed", str(other / "mine.py"))):
+        api.resume("other/runs/first")
+    (other / "mine.py").unlink()
+    heard.clear()
+    assert api.resume("other/runs/first", listener=heard.append).status().state == "finished"
+    assert any(str(run.own_dir) in event.text for event in heard if isinstance(event, Note)), "its copy"
 
 
 def test_a_changed_file_is_not_resumed(place: Path):

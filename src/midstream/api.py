@@ -117,7 +117,7 @@ def train(
     recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     root = Path(out) if out else _new_root(f"{recipe.name}-s{recipe.seed}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or _differing(run_recipe(run), recipe)):
+    if run is not None and (run.info().kind == "evaluation" or differing(run, recipe)):
         raise RunError(
             f"{root} already holds a run with other settings",
             code="run-exists",
@@ -224,8 +224,9 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
-        # With the prices that it began with, and the limits of this call.
-        recipe = run_recipe(begun).model_copy(update={"budget": recipe.budget})
+        engines = run_recipe(begun).engines  # with the prices that it began with
+        priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
+        recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 
@@ -470,10 +471,18 @@ def _counted(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
         yield
 
 
-def _differing(began: Recipe, now: Recipe) -> list[str]:
-    """What differs between two recipes, apart from their limits: these do not change a result."""
-    old, new = ({key: value for key, value in check(recipe).items() if key != "budget"} for recipe in (began, now))
-    return [] if old == new else differing_settings(old, new) or ["..."]
+def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
+    """What differs between a run's recipe and another, apart from limits and from where files lie.
+
+    Raises `RunError` if nothing does, but a component of your own has another digest.
+    """
+    settings = check(recipe)
+    both = own.alike(check(run_recipe(began)), settings)
+    old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
+    if old != new:
+        return differing_settings(old, new) or ["..."]
+    check_own(began, settings)
+    return []
 
 
 def _new_root(name: str) -> Path:
@@ -504,6 +513,12 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
     check_own(run, build.resolved)
+    places = own.paths(run.info().resolved)
+    for path in own.paths(build.resolved):
+        gone = [place for place in places if place.name == path.name and not place.exists()]
+        if path not in places and gone:
+            is_copy = path.is_relative_to(run.own_dir.resolve())
+            listener(Note(f"{gone[0]} is gone; {'its copy' if is_copy else 'used in its place'}: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
@@ -559,8 +574,8 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     given = {"run", "unsafe", "record", "replay"}
     if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif differing := _differing(run_recipe(begun), recipe):
-        changed = "; ".join(differing[:_SETTINGS_SHOWN])
+    elif changes := differing(begun, recipe):
+        changed = "; ".join(changes[:_SETTINGS_SHOWN])
         what = "an evaluation with other settings" + (f" (its own | those given: {changed})" if changed else "")
     else:
         return held

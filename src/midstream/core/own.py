@@ -11,6 +11,7 @@ imports (`OwnComponent`).
 from __future__ import annotations
 
 import ast
+import filecmp
 import importlib
 import importlib.util
 import inspect
@@ -106,6 +107,33 @@ def anchored(table: Any, directory: Path) -> Any:
 def portable(table: Any) -> Any:
     """A recipe's table to compare with another: the directory of code affects no result, that of data can."""
     return _renamed(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
+
+
+def alike(began: Any, now: Any) -> tuple[Any, Any]:
+    """Two recipes' tables to compare: code without its directory, which a digest stands for (`OwnComponent`).
+
+    A data file of `now` that is a copy of one of the same name in `began` has the place of that one.
+    """
+    held: list[Path] = []
+
+    def of_began(reference: str, path: Path) -> Path:
+        held.append(path)
+        return Path(path.name) if reference else path
+
+    def of_now(reference: str, path: Path) -> Path:
+        if reference or path in held or not path.is_file():
+            return Path(path.name) if reference else path
+        same = (other for other in held if other.name == path.name and other.is_file())
+        return next((other for other in same if filecmp.cmp(other, path, shallow=False)), path)
+
+    return _renamed(began, of_began), _renamed(now, of_now)
+
+
+def paths(table: Any) -> list[Path]:
+    """Every path in a recipe's table, of code and of data, each once."""
+    found: dict[Path, Path] = {}
+    _renamed(table, lambda _, path: found.setdefault(path, path))
+    return list(found)
 
 
 def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "", own: bool = False) -> Any:
@@ -429,17 +457,20 @@ def _digest(source: bytes) -> str:
 
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
-    """A run's table with what is gone from its place: files of your own are the run's copies in `directory`.
+    """A run's table with what is gone from its place, where it now is: the project of the run may have been moved.
 
-    Other files of a project that was moved are looked for in the working directory, by the end of their paths.
+    A file is looked for by the end of its old path, from the directories around the run, data from the working
+    directory too. Code that is not there is the run's copy in `directory`.
     """
+    around = directory.absolute().parents[1:]
 
     def present(reference: str, path: Path) -> Path:
         if os.path.exists(path) or reference in _live:
             return path
-        if not reference:
-            ends = (Path(*path.parts[start:]).absolute() for start in range(1, len(path.parts)))
-            return next(filter(os.path.exists, ends), path)
+        bases = around if reference else (*around, Path.cwd())
+        ends = (base / Path(*path.parts[start:]) for start in range(1, len(path.parts)) for base in bases)
+        if found := next(filter(os.path.exists, ends), None):
+            return found
         own = recorded.get(reference)
         if own is None or not own.copy_name:
             return path
