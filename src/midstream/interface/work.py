@@ -43,7 +43,7 @@ from midstream.interface.comparison import Comparison
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.process import Stop, stopped_by
-from midstream.recipe.overrides import Source
+from midstream.recipe.overrides import Source, with_tasks
 from midstream.recipe.schema import (
     agent_type,
     merge,
@@ -273,7 +273,8 @@ def practice(
 
     Args:
         agent: an agent, or a recipe's name.
-        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        tasks: what to learn from: the split `train`; by default the recipe's own. They replace its tasks
+            and validation; its other settings stay.
         reward: as in `evaluate`.
         validation: tasks on which a changed library must prove itself; by default half of `tasks`, at most 100.
         epochs: passes over the tasks.
@@ -290,9 +291,10 @@ def practice(
             count -= gate
         module = modules_of(agent_type(table["agent"]))[0]
         asked = table["agent"].get(module, table["agent"])  # an agent of your own is its one module
-        table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
-        table["practice"]["reflector"] = {"engine": asked.get("engine", "model")}
-        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
+        usual = {"batch_size": count, "modules": [module], "reflector": {"engine": asked.get("engine", "model")}}
+        drawn = {"tasks": count, "gate": {"tasks": gate}}
+        table["practice"] = merge({**usual, **table.get("practice", {})}, drawn)
+        table["evaluation"]["validation"] = _set("validation", tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
     return _learned(table, "practice", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
@@ -327,7 +329,8 @@ def train(
     Args:
         agent: an agent whose model is loaded into this process (`model="local/NAME"`, of AgentFlow `planner_model`),
             or a recipe's name.
-        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        tasks: what to learn from: the split `train`; by default the recipe's own. They replace its tasks
+            and validation; its other settings stay.
         reward: as in `evaluate`.
         validation: tasks for the curve of the report, 20 of them; without it, no evaluation: `tasks` are learned from.
         steps: updates of the weights.
@@ -338,9 +341,10 @@ def train(
     """
     table = _learner(agent, tasks, reward)
     if tasks is not None:
-        table["training"] = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
+        usual = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
+        table["training"] = {**usual, **table.get("training", {})}
         curve = tasks if validation is None else validation
-        table["evaluation"] = {"validation": {**_set("validation", curve, tasks), "count": min(20, len(curve))}}
+        table["evaluation"]["validation"] = {**_set("validation", curve, tasks), "count": min(20, len(curve))}
         if validation is None:
             table["evaluation"]["at"] = "none"
     if lora is not None:
@@ -442,7 +446,10 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
                 code="unknown-split",
                 fix="give tasks.train; where rows name no split, tasks.split(train=0.8).train",
             )
-        table["tasks"] = tasks.source
+        if isinstance(agent, AgentSpec):  # its recipe's sets are not asked for
+            table |= {"tasks": tasks.drawn, "evaluation": {}}
+        else:
+            table = with_tasks(table, tasks.drawn)
         table["reward"] = {"type": "per_task"}
     if reward is not None:
         table["reward"] = _reward(reward)
