@@ -430,6 +430,25 @@ def run_agent(place: Path, source: str, **changes: Any) -> Trajectory:
         return asyncio.run(rollout(build.environment(), tasks[:1], seed=0))[0].trajectories[0]
 
 
+def test_an_agent_needs_no_tools(place: Path):
+    made = table("mine.py")
+    del made["tools"]
+    assert parse_recipe(made).tools == {}
+
+
+def test_a_limit_in_dollars_needs_the_price_of_a_function(place: Path):
+    made = table("mine.py") | {"budget": {"cost_usd": 2.0}}
+    with raises("setting-conflict", "engines.model", "has no price"):
+        api.evaluate(made, "run")
+    made["agent"]["tries"], made["engines"]["model"]["price_prompt_usd"] = 0, 1e6
+    run = api.evaluate(made | {"budget": {"cost_usd": 1000.0}}, "run")
+    [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
+    [call] = trajectory.calls
+    assert call.usage.cost_usd == call.usage.prompt_tokens > 0
+    made["engines"]["model"]["price_prompt_usd"] = 0.0
+    assert api.evaluate(made, "free").status().state == "finished"
+
+
 def test_an_agent_asks_several_models_at_once(place: Path):
     made = table("mine.py")
     made["engines"]["big"] = {"type": "mine.py:model", "off_by": 0}
@@ -639,6 +658,13 @@ def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, place: P
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------
+
+
+def test_the_fix_for_a_reward_of_your_own_that_fails_can_be_followed(place: Path):
+    bad = write(place, "def bad(answer): return float('nan')")
+    made = table("mine.py") | {"reward": {"type": f"{bad}:bad"}}
+    with raises("no-results", "reward 'bad' returned nan", "midstream resume run,", "another --out"):
+        api.evaluate(made, "run")
 
 
 def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch):
