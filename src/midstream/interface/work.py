@@ -346,7 +346,7 @@ def train(
         curve = tasks if validation is None else validation
         table["evaluation"]["validation"] = {**_set("validation", curve, tasks), "count": min(20, len(curve))}
         if validation is None:
-            table["evaluation"]["at"] = "none"
+            table["evaluation"] |= {"at": "none"}
     if lora is not None:
         table["learner"] = {**table.get("learner", {}), "lora": {"rank": lora}}
     chosen = {

@@ -130,7 +130,8 @@ class PracticeSession(Session):
     def at_limit(self, error: BudgetError) -> str:
         """Finish with what was learned, and say how the run continues."""
         resume = f"midstream resume {shlex.quote(str(self.run_directory.root))}"
-        return super().at_limit(BudgetError(error.what, cause=error.cause, fix=f"{resume} {error.fix}"))
+        fix = f"{resume} {error.fix}"
+        return super().at_limit(BudgetError(error.what, code=error.code, cause=error.cause, fix=fix))
 
     def _warn_of_limit(self) -> None:
         """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""
