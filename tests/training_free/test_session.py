@@ -166,7 +166,7 @@ def test_a_limit_without_room_for_an_update_is_named_at_the_start(tmp_path, limi
     practise(tmp_path / "run", {"practice.budget.rollouts": limit}, listener=noted.append)
     notes = [event.text for event in noted if isinstance(event, Note)]
     assert any("no room for the first update" in note for note in notes) == warned
-    resumed = f'midstream resume {tmp_path / "run"} --budget'
+    resumed = f"midstream resume {tmp_path / 'run'} --budget"
     assert any(resumed in note for note in notes) == warned
     steps = practice_data(RunDirectory.open(tmp_path / "run")).next_steps
     assert any("midstream compare" in step for step in steps) != warned

@@ -19,8 +19,8 @@ from midstream.core.stream_template import load_template
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of
-from midstream.engines.own import FunctionEngineSettings
 from midstream.engines.openai.providers import LOOPBACK
+from midstream.engines.own import FunctionEngineSettings
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -390,8 +390,9 @@ def _check_priced(recipe: Recipe) -> None:
         priced = config.priced if isinstance(config, FunctionEngineSettings) else free or any(price_of(config))
         if not priced:
             where, limit = next(iter(limits.items()))
+            model = getattr(config, "model", component.type)
             raise RecipeError(
-                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {getattr(config, 'model', component.type)!r} has no price",
+                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
                 fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
                 f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '

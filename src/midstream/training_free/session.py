@@ -146,8 +146,8 @@ class PracticeSession(Session):
         update = min(practice.batch_size, practice.tasks) * practice.group_size
         if (needed := evaluated + update + held_back) > limit:
             self.note(
-                f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take {evaluated:,} "
-                f'and up to {held_back:,}, the update {update:,} and those of its gate; --budget "{needed} rollouts" has'
+                f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
+                f'{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; --budget "{needed} rollouts" has'
             )
 
     def reason_to_stop(self) -> str:
