@@ -147,7 +147,8 @@ class PracticeSession(Session):
         if (needed := evaluated + update + held_back) > limit:
             self.note(
                 f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
-                f'{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; --budget "{needed} rollouts" has'
+                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; "
+                f'--budget "{needed} rollouts" has'
             )
 
     def reason_to_stop(self) -> str:
