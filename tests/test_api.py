@@ -68,6 +68,12 @@ def test_a_training_run_resumes_as_it_began(trained, changes, code):
     assert caught.value.code == code
 
 
+def test_a_finished_training_run_stays_finished_whatever_its_limits(trained):
+    run, _ = trained
+    before = run.status()
+    assert api.resume(run, overrides=["budget.rollouts=1"]).status() == before
+
+
 def test_an_evaluation_is_kept_and_its_settings_are_arguments(trained, tmp_path):
     run, _ = trained
     events: list[object] = []
@@ -194,3 +200,5 @@ def test_a_practice_run_without_updates_has_finished_zero_of_them(tmp_path):
     changes = ["practice.budget.updates=0", "evaluation.sets=[]"]
     run = api.train(load_recipe("training-free-simulated", changes), tmp_path / "run")
     assert (run.status().state, run.status().step) == ("finished", 0)
+    more = ["practice.budget.updates=1"]
+    assert api.resume(run, overrides=more).status().step == 1, "a limit ended it: it continues with another"

@@ -41,10 +41,11 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "scored by  close" in said["runs/first"]
     assert "answer       9" in shown['midstream solve "What is 4 + 5?" --recipe mine.toml']
     assert "add 3 (100%)" in said["runs/second"]
+    assert "add 3 (100%)" in said["runs/class"]
     assert "100.0%" in said["runs/third"]
     assert "42" in shown["midstream tools thrice number=14 --recipe tools.toml"]
     assert "bound = 4.0" in shown["midstream train training.toml --dry-run"]
     assert "{'eval/test/success': 1.0," in said["runs/fifth"]
     assert shown["python"].splitlines()[-2:] == ["9", "100%"]
-    for name in [name for name in sys.modules if name in ("mine", "my_modules", "my_training")]:
+    for name in [name for name in sys.modules if name in ("mine", "my_agent", "my_modules", "my_training")]:
         del sys.modules[name]

@@ -19,6 +19,7 @@ from midstream.cli.main import main
 from midstream.core import kinds, own
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, TrainingError, UsageError
+from midstream.core.events import Note
 from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
@@ -172,6 +173,55 @@ def test_paths_are_relative_to_the_recipe(place: Path, monkeypatch: pytest.Monke
     assert api.resume("runs/first").status().state == "finished"
 
 
+@pytest.fixture
+def project(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with code and data, and an evaluation of it that was interrupted; the working directory."""
+    project = place / "project"
+    project.mkdir()
+    (place / "mine.py").rename(project / "mine.py")
+    (project / "rows.jsonl").write_text('{"question": "What is 2 + 3?", "answer": 5}')
+    own_table = table("mine.py") | {"tasks": {"type": "file", "path": "rows.jsonl"}}
+    (project / "mine.toml").write_text(to_toml(own_table))
+    monkeypatch.chdir(project)
+    api.evaluate("mine.toml", "runs/first").set_status("interrupted")
+    return project
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_the_same_command_continues_in_a_project_that_was_moved_or_copied(
+    moves: bool, project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    other = project.with_name("other")
+    (shutil.move if moves else shutil.copytree)(project, other)
+    monkeypatch.chdir(other)
+    for _ in ("unfinished", "finished"):
+        assert api.evaluate("mine.toml", "runs/first").status().state == "finished"
+    (other / "rows.jsonl").write_text('{"question": "What is 2 + 4?", "answer": 6}')
+    code = "inputs-changed" if moves else "run-exists"
+    RunDirectory.open(Path("runs/first")).set_status("interrupted")
+    with pytest.raises(RunError, check=coded(code)):
+        api.evaluate("mine.toml", "runs/first")
+
+
+def test_a_moved_run_takes_its_files_from_around_it_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch):
+    other, heard = project.with_name("other"), list[Any]()
+    monkeypatch.chdir(project.parent)
+    shutil.move(project, other)
+    run = api.resume("other/runs/first", listener=heard.append)
+    places = [(project / name, other / name) for name in ("mine.py", "rows.jsonl")]
+    notes = [event.text for event in heard if isinstance(event, Note)]
+    assert all(any(str(old) in note and str(new) in note for note in notes) for old, new in places), notes
+
+    run.set_status("interrupted")
+    (other / "mine.py").write_text(MINE + "# changed\n")
+    with pytest.raises(RunError, check=coded("inputs-changed", str(other / "mine.py"))):
+        api.resume("other/runs/first")
+    (other / "mine.py").unlink()
+    heard.clear()
+    assert api.resume("other/runs/first", listener=heard.append).status().state == "finished"
+    assert any(str(run.own_dir) in event.text for event in heard if isinstance(event, Note)), "its copy"
+
+
 def test_a_changed_file_is_not_resumed(place: Path):
     run = api.evaluate(table("mine.py"), "run")
     run.set_status("interrupted")
@@ -286,6 +336,89 @@ def test_objects_of_a_program(place: Path):
         api.resume("run")
 
 
+class Bound:
+    def __init__(self, bound: Any) -> None:
+        self.bound, self.asked = bound, 0
+
+    def __call__(self, answer):
+        self.asked += 1
+        return float(answer) > 0
+
+
+def above(bound: float):
+    def reward(answer):
+        return float(float(answer) > bound)
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("made", "same"),
+    [
+        (lambda: (above(1), above(9)), False),
+        (lambda: (above(1), above(1)), True),
+        (lambda: (Bound({"b": {1, 2}}), Bound({"b": {2, 1}})), True),
+        (lambda: (Bound(above(1)), Bound(above(9))), False),
+        (lambda: (Bound(open(os.devnull)), Bound(open(os.devnull))), False),  # noqa: SIM115
+        (lambda: (Bound(b"1").__call__, Bound(b"2").__call__), False),
+    ],
+    ids=["closures", "equal closures", "objects", "a closure in an object", "what cannot be written", "methods"],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_an_object_holds_is_compared(made: Any, same: bool, place: Path):
+    first, other = made()
+    named = own.reference_of(first)
+    run = api.evaluate(table("mine.py") | {"reward": {"type": named}}, "run")
+    run.set_status("interrupted")
+    assert api.resume("run").status().state == "finished", "the object itself, whatever it has counted"
+    run.set_status("interrupted")
+    del own._live[named]  # another program
+    assert own.reference_of(other) == named
+    if same:
+        assert api.resume("run").status().state == "finished"
+        return
+    with pytest.raises(RunError, check=coded("inputs-changed", named)):
+        api.resume("run")
+    info = run.info()
+    older = tuple(part.model_copy(update={"state": None}) for part in info.own)
+    assert not [name for part, began in zip(info.own, older, strict=True) for name in part.changed_since(began)]
+
+
+def test_a_run_records_the_code_that_ran(place: Path, monkeypatch: pytest.MonkeyPatch):
+    (place / "ran_mine.py").write_text("from ran_near import right\ndef score(answer): return right\n")
+    (place / "ran_near.py").write_text("right = 1.0\n")
+    monkeypatch.syspath_prepend(place)
+    reward = importlib.import_module("ran_mine").score
+    made = table("mine.py") | {"reward": {"type": own.reference_of(reward)}}
+    (place / "ran_mine.py").write_text("def score(answer): return 0.0\n")
+    (place / "ran_near.py").write_text("right = 0.0\n")
+    run = api.evaluate(made, "run")
+    assert run.evaluations.read()[0].success == 1.0
+    copies = {path.name: path.read_text() for path in run.own_dir.rglob("ran_*.py")}
+    assert copies["ran_near.py"] == "right = 1.0\n"
+    assert "right" in copies["ran_mine.py"]
+
+
+def test_neighbors_of_one_name_are_never_taken_for_each_other(place: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, right in (("pa", 1), ("pb", 2), ("same", 1), ("late", 2)):
+        (place / name).mkdir()
+        (place / name / "shared_helpers.py").write_text(f"right = {right}\n")
+        (place / name / "x.py").write_text("from shared_helpers import right\ndef fn(): return right\n")
+    (place / "late" / "x.py").write_text("def fn():\n    from shared_helpers import right\n    return right\n")
+    assert own.load("pa/x.py:fn")() == own.load("same/x.py:fn")() == 1
+    for name in ("pb", "late"):
+        with pytest.raises(RecipeError, check=coded("name-clash", "shared_helpers", f"{name}/x.py")):
+            own.load(f"{name}/x.py:fn")
+    (place / "pa" / "shared_helpers.py").write_text("right = 3\n")
+    importlib.invalidate_caches()
+    assert own.load("pa/x.py:fn")() == 3, "a neighbor that changed is imported again"
+    del sys.modules["shared_helpers"]
+    (place / "shared_helpers.py").write_text("right = 4\n")
+    monkeypatch.syspath_prepend(place)  # the working directory, as in `python -m midstream`
+    (place / "pb" / "x.py").write_text("import shared_helpers\ndef fn(): return shared_helpers.right\n")
+    assert own.load("pb/x.py:fn")() == 2, "the file's own neighbor comes first"
+
+
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +428,25 @@ def run_agent(place: Path, source: str, **changes: Any) -> Trajectory:
     with Build(parse_recipe(made)) as build:
         tasks = build.set_tasks(build.recipe.evaluation.sets[0])
         return asyncio.run(rollout(build.environment(), tasks[:1], seed=0))[0].trajectories[0]
+
+
+def test_an_agent_needs_no_tools(place: Path):
+    made = table("mine.py")
+    del made["tools"]
+    assert parse_recipe(made).tools == {}
+
+
+def test_a_limit_in_dollars_needs_the_price_of_a_function(place: Path):
+    made = table("mine.py") | {"budget": {"cost_usd": 2.0}}
+    with raises("setting-conflict", "engines.model", "has no price"):
+        api.evaluate(made, "run")
+    made["agent"]["tries"], made["engines"]["model"]["price_prompt_usd"] = 0, 1e6
+    run = api.evaluate(made | {"budget": {"cost_usd": 1000.0}}, "run")
+    [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
+    [call] = trajectory.calls
+    assert call.usage.cost_usd == call.usage.prompt_tokens > 0
+    made["engines"]["model"]["price_prompt_usd"] = 0.0
+    assert api.evaluate(made, "free").status().state == "finished"
 
 
 def test_an_agent_asks_several_models_at_once(place: Path):
@@ -325,6 +477,53 @@ def test_an_agent_that_fails_is_an_error_with_its_calls(place: Path, body: str, 
     trajectory = run_agent(place, f"async def agent(question, model, tools):\n{body}\n")
     assert (trajectory.status, trajectory.reward, len(trajectory.calls)) == ("error", None, 1)
     assert trajectory.error is not None
+    assert text in trajectory.error.message
+    assert trajectory.attempts == 1
+
+
+MODULES = """
+import midstream as ms
+
+def plan(question):
+    return ms.Action(sub_goal="add", tool="add", context=question)
+
+def command(action):
+    return ms.Command(tool="add", arguments={"first": 1, "second": 1})
+
+def generate(memory):
+    return memory.records[-1].result
+
+class Strict:
+    async def verify(self, query, tools, memory, newest, context):
+        return RESULT
+"""
+
+
+def run_with_verifier(place: Path, result: str) -> Trajectory:
+    made = table("mine.py") | {"engines": {}}
+    (place / "modules.py").write_text(MODULES.replace("RESULT", result))
+    names = {"planner": "plan", "executor": "command", "verifier": "Strict", "generator": "generate"}
+    made["agent"] = {module: {"type": f"modules.py:{name}"} for module, name in names.items()}
+    with Build(parse_recipe(made)) as build:
+        tasks = build.set_tasks(build.recipe.evaluation.sets[0])
+        return asyncio.run(rollout(build.environment(), tasks[:1], seed=0))[0].trajectories[0]
+
+
+@pytest.mark.parametrize("result", ["{}", "({}, ())"])
+def test_a_class_as_a_module_returns_its_result_with_or_without_calls(result: str, place: Path):
+    verdict = "ms.Verdict(result_valid=True, memory_sufficient=True)"
+    trajectory = run_with_verifier(place, result.format(verdict))
+    assert (trajectory.status, trajectory.answer, trajectory.stop_reason) == ("ok", "2", "verified")
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [("True", "verifier 'Strict' returned True"), ("1 / 0", "verifier 'Strict' raised ZeroDivisionError")],
+)
+def test_a_class_as_a_module_that_fails_is_named(result: str, text: str, place: Path):
+    trajectory = run_with_verifier(place, result)
+    assert trajectory.error is not None
+    assert trajectory.error.type == "InfrastructureError"
     assert text in trajectory.error.message
     assert trajectory.attempts == 1
 
@@ -461,6 +660,13 @@ def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, place: P
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
+def test_the_fix_for_a_reward_of_your_own_that_fails_can_be_followed(place: Path):
+    bad = write(place, "def bad(answer): return float('nan')")
+    made = table("mine.py") | {"reward": {"type": f"{bad}:bad"}}
+    with raises("no-results", "reward 'bad' returned nan", "midstream resume run,", "another --out"):
+        api.evaluate(made, "run")
+
+
 def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch):
     first = api.evaluate(table("mine.py"), "run", record=place / "tape")
     other = place / "other"
@@ -470,6 +676,41 @@ def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatc
     again = api.evaluate(table("mine.py"), "run", replay=place / "tape")
     assert [part.evaluations.read()[0].success for part in (first, again)] == [1.0, 1.0]
     assert isinstance(again, RunDirectory)
+
+
+def test_a_recording_of_other_data_is_not_replayed(place: Path):
+    def looked_up(directory: str, **tape: Any) -> RunDirectory:
+        made = table("mine.py")
+        made["tools"]["add"] = {"type": f"{write(place, LOOK)}:Look", "path": f"{directory}/index"}
+        return api.evaluate(made, f"{directory}-{next(iter(tape))}", **tape)
+
+    for name in ("c1", "c2"):
+        (place / name).mkdir()
+        (place / name / "index").touch()
+    looked_up("c1", record=place / "tape")
+    looked_up("c1", replay=place / "tape")
+    with pytest.raises(UsageError, check=coded("not-recorded", "tools.add")) as refused:
+        looked_up("c2", replay=place / "tape")
+    assert str(place / "c2" / "index") in refused.value.cause
+    first, other = ({"tools": {"a": {"type": "local_search", "index": f"{name}/index"}}} for name in ("c1", "c2"))
+    assert own.portable(first) != own.portable(other)
+
+
+LOOK = """
+from midstream import Tool, ToolResult
+
+
+class Look(Tool):
+    name, description = "add", "Adds."
+    parameters = {"type": "object", "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}}}
+    timeout_s, output_tokens = 5.0, 100
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def call(self, arguments):
+        return ToolResult(text=self.path)
+"""
 
 
 @pytest.mark.parametrize(
@@ -515,3 +756,21 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
     assert keys - anchored == {"cache"}
+    assert keys >= own.PATHS
+
+
+def test_a_setting_that_is_no_path_of_what_is_there_stays_as_it_is(place: Path):
+    (place / "numpy").mkdir()
+    theirs = {"type": "mine.py:agent", "start": "numpy", "index": "https://host/idx/", "cache_path": "s3://b//x"}
+    nested = {"options": {"start": "numpy", "day": "./a"}, "data_file": "mine.py", "there_path": "./none//x"}
+    assert own.anchored(theirs | nested, place) == {
+        **theirs, **nested, "type": f"{place}/mine.py:agent", "data_file": f"{place}/mine.py",
+    }  # fmt: skip
+    ordinary = {"type": "direct", "day_file_name": "2024/05", "date_start": "2024/05"}
+    assert own.portable(ordinary) == ordinary
+    assert own.anchored({"practice": {"start": "numpy"}}, place) == {"practice": {"start": f"{place}/numpy"}}
+    parsed: Any = parse_component("agent", {"type": f"{write(place, STARTED)}:agent", "start": "numpy"}, "agent")
+    assert parsed.config.start == "numpy"
+
+
+STARTED = "async def agent(question, start: str = ''): return start"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.errors import RecipeError
+from midstream.core.errors import MidstreamError, RecipeError
 from midstream.report.study_tables import study_tables
-from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows
+from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows, run_study
 from support.errors import coded, raises
 from support.fake_run import evaluation
 
@@ -236,6 +237,33 @@ def test_the_study_of_the_documentation_can_run_and_what_to_know_is_noted(
     budgets, figures = plan(study.model_copy(update={"arms": (study.arms[0], fewer)}), tmp_path, seeds=1).notes
     assert "groups of 8 on 16,640, groups of 4 on 1,280" in budgets
     assert "midstream[studies]" in figures
+
+
+def test_a_study_continues_with_another_limit_and_with_no_other_setting(tmp_path: Path) -> None:
+    own_recipe(tmp_path)
+    study = own_study(tmp_path)
+    with pytest.raises(MidstreamError):  # nobody answers
+        run_study(plan(study, tmp_path, seeds=1, overrides=["budget.rollouts=1"]))
+    [run] = plan(study, tmp_path, seeds=1, overrides=["budget.rollouts=9"]).runs
+    assert (run.out / "run.json").exists()
+    with raises("inputs-changed", "max_tokens"):
+        plan(study, tmp_path, seeds=1, overrides=["agent.policy.sampling.max_tokens=7"])
+
+
+def test_a_copied_study_continues(tmp_path: Path) -> None:
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.mkdir()
+    (first / "mine.py").write_text("def close(answer, gold): return float(answer == gold)\n")
+    recipe = own_recipe(first)
+    recipe.write_text(recipe.read_text().replace(f"{first}/", "") + '[reward]\ntype = "mine.py:close"\n')
+    with pytest.raises(MidstreamError):  # nobody answers
+        run_study(plan(own_study(first), first, seeds=1))
+    shutil.copytree(first, other)
+    [run] = plan(read_study(other / "study.toml"), other, seeds=1).runs
+    assert run.state == "failed"
+    (other / "mine.py").write_text("def close(answer, gold): return 1.0\n")
+    with raises("inputs-changed", "mine.py:close"):
+        plan(read_study(other / "study.toml"), other, seeds=1)
 
 
 def test_two_arms_that_would_share_a_directory_are_refused() -> None:

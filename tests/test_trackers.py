@@ -170,7 +170,7 @@ def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_pa
 def test_what_is_no_tracker_is_named_as_its_user_named_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tr.py").write_text("class M:\n    def start(self, run): ...\n")
-    with pytest.raises(MidstreamError, check=coded("component-invalid", "tr.py:M is no tracker", "log and finish")):
+    with pytest.raises(MidstreamError, check=coded("component-invalid", "tr.py:M is not a tracker", "log and finish")):
         trackers_of("tr.py:M")
 
 
@@ -206,7 +206,7 @@ def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
 
 def test_the_tracker_of_the_documentation_works(run, capsys):
     page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("\n\napi.train")[0]
+    code = page.partition("```python\n")[2].partition("\n\nms.train")[0]
     (run.root / "my_tracker.py").write_text(code, encoding="utf-8")
     [step] = steps(1)
     feed(run, f"{run.root}/my_tracker.py:Printed", step)

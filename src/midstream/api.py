@@ -40,14 +40,14 @@ from midstream.core.protocols import Tracker
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.evaluation.run import every_set, metric_of, set_apart
+from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
-from midstream.recipe.library import check_shown, editable_library, learned_before, split, unproven
+from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
@@ -117,7 +117,7 @@ def train(
     recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     root = Path(out) if out else _new_root(f"{recipe.name}-s{recipe.seed}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or _differing(run_recipe(run), recipe)):
+    if run is not None and (run.info().kind == "evaluation" or differing(run, recipe)):
         raise RunError(
             f"{root} already holds a run with other settings",
             code="run-exists",
@@ -176,9 +176,9 @@ def resume(
             cause="a trajectory that was lost in training is left out of its step, which is over",
             fix=f"midstream resume {run.root}",
         )
-    if overrides and run.status().state == "finished":
-        run.set_status("interrupted", "resumes with other limits")
-    return _train(run.root, run, recipe, record=record, replay=replay, track=track, listener=listener)
+    # A practice run that a limit ended is finished: other limits may let it continue.
+    limited = bool(overrides) and recipe.practice is not None and run.status().message != ""
+    return _train(run.root, run, recipe, limited=limited, record=record, replay=replay, track=track, listener=listener)
 
 
 def evaluate(
@@ -224,7 +224,9 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
-        recipe = run_recipe(begun)  # with the prices that it began with
+        engines = run_recipe(begun).engines  # with the prices that it began with
+        priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
+        recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
 
 
@@ -414,13 +416,14 @@ def _train(
     run: RunDirectory | None,
     recipe: Recipe,
     *,
+    limited: bool = False,
     record: Path | None,
     replay: Path | None,
     track: Track,
     listener: Listener,
 ) -> RunDirectory:
-    """Run a session to its end in `run`, or in a new directory at `root`."""
-    if run is not None and run.status().state == "finished":
+    """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
+    if run is not None and run.status().state == "finished" and not limited:
         return run
     trackers = trackers_of(track)
     budget = _budget_of(recipe)
@@ -451,7 +454,7 @@ _new_roots: set[Path] = set()  # directories of this process, whose runs may beg
 
 
 def _budget_of(recipe: Recipe) -> Budget | None:
-    """The budget of a run; None without limits: then nothing stands between the run and its engines."""
+    """The budget of a run; None without limits: its requests are then not counted."""
     if recipe.practice is not None:
         return Budget(recipe.practice.budget)
     return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
@@ -468,10 +471,18 @@ def _counted(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
         yield
 
 
-def _differing(began: Recipe, now: Recipe) -> list[str]:
-    """What differs between two recipes, apart from their limits: these do not change a result."""
-    old, new = ({key: value for key, value in check(recipe).items() if key != "budget"} for recipe in (began, now))
-    return [] if old == new else differing_settings(old, new) or ["..."]
+def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
+    """What differs between a run's recipe and another, apart from limits and from where files lie.
+
+    Raises `RunError` if nothing does, but a component of your own has another digest.
+    """
+    settings = check(recipe)
+    both = own.alike(check(run_recipe(began)), settings)
+    old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
+    if old != new:
+        return differing_settings(old, new) or ["..."]
+    check_own(began, settings)
+    return []
 
 
 def _new_root(name: str) -> Path:
@@ -502,6 +513,12 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
     check_own(run, build.resolved)
+    places = own.paths(run.info().resolved)
+    for path in own.paths(build.resolved):
+        gone = [place for place in places if place.name == path.name and not place.exists()]
+        if path not in places and gone:
+            is_copy = path.is_relative_to(run.own_dir.resolve())
+            listener(Note(f"{gone[0]} is gone; {'its copy' if is_copy else 'used in its place'}: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
@@ -516,7 +533,7 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one",
+            cause="results on both versions would be counted as one; an object with a connection equals no other",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
@@ -557,8 +574,8 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     given = {"run", "unsafe", "record", "replay"}
     if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif differing := _differing(run_recipe(begun), recipe):
-        changed = "; ".join(differing[:_SETTINGS_SHOWN])
+    elif changes := differing(begun, recipe):
+        changed = "; ".join(changes[:_SETTINGS_SHOWN])
         what = "an evaluation with other settings" + (f" (its own | those given: {changed})" if changed else "")
     else:
         return held
@@ -600,7 +617,7 @@ def _evaluate_in(
         evaluations = list(
             every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
         )
-        evaluations = set_apart(evaluations, learned_before(build.resolved, trained))
+        evaluations = separate_learned(evaluations, learned_keys(build.resolved, trained))
         for part in {part.chosen.name: part for part in evaluations if part.learned}.values():
             name = part.chosen.name.removesuffix("-learned")
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
@@ -704,7 +721,7 @@ def _require_keys(build: Build) -> None:
         raise RecipeError(
             f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
             code="key-not-set",
-            cause="this server answers nobody without a key",
+            cause="this server requires a key",
             fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
         )
 

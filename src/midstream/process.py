@@ -130,4 +130,8 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
         if isinstance(error, RefusedError):
             fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
             raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
+        if error.code in ("all-rollouts-failed", "no-results"):
+            own = ", or the same command with another --out if a component of your own changes" * bool(run.info().own)
+            fix = f"{error.fix}; then: midstream resume {shlex.quote(str(run.root))}{own}"
+            raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
         raise

@@ -53,8 +53,8 @@ from midstream.evaluation import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine
 from midstream.recipe.check import check, set_reward
 from midstream.recipe.estimate import set_tasks
-from midstream.recipe.overrides import evaluation_recipe, run_recipe
-from midstream.recipe.schema import Recipe, differing_settings, each_setting, load_recipe, overrides_of, with_overrides
+from midstream.recipe.overrides import evaluation_recipe
+from midstream.recipe.schema import Recipe, each_setting, load_recipe, overrides_of, with_overrides
 from midstream.recipe.sessions import check_work
 from midstream.report.study_figures import Panel, dots, panels
 from midstream.report.study_tables import StudyRow
@@ -354,12 +354,12 @@ def plan(
 
 def _check_unchanged(run: ArmRun) -> None:
     """Check a recipe, and raise `UsageError` if its directory holds a run with other settings."""
-    settings = check(run.recipe)
+    check(run.recipe)
     if not (run.out / "run.json").exists():
         return
     begun = RunDirectory.open(run.out)
     trained = begun.info().kind != "evaluation"
-    changed = differing_settings(check(run_recipe(begun)), settings)
+    changed = api.differing(begun, run.recipe)
     if trained != run.trained:
         changed.insert(0, f"train: {trained} | {run.trained}".lower())
     if changed:
@@ -369,7 +369,6 @@ def _check_unchanged(run: ArmRun) -> None:
             cause="the study, its recipe or --set was changed since; results of both would be counted as one",
             fix=f"undo the change, give the arm another `directory`, or start over with --out or without {run.out}",
         )
-    api.check_own(begun, settings)
 
 
 def _trajectories_a_step(recipe: Recipe) -> int:

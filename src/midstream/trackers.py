@@ -1,8 +1,8 @@
 """Experiment trackers: Weights & Biases, MLflow, TensorBoard, Trackio, or one of your own.
 
-`tracked` stands between a run and its listener: it turns events into flat metrics (`metrics_of`), with the same names
-for all trackers. Each tracker works in a thread of its own and behind a queue, because it may wait for a network. One
-that fails, or does not keep up, is off from then on: a `Note` says so, and the run goes its way.
+`tracked` wraps a run's listener: it turns events into flat metrics (`metrics_of`), whose names are the same for all
+trackers. Each tracker has its own thread and queue, because it may wait for a network. A tracker that fails, or does
+not keep up, is switched off with a `Note`, and the run continues.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logge
 
 
 def flat(prefix: str, table: Mapping[Any, Any]) -> dict[str, float]:
-    """The numbers of nested tables, by their path; what is no number is left out."""
+    """The numbers of nested tables, by their path; other values are left out."""
     numbers = (pair for pair in leaves(prefix, table) if type(pair[1]) in (int, float))
     return {name: float(value) for name, value in numbers}
 
@@ -107,7 +107,7 @@ def fit(text: str) -> str:
 def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tuple[str, Tracker]]:
     """The trackers and their names. `track` holds names, references such as "my_tracker.py:Tracker", and objects.
 
-    Raises `UsageError` for an unknown name, and for an object that is no tracker.
+    Raises `UsageError` for an unknown name, and for an object that is not a tracker.
     """
     found: dict[str, Tracker] = {}
     for named in track.split(",") if isinstance(track, str) else track:
@@ -131,7 +131,7 @@ def own_tracker(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]
 def _checked(tracker: Any, shown: str = "") -> Any:
     if lacking := [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]:
         raise UsageError(
-            f"{shown or repr(tracker)} is no tracker: it has no method {' and '.join(lacking)}",
+            f"{shown or repr(tracker)} is not a tracker: it has no method {' and '.join(lacking)}",
             code="component-invalid",
             fix="add it: docs/tracking.md",
         )
@@ -188,7 +188,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
 
 
 class _Feed(threading.Thread):
-    """A tracker in a thread of its own.
+    """A tracker with its own thread.
 
     `kept` holds the id of the tracker's run and the last step of each group that it has, so that a resumed run
     continues it and does not log a step again.

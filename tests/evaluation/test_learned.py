@@ -15,7 +15,7 @@ from midstream.core.task import Task, task_keys
 from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
 from midstream.interface.comparison import compare, compare_groups
-from midstream.recipe.library import learned_before
+from midstream.recipe.library import learned_keys
 from midstream.runs import RunDirectory
 from midstream.runs.info import Learned, collect_info
 from midstream.runs.journal import Records
@@ -42,7 +42,7 @@ def run_of(root: Path, purpose: str = "training", learned: Task | None = None, *
 
 def test_a_file_that_a_model_is_named_by_is_no_library(tmp_path):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
-    assert learned_before({"engines": {"model": {"model": str(tmp_path / "small.gguf")}}}, None) == {}
+    assert learned_keys({"engines": {"model": {"model": str(tmp_path / "small.gguf")}}}, None) == {}
 
 
 def library_file(path: Path, *tasks: str) -> Path:
@@ -53,7 +53,7 @@ def library_file(path: Path, *tasks: str) -> Path:
 
 
 def found(asked: Task, resolved: dict[str, object], run: RunDirectory | None = None) -> bool:
-    return bool(task_keys(asked.id, asked.question) & learned_before(resolved, run).keys())
+    return bool(task_keys(asked.id, asked.question) & learned_keys(resolved, run).keys())
 
 
 @pytest.fixture

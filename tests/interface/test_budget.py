@@ -87,9 +87,13 @@ def test_an_evaluation_ends_at_its_limit_and_continues_with_a_higher_one(tmp_pat
 
 
 def test_the_same_call_with_another_limit_continues():
+    for limit in ("1 rollouts", "2 rollouts"):
+        with raises("budget-spent", f"budget of {limit[0]} (rollouts)"):
+            evaluated(out="part", budget=limit)
+    assert evaluated(out="part", budget="9 rollouts").evaluations[0].tasks == 6
     with raises("budget-spent"):
-        evaluated(out="part", budget="1 rollouts")
-    assert evaluated(out="part").evaluations[0].tasks == 6
+        evaluated(out="free", budget="1 rollouts")
+    assert evaluated(out="free").evaluations[0].tasks == 6
     assert agent_recipe(RunDirectory.open(Path("part"))).budget is None, (
         "the limits of a run are not those of its agent"
     )

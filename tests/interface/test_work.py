@@ -13,6 +13,7 @@ import pytest
 
 import midstream as ms
 from midstream.core.events import Note
+from midstream.core.task import task_keys
 from midstream.evaluation.leakage import learned_tasks
 from support.counting import LESSON, counting, write_questions
 from support.errors import raises
@@ -63,6 +64,38 @@ def test_an_agent_of_your_own_practices(agent):
     assert [lesson.module for lesson in run.lessons] == ["policy"]
 
 
+def learned(run: ms.Run, purpose: str) -> set[str]:
+    return {key for key, found in learned_tasks(run.directory).items() if found == purpose}
+
+
+def keys_of(tasks: ms.Tasks) -> set[str]:
+    return {key for task in tasks for key in task_keys(task.id, task.question)}
+
+
+def test_a_sample_is_all_that_is_learned_from(agent):
+    own = ms.tasks("questions.jsonl")
+    few = own.train.sample(3)
+    run = ms.practice(agent, few, validation=own.test.sample(2), budget="0 rollouts", quiet=True)
+    assert learned(run, "practice") == keys_of(few)
+    assert learned(run, "gate") == keys_of(own.test.sample(2))
+    with raises("setting-conflict", "sample(3)"):
+        ms.practice(agent, ms.tasks("gazetteer").train.sample(3), quiet=True)
+
+
+def test_a_recipe_keeps_its_settings_with_other_tasks(agent, tmp_path):
+    own = ms.tasks("questions.jsonl").train
+    recipe = tmp_path / "mine.toml"
+    engine = {key: agent.table()["engines"]["model"][key] for key in ("model", "base_url")}
+    head = f'extends = "direct"\nname = "mine"\n[engines.model]\nmodel = "{engine["model"]}"\n'
+    head += f'base_url = "{engine["base_url"]}"\n[evaluation]\ntrials = 3\n'
+    recipe.write_text(head + "[practice]\nbatch_size = 2\npatience = 9\nreflector.engine = 'model'\n")
+    run = ms.practice(recipe, own, budget="0 rollouts", quiet=True)
+    table = run.directory.info().resolved
+    assert (table["practice"]["batch_size"], table["practice"]["patience"]) == (2, 9)
+    assert table["practice"]["tasks"] + table["practice"]["gate"]["tasks"] == len(own)
+    assert table["evaluation"]["trials"] == 3
+
+
 def test_one_that_reads_no_lessons_is_refused(agent):
     without = ms.OwnAgent(no_lessons, model="m", base_url="http://127.0.0.1:1/v1")
     with raises("lessons-not-shown", "policy"):
@@ -111,5 +144,14 @@ def test_training_evaluates_on_tasks_that_it_was_given_for_it_alone(tmp_path: Pa
     alone = ms.train(agent, tasks.train, out=tmp_path / "alone", **about)
     assert alone.evaluations == []
     assert set(learned_tasks(ms.RunDirectory.open(alone.path)).values()) == {"training"}
-    curve = ms.train(agent, tasks.train, validation=tasks.test, out=tmp_path / "curve", **about)
+    few = tasks.train.sample(2)
+    curve = ms.train(agent, few, validation=tasks.test, out=tmp_path / "curve", **about)
+    assert learned(curve, "training") == keys_of(few)
     assert [(result.set_name, result.tasks) for result in curve.evaluations] == [("validation", 12)] * 2
+    recipe = tmp_path / "mine.toml"
+    model = {**agent.table()["engines"]["model"], "device": "cpu"}
+    settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
+    recipe.write_text(f'extends = "direct"\nname = "mine"\ntraining.steps = 7\n[engines.model]\n{settings}\n')
+    with raises("budget-spent"):
+        ms.train(recipe, few, tasks_per_step=2, budget="0 rollouts", out=tmp_path / "recipe", quiet=True)
+    assert ms.Run(tmp_path / "recipe").directory.info().resolved["training"]["steps"] == 7

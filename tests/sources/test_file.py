@@ -205,6 +205,22 @@ def test_all_of_it_may_be_to_train_on(tmp_path):
         own.tasks("test")
 
 
+def test_rows_that_name_their_split_are_not_divided_again(tmp_path):
+    rows = [row(number, split=split) for number, split in enumerate(["train", "test"] * 4)]
+    with pytest.raises(UsageError, check=coded("bad-rows", "`split`", 'split_field = ""')):
+        source(tmp_path, rows, splits={"train": 0.5, "test": 0.5}).tasks("test")
+    assert source(tmp_path, rows, splits={"test": 1}, split_field="").tasks("test")[0].metadata["split"] == "train"
+
+
+def test_a_fixed_draw_may_stand_for_a_split(tmp_path):
+    rows = [row(number, split="train" if number % 2 else "test") for number in range(20)]
+    whole, drawn = source(tmp_path, rows), source(tmp_path, rows, counts={"train": 3})
+    assert drawn.tasks("train") == drawn.tasks("train") == whole.fixed("train", seed=99, count=3)
+    assert drawn.tasks("test") == whole.tasks("test")
+    with pytest.raises(RecipeError, check=coded("too-few-tasks", 11, fix="`counts`")):
+        source(tmp_path, rows, counts={"test": 11}).tasks("test")
+
+
 def test_rows_may_name_their_split(tmp_path):
     own = source(tmp_path, [row(1, s="train"), row(2, s="test")], split_field="s")
     assert [len(own.tasks(split)) for split in ("train", "test")] == [1, 1]

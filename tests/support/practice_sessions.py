@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from midstream.core.events import Listener
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
 from midstream.recipe.build import Build
@@ -87,7 +88,13 @@ def counting(monkeypatch: pytest.MonkeyPatch, *, shuffled: bool = False) -> Iter
         yield asked
 
 
-def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Mapping[str, Any] = SMALL) -> str:
+def practise(
+    root: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    small: Mapping[str, Any] = SMALL,
+    listener: Listener = lambda event: None,
+) -> str:
     """Begin a run in `root`, or resume the one there, to its end; returns why it ended early."""
     settings = {**small, **(changes or {})}
     sets = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
@@ -101,7 +108,7 @@ def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Map
                 root, collect_info(recipe.name, recipe.seed, build.resolved), to_toml(build.resolved)
             )
         with run.lock():
-            return asyncio.run(PracticeSession(parts, run, lambda event: None).run())
+            return asyncio.run(PracticeSession(parts, run, listener).run())
 
 
 @contextmanager

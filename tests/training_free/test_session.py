@@ -7,8 +7,10 @@ import json
 import pytest
 
 from midstream.core.errors import EngineError, InfrastructureError, RecipeError, RunError
+from midstream.core.events import Note
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
+from midstream.report.practice_data import practice_data
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.training_free.commit import Committer, History, MadeUpdate, read_updates
@@ -156,6 +158,18 @@ def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path,
     updates, steps = read_updates(run), [one.step for one in run.evaluations.read()]
     assert steps == ([0, len(updates)] if updates else [0])
     assert all(one.errors == 0 for one in run.evaluations.read())
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(9, True), (200, False)])
+def test_a_limit_without_room_for_an_update_is_named_at_the_start(tmp_path, limit, warned):
+    noted = []
+    practise(tmp_path / "run", {"practice.budget.rollouts": limit}, listener=noted.append)
+    notes = [event.text for event in noted if isinstance(event, Note)]
+    assert any("no room for the first update" in note for note in notes) == warned
+    resumed = f"midstream resume {tmp_path / 'run'} --budget"
+    assert any(resumed in note for note in notes) == warned
+    steps = practice_data(RunDirectory.open(tmp_path / "run")).next_steps
+    assert any("midstream compare" in step for step in steps) != warned
 
 
 def test_with_more_to_spend_the_run_resumes_where_it_was(whole, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import ResultForm, render_lessons, result_writer
@@ -176,6 +176,9 @@ class _Run:
         for _ in range(_VAIN_STOPS):
             try:
                 call = await self._call(draft, context)
+                if self.template.native and not self.stream.pieces:  # or nobody could learn from the transcript
+                    tools: list[JsonValue] = [dict(tool) for tool in self.stream.request().tools]
+                    call = call.model_copy(update={"sent": {**call.sent, "tools": tools}})
             except PromptTooLongError as failure:
                 if not self.stream.pieces:
                     raise  # nothing is sampled yet: the recipe or the task alone is too long

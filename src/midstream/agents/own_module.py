@@ -4,11 +4,13 @@
         return Action(sub_goal="calculate", tool="python", context=question)
 
 It receives by name what the method of `core/protocols.py` receives, and returns its result, with or without calls.
+A class or object with that method receives all of it, and returns the same.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,21 +34,33 @@ _MODULES: dict[Kind, tuple[type, str, type]] = {
 def own_module(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
     """The settings of a module of your own: a function, or a class or object with its kind's method."""
     protocol, method, result = _MODULES[kind]
-    if made := class_or_object(kind, ComponentConfig, reference, value, protocol, method):
-        return made
     names = [name for name in inspect.signature(getattr(protocol, method)).parameters if name != "self"]
-    what = f"a function that takes some of {', '.join(names)} and returns {result.__name__}"
-    function = OwnFunction(kind, reference, value, names, f"{what}, or a class with `{method}`")
+    what = f"a function that takes some of {', '.join(names)} and returns {result.__name__}, or a class with `{method}`"
 
-    def build(settings: ComponentConfig, context: Context) -> Any:
-        async def call(*values: Any) -> Any:
-            found = await function.called(settings, dict(zip(names, values, strict=True)))
+    def module(function: OwnFunction, call: Callable[..., Awaitable[Any]], **attributes: Any) -> Any:
+        async def checked(*values: Any) -> Any:
+            found = await call(*values)
             with_calls = isinstance(found, tuple) and len(found) == 2
             text, calls = found if with_calls else (found, ())
             if not isinstance(text, result) and not (kind == "generator" and text is None):
                 raise function.wrong(found, f"return {result.__name__}, or ({result.__name__}, calls)")
             return text if kind == "policy" else (text, calls)
 
-        return SimpleNamespace(**{method: call})
+        return SimpleNamespace(**{method: checked}, **attributes)
+
+    if made := class_or_object(kind, ComponentConfig, reference, value, protocol, method):
+        build_object = made.build
+
+        def build_checked(settings: ComponentConfig, context: Context) -> Any:
+            made = build_object(settings, context)
+            function = OwnFunction(kind, reference, getattr(made, method), names, what)
+            return module(function, function.call, shows_lessons=getattr(made, "shows_lessons", False))
+
+        made.build = build_checked  # type: ignore[method-assign]
+        return made
+    function = OwnFunction(kind, reference, value, names, what)
+
+    def build(settings: ComponentConfig, context: Context) -> Any:
+        return module(function, lambda *values: function.called(settings, dict(zip(names, values, strict=True))))
 
     return function.settings(ComponentConfig, build=build, asks="optional")

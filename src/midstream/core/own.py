@@ -11,9 +11,11 @@ imports (`OwnComponent`).
 from __future__ import annotations
 
 import ast
+import filecmp
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -27,15 +29,19 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError, RunError, UsageError, did_you_mean
+from midstream.core.errors import RecipeError, UsageError, did_you_mean
 
 EXAMPLE = 'e.g. "my_rewards.py:exact" or "my_package.rewards:exact"'
 
 _REFERENCE = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.-]*")
 _HANDED_OVER = "python"  # the place of objects that a program hands over
-_PATH = re.compile(r"(?:^|_)(?:path|file|directory|index|library|start|adapter|cwd|template)$")  # keys of what is read
+# Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
+PATHS = frozenset({"path", "file", "prompt_file", "index", "library", "start", "adapter", "cwd"})
+_OWN_PATH = re.compile(r"library|(?:\w+_)?(?:path|file)")
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
-_imported: dict[str, str] = {}  # by the module's name, the digest of its file: one that has changed is imported again
+_taken: dict[str, dict[str, str]] = {}  # by reference or module, digests of its file and neighbors when imported
+_states: dict[str, str] = {}  # by reference, the digest of what an object held when it was handed over
+_sources: dict[str, bytes] = {}  # by digest, the source of what was imported: its file can change while it is used
 _originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
 _importing: ContextVar[str] = ContextVar("importing", default="")
 
@@ -44,35 +50,29 @@ class OwnComponent(Frozen):
     """What a run used of your own: its reference, the digest of its source, and the name of its file's copy.
 
     `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy. `imports` are the
-    digests of what the file imports from its directory, by their paths there, which are copied with it.
+    digests of what the file imports from its directory, by their paths there, which are copied with it. `state` is the
+    digest of what an object of a program holds (`_held`); None in runs of older versions.
     """
 
     reference: str
     digest: str
     copy_name: str = ""
     imports: dict[str, str] = {}
+    state: str | None = None
 
     def changed_since(self, began: OwnComponent) -> list[str]:
         """What has another digest than when a run began: the reference itself, and files that it imports."""
         imports = [name for name, digest in began.imports.items() if self.imports.get(name) != digest]
-        return [self.reference] * (self.digest != began.digest) + imports
+        other = self.digest != began.digest or (began.state is not None and self.state != began.state)
+        return [self.reference] * other + imports
 
     def copies(self) -> dict[str, bytes]:
-        """The bytes of its file and of what this imports, by the names of the copies.
-
-        Raises `RunError` if they have changed since the digests were taken.
-        """
-        file = file_of(self.reference)
-        if file is None:
+        """The source of its file and of its imports as this process imported them, by the names of the copies."""
+        if not self.copy_name:
             return {}
-        sources = {self.copy_name: (file, self.digest)}
-        for name, digest in self.imports.items():
-            sources[f"{Path(self.copy_name).parent}/{name}"] = (file.parent / name, digest)
-        copies = {name: path.read_bytes() for name, (path, _) in sources.items()}
-        for name, (path, digest) in sources.items():
-            if _digest(copies[name]) != digest:
-                raise RunError(f"{path} was changed while the run began", code="inputs-changed", fix="start it again")
-        return copies
+        directory = Path(self.copy_name).parent
+        digests = {self.copy_name: self.digest} | {f"{directory}/{name}": own for name, own in self.imports.items()}
+        return {name: _sources[digest] for name, digest in digests.items()}
 
 
 def is_reference(name: object) -> bool:
@@ -105,24 +105,61 @@ def anchored(table: Any, directory: Path) -> Any:
 
 
 def portable(table: Any) -> Any:
-    """A recipe's table, in which a file is named without its directory, which affects no result."""
-    return _renamed(table, lambda _, path: Path(path.name))
+    """A recipe's table to compare with another: the directory of code affects no result, that of data can."""
+    return _renamed(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
 
 
-def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "") -> Any:
-    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself."""
+def alike(began: Any, now: Any) -> tuple[Any, Any]:
+    """Two recipes' tables to compare: code without its directory, which a digest stands for (`OwnComponent`).
+
+    A data file of `now` that is a copy of one of the same name in `began` has the place of that one.
+    """
+    held: list[Path] = []
+
+    def of_began(reference: str, path: Path) -> Path:
+        held.append(path)
+        return Path(path.name) if reference else path
+
+    def of_now(reference: str, path: Path) -> Path:
+        if reference or path in held or not path.is_file():
+            return Path(path.name) if reference else path
+        same = (other for other in held if other.name == path.name and other.is_file())
+        return next((other for other in same if filecmp.cmp(other, path, shallow=False)), path)
+
+    return _renamed(began, of_began), _renamed(now, of_now)
+
+
+def paths(table: Any) -> list[Path]:
+    """Every path in a recipe's table, of code and of data, each once."""
+    found: dict[Path, Path] = {}
+    _renamed(table, lambda _, path: found.setdefault(path, path))
+    return list(found)
+
+
+def _renamed(value: Any, place: Callable[[str, Path], Path], key: str = "", own: bool = False) -> Any:
+    """A recipe's table, in which `place` gives the path in each reference to a file, or else the path itself.
+
+    `own` says whether the table, or the one around it, is that of a component of your own.
+    """
     if isinstance(value, Mapping):
-        return {name: _renamed(inner, place, name) for name, inner in value.items()}
+        own = is_reference(value["type"]) if "type" in value else own
+        return {name: _renamed(inner, place, name, own) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_renamed(inner, place, key) for inner in value]
-    if is_reference(value) and (file := file_of(value)) is not None:
-        return f"{place(value, file)}:{name_of(value)}"
-    if not isinstance(value, str) or not _PATH.search(key) or (key == "template" and not value.endswith(".toml")):
+        return [_renamed(inner, place, key, own) for inner in value]
+    if not isinstance(value, str) or not value or "://" in value:
         return value
-    path, at, version = value.rpartition("@")
-    if not (at and version.isdecimal() and key == "library"):  # RUN@VERSION
-        path, at, version = value, "", ""
-    return f"{place('', Path(os.path.expanduser(path)))}{at}{version}" if path else value
+    reference, path, rest = "", value, ""
+    if is_reference(value) and file_of(value) is not None:
+        reference, path, rest = value, value.rpartition(":")[0], f":{name_of(value)}"
+    elif key == "template" and not own:
+        if not value.endswith(".toml"):  # the name of one that midstream has
+            return value
+    elif not (_OWN_PATH.fullmatch(key) if own else key in PATHS):
+        return value
+    elif key == "library" and (version := re.search(r"@\d+$", value)):  # RUN@VERSION
+        path, rest = value[: version.start()], version[0]
+    placed = place(reference, Path(os.path.expanduser(path)))
+    return value if placed == Path(path) else f"{placed}{rest}"
 
 
 def references(table: Any) -> Iterator[str]:
@@ -152,11 +189,15 @@ def reference_of(value: Any) -> str:
         # A module on the path of this program alone would not be found from another directory.
         importable = module.__name__ != "__main__" and not Path(file).resolve().is_relative_to(Path.cwd())
         reference = f"{module.__name__ if importable else Path(file).resolve()}:{name}"
+        if _live.get(reference) is not value:
+            _taken[reference] = _digests(Path(file).resolve(), neighbors=not importable)
     else:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
         while reference in _live and not _same(_live[reference], value):
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
+        if reference not in _live:
+            _taken[reference], _states[reference] = {"": _digest(_source(inner))}, _state(value)
     _live[reference] = value
     return reference
 
@@ -172,6 +213,40 @@ def _same(first: Any, other: Any) -> bool:
         getattr(functions[0], part) == getattr(functions[1], part)
         for part in ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
     )
+
+
+def _source(value: Any) -> bytes:
+    try:
+        return inspect.getsource(value).encode()
+    except (OSError, TypeError):  # typed into an interpreter, compiled, or an object
+        return b""
+
+
+def _state(value: Any) -> str:
+    """The digest of what an object holds; a connection, which cannot be written down, equals no other."""
+    try:
+        return _digest(json.dumps(value, sort_keys=True, default=_held).encode())
+    except Exception:  # noqa: BLE001 - how an object is copied is its own code
+        return _digest(os.urandom(16))
+
+
+def _held(value: Any) -> Any:
+    """What JSON lacks, as lists: a function's source, closure and defaults, and what Python copies of other objects."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        source = _source(value).decode() or value.__code__.co_code.hex()
+        return [source, cells, value.__defaults__, value.__kwdefaults__, vars(value).get("__wrapped__")]
+    if isinstance(value, type) or inspect.isbuiltin(value):
+        in_program = value.__module__ == "__main__" or "<locals>" in value.__qualname__
+        return [value.__module__, value.__qualname__, _source(value).decode() if in_program else ""]
+    if isinstance(value, bytes | bytearray):
+        return _digest(bytes(value))
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(item, sort_keys=True, default=_held) for item in value)
+    reduced: Any = value.__reduce_ex__(2)  # a name, or (function, arguments, state, iterators over items)
+    if isinstance(reduced, str):
+        return reduced
+    return [list(part) if isinstance(part, Iterator) else part for part in reduced]
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -220,10 +295,11 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
                 fix=f"give its absolute path; {example}",
             )
         name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-        digest = _digest(path.read_bytes())
-        if name in sys.modules and _imported.get(name) == digest:
+        digests, before = _digests(path), _taken.get(name, {})
+        if name in sys.modules and before == digests:
             return sys.modules[name]
-        _imported[name] = digest
+        _forget(path.parent, digests, before)
+        _taken[name] = digests
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
     try:
@@ -234,15 +310,18 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         token = _importing.set(str(path))
+        sys.path.insert(0, str(path.parent))  # its neighbors first, as if it were run
         try:
             spec.loader.exec_module(module)
         finally:
             _importing.reset(token)
+            sys.path.remove(str(path.parent))
+        _check_neighbors(path)
         return module
     except (Exception, SystemExit) as error:
         if path is not None:
             sys.modules.pop(name, None)
-            if getattr(error, "code", "") == "work-while-importing":
+            if getattr(error, "code", "") in ("work-while-importing", "name-clash"):
                 raise
         # The module itself is missing, and not one that it imports.
         elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
@@ -269,6 +348,37 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         ) from error
 
 
+def _forget(directory: Path, digests: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Have neighbors imported again that changed since `before`, or that came from a file that is gone."""
+    for near, digest in digests.items():
+        known = getattr(sys.modules.get(_module_name(near)), "__file__", None) or ""
+        changed = known == str(directory / near) and before.get(near, digest) != digest
+        if changed or (known and not os.path.exists(known)):
+            del sys.modules[_module_name(near)]
+
+
+def _check_neighbors(path: Path) -> None:
+    """Raise `RecipeError` if a neighbor that a run will record is not what its name imports here."""
+    for near, digest in list(_digests(path).items())[1:]:
+        name = _module_name(near)
+        if name in sys.modules:
+            file = getattr(sys.modules[name], "__file__", None)
+        else:  # imported when a function is called, if ever
+            spec = importlib.util.find_spec(name) if "." not in name else None
+            file = spec.origin if spec else None
+        there = file is not None and os.path.isfile(file) and name.partition(".")[0] not in sys.stdlib_module_names
+        if there and _digest(Path(str(file)).read_bytes()) != digest:
+            raise RecipeError(
+                f"{path} imports {name!r}, which is {file} in this process, and not {path.parent / near}",
+                code="name-clash",
+                fix="rename one of the two files, or run each in its own process",
+            )
+
+
+def _module_name(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def refuse_while_importing(work: str) -> None:
     """Raise `UsageError` if a file is being imported for its components, and would start `work` again."""
     if file := _importing.get():
@@ -291,23 +401,28 @@ def used(table: Mapping[str, Any]) -> list[OwnComponent]:
 
 def _recorded(reference: str) -> OwnComponent:
     file = file_of(reference)
-    if file is not None:
+    if reference in _live:  # as it was when it was handed over
+        digests = _taken[reference]
+    elif file is not None:
         if not file.is_file():
             raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
-        digest = _digest(file.read_bytes())
-        imports = {name: _digest(source) for name, source in _imports(file).items()}
-        copy_name = f"{file.stem}-{digest}/{file.name}"
-        return OwnComponent(reference=reference, digest=digest, copy_name=copy_name, imports=imports)
-    found = load(reference)
-    inner = inspect.unwrap(found) if callable(found) else type(found)
-    try:
-        if reference.startswith(f"{_HANDED_OVER}:"):
-            source = inspect.getsource(inner).encode()
-        else:  # the whole module: a function uses its neighbors
-            source = Path(str(import_place(reference.rpartition(":")[0]).__file__)).read_bytes()
-    except (OSError, TypeError):  # typed into an interpreter, or compiled
-        source = b""
-    return OwnComponent(reference=reference, digest=_digest(source))
+        digests = _digests(file)
+    else:  # the whole module: a function uses its neighbors
+        load(reference)
+        module = getattr(import_place(reference.rpartition(":")[0]), "__file__", None)
+        digests = _digests(Path(module), neighbors=False) if module else {"": _digest(b"")}
+    (_, digest), *imports = digests.items()
+    copy_name = f"{file.stem}-{digest}/{file.name}" if file is not None else ""
+    state = _states.get(reference, "") if reference in _live else ""
+    return OwnComponent(reference=reference, digest=digest, copy_name=copy_name, imports=dict(imports), state=state)
+
+
+def _digests(file: Path, neighbors: bool = True) -> dict[str, str]:
+    """The digests of a file and of what it imports from its directory, by their paths there, the file's own first."""
+    sources = {file.name: file.read_bytes()} | (_imports(file) if neighbors else {})
+    digests = {name: _digest(source) for name, source in sources.items()}
+    _sources.update(zip(digests.values(), sources.values(), strict=True))
+    return digests
 
 
 def _imports(file: Path) -> dict[str, bytes]:
@@ -342,17 +457,20 @@ def _digest(source: bytes) -> str:
 
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
-    """A run's table with what is gone from its place: files of your own are the run's copies in `directory`.
+    """A run's table with what is gone from its place, where it now is: the project of the run may have been moved.
 
-    Other files of a project that was moved are looked for in the working directory, by the end of their paths.
+    A file is looked for by the end of its old path, from the directories around the run, data from the working
+    directory too. Code that is not there is the run's copy in `directory`.
     """
+    around = directory.absolute().parents[1:]
 
     def present(reference: str, path: Path) -> Path:
         if os.path.exists(path) or reference in _live:
             return path
-        if not reference:
-            ends = (Path(*path.parts[start:]).absolute() for start in range(1, len(path.parts)))
-            return next(filter(os.path.exists, ends), path)
+        bases = around if reference else (*around, Path.cwd())
+        ends = (base / Path(*path.parts[start:]) for start in range(1, len(path.parts)) for base in bases)
+        if found := next(filter(os.path.exists, ends), None):
+            return found
         own = recorded.get(reference)
         if own is None or not own.copy_name:
             return path

@@ -223,12 +223,16 @@ class OwnFunction:
         return {name: values[name] for name in self.takes} | own_values(settings)
 
     async def called(self, settings: Any, values: Mapping[str, Any]) -> Any:
+        """The function's result for those of the values that it takes, and its settings."""
+        where = f", for task {values['task'].id!r}" if "task" in values else ""
+        return await self.call(where=where, **self.passed(settings, values))
+
+    async def call(self, *positional: Any, where: str = "", **named: Any) -> Any:
         """The function's result; one that is not `async` has a thread, so that other runs do not wait for it."""
-        arguments = self.passed(settings, values)
-        with self.failing(f", for task {values['task'].id!r}" if "task" in values else ""):
+        with self.failing(where):
             if inspect.iscoroutinefunction(self.function):
-                return await self.function(**arguments)
-            found = await in_thread(lambda: self.function(**arguments))
+                return await self.function(*positional, **named)
+            found = await in_thread(lambda: self.function(*positional, **named))
             return await found if inspect.isawaitable(found) else found
 
     @contextmanager

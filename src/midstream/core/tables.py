@@ -24,11 +24,10 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # beyond these, sums of weights lose al
 
 def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
     """Validate the table of a component at `where`. Raises `RecipeError` for a wrong type, engine or setting."""
-    settings = dict(table)
+    settings = anchored(table, Path.cwd())
     named, engine = settings.pop("type", None), settings.pop("engine", None)
     if kind == "tool" and is_reference(named) and engine is None and settings.keys() <= {"alias"}:
         named, settings["function"] = "function", named  # imported when the tool is made, as with its long form
-    settings = anchored(settings, Path.cwd())
     named = located(kind, named, where)
     config = config_class(kind, named)
     alias = settings.pop("alias", None) if kind == "tool" else None

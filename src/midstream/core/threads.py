@@ -1,4 +1,4 @@
-"""A function in a thread of its own, and whether a thread runs an event loop."""
+"""Run a function in a new thread; find out whether a thread runs an event loop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     asyncio's pool has few threads, in which calls would queue, and the program could not end before they do.
     """
-    return await asyncio.wrap_future(started(work, "own"))
+    return await asyncio.wrap_future(start_thread(work, "own"))
 
 
-def started(work: Callable[[], T], name: str) -> Future[T]:
-    """Start `work` in a daemon thread with this context; returns its result to come."""
+def start_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Start `work` in a daemon thread with this context; return its future."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
 

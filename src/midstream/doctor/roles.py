@@ -184,6 +184,7 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
 
 def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
     seconds = [duration_s for case in cases for duration_s in case.seconds]
+    summed: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in _SUMMED}
     rates = rates_of(cases)
     return RoleResult(
         role=role.name,
@@ -195,5 +196,5 @@ def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
         asks=len(seconds),
         median_s=statistics.median(seconds) if seconds else None,
         cases=tuple(cases),
-        **{name: sum(getattr(case, name) for case in cases) for name in _SUMMED},
+        **summed,
     )

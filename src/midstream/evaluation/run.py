@@ -87,10 +87,10 @@ def every_set(
             )
 
 
-def set_apart(evaluations: Sequence[SetEvaluation], learned: Mapping[str, str]) -> list[SetEvaluation]:
-    """The evaluations, in which tasks that the policy learned from are sets of their own, named `SET-learned`.
+def separate_learned(evaluations: Sequence[SetEvaluation], learned: Mapping[str, str]) -> list[SetEvaluation]:
+    """Return the evaluations with the tasks that the policy learned from in separate sets, named `SET-learned`.
 
-    `learned` gives keys of tasks (`core.task.task_keys`) the reason. The other tasks are run as they would be anyway.
+    `learned` gives keys of tasks (`core.task.task_keys`) the reason. The other tasks run as usual.
     """
     found: list[SetEvaluation] = []
     for part in evaluations:

@@ -152,7 +152,7 @@ async def evaluate_set(
             f"all {summary.errors} runs on {evaluation.chosen.name} {sampling_name(evaluation.temperature)} ended "
             f"without a result; the first:\n{summary.first_error.message}",
             code="all-rollouts-failed",
-            fix=f"fix that, then: midstream resume {run.root}",
+            fix="fix that",
         )
     result = summary.result()
     run.evaluations.append(result)
@@ -161,7 +161,7 @@ async def evaluate_set(
     return result
 
 
-# --- an evaluation in a directory of its own --------------------------------------------------------------------------
+# --- an evaluation in its own directory -------------------------------------------------------------------------------
 
 
 def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
@@ -228,11 +228,8 @@ async def evaluate_sets(
         if result is not None:
             listener(EvaluationFinished(result))
     if lost:
-        root = shlex.quote(directory)
-        others = f"; the other sets: midstream show {root}" if len(lost) < len(evaluations) else ""
-        raise InfrastructureError(
-            "\n".join(lost), code="no-results", fix=f"fix that, then: midstream resume {root}{others}"
-        )
+        others = f"; the other sets: midstream show {shlex.quote(directory)}" if len(lost) < len(evaluations) else ""
+        raise InfrastructureError("\n".join(lost), code="no-results", fix=f"fix that{others}")
     listener(RunFinished())
 
 

@@ -47,7 +47,7 @@ def export(
 
     `module` is the one whose replies "trl" and "sft" hold, "" for all. `parts` is a pattern of parts of the run, as
     "step-*" and "eval-test*"; by default all, but evaluations of a run that learned are not for learning. `everything`
-    adds to "sft" what is no success. Raises `UsageError` if nothing is left to write.
+    adds failures to "sft". Raises `UsageError` if nothing is left to write.
     """
     if format not in FORMATS:
         raise UsageError(f"there is no format {format!r}", code="unknown-name", fix=f"use {', '.join(FORMATS)}")

@@ -56,7 +56,7 @@ class AgentSpec:
         for name, module in modules.items():
             if module is not None:
                 asks = {"engine": "model"} if model is not None and isinstance(module, type | str) else {}
-                table["agent"][name] = {**asks, "type": named(module)}
+                table["agent"][name] = {**asks, "type": component_type(module)}
         self._table = with_overrides(table, overrides_of(settings))
 
     def table(self) -> Table:
@@ -161,11 +161,11 @@ class OwnAgent(AgentSpec):
     ) -> None:
         super().__init__("direct", model, tools, base_url=base_url, settings=None, modules={})
         asks = {} if model is None else {"engine": "model"}
-        self._table["agent"] = {"type": named(agent), **asks}
+        self._table["agent"] = {"type": component_type(agent), **asks}
         self._table = with_overrides(self._table, overrides_of(settings))
 
 
-def named(value: Any) -> str:
+def component_type(value: Any) -> str:
     """The `type` of a component: a name as it is, an object by its reference."""
     return value if isinstance(value, str) else reference_of(value)
 

@@ -41,7 +41,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it stands: "running", "interrupted", "failed" or "finished"."""
+        """The status of the run: "running", "interrupted", "failed" or "finished"."""
         return self.directory.status().state
 
     @property

@@ -21,6 +21,7 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.sources.benchmarks import BENCHMARKS
+from midstream.sources.finite import DRAW_SEED
 
 _SHOWN = 20
 
@@ -53,7 +54,7 @@ class Tasks:
         return replace(self, chosen="test")
 
     def split(self, train: float = 0.8, validation: float = 0.0, *, seed: int = 0) -> Tasks:
-        """Divide tasks that name no split: a hash of each question decides, so that more rows move none.
+        """Divide tasks whose rows name no split: a hash of each question decides, so that more rows move none.
 
         Args:
             train: the share to learn from.
@@ -69,11 +70,25 @@ class Tasks:
         """A fixed draw of `count` tasks of the split."""
         return replace(self, count=count)
 
+    @property
+    def drawn(self) -> Table:
+        """The source whose split holds these tasks alone. Raises `UsageError` for one that cannot be drawn from."""
+        if self.count is None:
+            return self.source
+        if "counts" not in type(parse_component("tasks", self.source, "tasks").config).model_fields:
+            raise UsageError(
+                f"tasks.{self.chosen}.sample({self.count}) of {self.source['type']!r} cannot be learned from",
+                code="setting-conflict",
+                cause="it has no setting `counts`, as files, benchmarks and functions have",
+                fix=f"give tasks.{self.chosen} as it is, or draw in the source itself",
+            )
+        return {**self.source, "counts": {self.chosen: self.count}}
+
     @cached_property
     def _tasks(self) -> Sequence[Task]:
         component = parse_component("tasks", self.source, "tasks")
         source: TaskSource = component.config.build(None)  # type: ignore[arg-type]
-        return source.fixed(self.chosen, seed=99, count=self.count)
+        return source.fixed(self.chosen, seed=DRAW_SEED, count=self.count)
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self._tasks)

@@ -35,15 +35,15 @@ from midstream.core.component import Table
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
 from midstream.core.own import refuse_while_importing
-from midstream.core.threads import in_event_loop, started
+from midstream.core.threads import in_event_loop, start_thread
 from midstream.core.trajectory import Trajectory
 from midstream.interface import comparison
-from midstream.interface.agents import AgentSpec, named
+from midstream.interface.agents import AgentSpec, component_type
 from midstream.interface.comparison import Comparison
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.process import Stop, stopped_by
-from midstream.recipe.overrides import Source
+from midstream.recipe.overrides import Source, with_tasks
 from midstream.recipe.schema import (
     agent_type,
     merge,
@@ -69,15 +69,15 @@ _VALIDATION_TASKS = 100  # at most, where the caller names none
 # --- where the work runs ----------------------------------------------------------------------------------------------
 
 
-def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
-    """Let the function work where an event loop runs, as in a notebook: there, in a thread of its own."""
+def _allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the function be called where an event loop runs, as in a notebook: it then runs in a new thread."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         refuse_while_importing(function.__name__)
         if not in_event_loop():
             return function(*args, **kwargs)
-        done, stop = _started(partial(function, *args, **kwargs))
+        done, stop = _start(partial(function, *args, **kwargs))
         try:
             return done.result()
         except KeyboardInterrupt:
@@ -87,13 +87,13 @@ def _anywhere(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The awaited form of a function that is `_anywhere`."""
+def _make_async(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the form to await of a function with `_allow_event_loop`."""
 
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         refuse_while_importing(call.__name__)
-        done, stop = _started(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
+        done, stop = _start(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
         result = asyncio.wrap_future(done)
         try:
             return await asyncio.shield(result)
@@ -108,15 +108,15 @@ def _awaited(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return call
 
 
-def _started(function: Callable[[], T]) -> tuple[Future[T], Stop]:
-    """Start the function in a thread; returns its result to come, and what stops it."""
+def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:
+    """Start the function in a thread; return its future, and the `Stop` that interrupts it."""
     stop = Stop()
 
     def work() -> T:
         with stopped_by(stop):
             return function()
 
-    return started(work, "midstream"), stop
+    return start_thread(work, "midstream"), stop
 
 
 _screen = threading.Lock()  # of the terminal: one run at a time shows its progress
@@ -138,7 +138,7 @@ def _listening(listener: Listener | None, quiet: bool) -> Iterator[Listener]:
 # --- work -------------------------------------------------------------------------------------------------------------
 
 
-@_anywhere
+@_allow_event_loop
 def solve(
     agent: AnyAgent,
     question: str,
@@ -182,7 +182,7 @@ def solve(
     return trajectory
 
 
-@_anywhere
+@_allow_event_loop
 def evaluate(
     agent: AnyAgent,
     tasks: Tasks | None = None,
@@ -231,7 +231,7 @@ def evaluate(
             source,
             _path(out),
             sets=sets,
-            reward=named(reward) if reward is not None and not sets else None,
+            reward=component_type(reward) if reward is not None and not sets else None,
             trials=trials,
             temperature=temperature,
             seed=seed,
@@ -246,7 +246,7 @@ def evaluate(
     return Run(directory)
 
 
-@_anywhere
+@_allow_event_loop
 def practice(
     agent: AgentSpec | Place,
     tasks: Tasks | None = None,
@@ -273,7 +273,8 @@ def practice(
 
     Args:
         agent: an agent, or a recipe's name.
-        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        tasks: what to learn from: the split `train`; by default the recipe's own. They replace its tasks
+            and validation; its other settings stay.
         reward: as in `evaluate`.
         validation: tasks on which a changed library must prove itself; by default half of `tasks`, at most 100.
         epochs: passes over the tasks.
@@ -290,14 +291,15 @@ def practice(
             count -= gate
         module = modules_of(agent_type(table["agent"]))[0]
         asked = table["agent"].get(module, table["agent"])  # an agent of your own is its one module
-        table["practice"] = {"tasks": count, "batch_size": count, "modules": [module], "gate": {"tasks": gate}}
-        table["practice"]["reflector"] = {"engine": asked.get("engine", "model")}
-        table["evaluation"] = {"validation": _set("validation", tasks if validation is None else validation, tasks)}
+        usual = {"batch_size": count, "modules": [module], "reflector": {"engine": asked.get("engine", "model")}}
+        drawn = {"tasks": count, "gate": {"tasks": gate}}
+        table["practice"] = merge({**usual, **table.get("practice", {})}, drawn)
+        table["evaluation"]["validation"] = _set("validation", tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
     return _learned(table, "practice", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
-@_anywhere
+@_allow_event_loop
 def train(
     agent: AgentSpec | Place,
     tasks: Tasks | None = None,
@@ -327,7 +329,8 @@ def train(
     Args:
         agent: an agent whose model is loaded into this process (`model="local/NAME"`, of AgentFlow `planner_model`),
             or a recipe's name.
-        tasks: what to learn from: the split `train`; not with a recipe that has its own.
+        tasks: what to learn from: the split `train`; by default the recipe's own. They replace its tasks
+            and validation; its other settings stay.
         reward: as in `evaluate`.
         validation: tasks for the curve of the report, 20 of them; without it, no evaluation: `tasks` are learned from.
         steps: updates of the weights.
@@ -338,11 +341,12 @@ def train(
     """
     table = _learner(agent, tasks, reward)
     if tasks is not None:
-        table["training"] = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
+        usual = {"tasks_per_step": min(TrainingConfig().tasks_per_step, len(tasks))}
+        table["training"] = {**usual, **table.get("training", {})}
         curve = tasks if validation is None else validation
-        table["evaluation"] = {"validation": {**_set("validation", curve, tasks), "count": min(20, len(curve))}}
+        table["evaluation"]["validation"] = {**_set("validation", curve, tasks), "count": min(20, len(curve))}
         if validation is None:
-            table["evaluation"]["at"] = "none"
+            table["evaluation"] |= {"at": "none"}
     if lora is not None:
         table["learner"] = {**table.get("learner", {}), "lora": {"rank": lora}}
     chosen = {
@@ -354,7 +358,7 @@ def train(
     return _learned(table, "training", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
-@_anywhere
+@_allow_event_loop
 def resume(
     run: Run | Place,
     *,
@@ -387,11 +391,11 @@ def resume(
     return Run(directory)
 
 
-asolve = _awaited(solve)
-aevaluate = _awaited(evaluate)
-apractice = _awaited(practice)
-atrain = _awaited(train)
-aresume = _awaited(resume)
+asolve = _make_async(solve)
+aevaluate = _make_async(evaluate)
+apractice = _make_async(practice)
+atrain = _make_async(train)
+aresume = _make_async(resume)
 
 
 def compare(first: Run | Place, *others: Run | Place) -> Comparison:
@@ -417,7 +421,7 @@ def _source(agent: AnyAgent) -> Source:
     if isinstance(agent, str | os.PathLike):
         return os.fspath(agent)
     raise UsageError(
-        f"{agent!r:.100} is no agent of midstream",
+        f"{agent!r:.100} is not an agent of midstream",
         code="component-invalid",
         fix="give AgentFlow(...), Interleaved(...), a run, a recipe's name, or OwnAgent(...) around your own",
     )
@@ -442,7 +446,10 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
                 code="unknown-split",
                 fix="give tasks.train; where rows name no split, tasks.split(train=0.8).train",
             )
-        table["tasks"] = tasks.source
+        if isinstance(agent, AgentSpec):  # its recipe's sets are not asked for
+            table |= {"tasks": tasks.drawn, "evaluation": {}}
+        else:
+            table = with_tasks(table, tasks.drawn)
         table["reward"] = {"type": "per_task"}
     if reward is not None:
         table["reward"] = _reward(reward)
@@ -456,7 +463,7 @@ def _set(name: str, tasks: Tasks, learned: Tasks) -> Table:
 
 
 def _reward(reward: Any) -> Table:
-    return dict(reward) if isinstance(reward, Mapping) else {"type": named(reward)}
+    return dict(reward) if isinstance(reward, Mapping) else {"type": component_type(reward)}
 
 
 def _learned(

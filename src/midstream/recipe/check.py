@@ -20,6 +20,7 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.providers import LOOPBACK
+from midstream.engines.own import FunctionEngineSettings
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -392,20 +393,23 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
 
 
 def _check_priced(recipe: Recipe) -> None:
-    """Refuse a limit in dollars next to a hosted model without a price: it would not count what that model costs."""
+    """Refuse a limit in dollars next to a hosted model or a function without a price: it would not count its costs."""
     budgets = {"budget": recipe.budget, "practice.budget": recipe.practice and recipe.practice.budget}
     limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
     for name, component in recipe.engines.items() if limits else ():
         config: Any = component.config
         # A server on this machine, or one that wants no key, costs nothing.
         free = not getattr(config, "api_key_env", "") or urlsplit(config.base_url).hostname in LOOPBACK
-        if not free and not any(price_of(config)):
+        priced = config.priced if isinstance(config, FunctionEngineSettings) else free or any(price_of(config))
+        if not priced:
             where, limit = next(iter(limits.items()))
+            model = getattr(config, "model", component.type)
             raise RecipeError(
-                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {config.model!r} has no price",
+                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
                 fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
-                f'settings={{"engines.{name}.price_prompt_usd": 2.5}}), or limit tokens or rollouts instead',
+                f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '
+                f"or limit tokens or rollouts instead",
             )
 
 

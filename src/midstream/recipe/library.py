@@ -180,7 +180,7 @@ def editable_library(named: str) -> Iterator[EditableLibrary]:
         yield EditableLibrary(path=path, library=read_library(path), run=run)
 
 
-def learned_before(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[str, str]:
+def learned_keys(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[str, str]:
     """The keys of all tasks that an agent learned from (`core.task.task_keys`), each with where and how.
 
     `resolved` is its recipe, `run` the run whose weights it has. A library, a model or a library to begin with may be

@@ -183,7 +183,7 @@ def _changed(
         for settings in table.get("engines", {}).values():
             settings.pop("stream", None)
     if tasks is not None:
-        table = _with_tasks(table, tasks)
+        table = with_tasks(table, _own_tasks(tasks))
     if reward is not None:
         table["reward"] = _reward_table(table, reward)
     if own_sets:  # the recipe's temperatures are for its sets
@@ -280,7 +280,7 @@ def _benchmark_set(text: str) -> Table:
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
 
-def _with_tasks(table: Table, named: str) -> Table:
+def with_tasks(table: Table, source: Table) -> Table:
     """The table with another task source; its sets and validation hold all tasks of their splits."""
 
     def drawn(chosen: Table) -> Table:
@@ -293,7 +293,7 @@ def _with_tasks(table: Table, named: str) -> Table:
     if "tasks" not in validation:  # a recipe may take it from "train", for want of another split of its tasks
         validation["split"] = "validation"
     evaluation["validation"] = validation
-    return {**table, "tasks": _own_tasks(named), "evaluation": evaluation}
+    return {**table, "tasks": source, "evaluation": evaluation}
 
 
 def _own_tasks(named: str) -> Table:

@@ -221,6 +221,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     kind = agent_type(agent)
     if kind not in AGENTS:
         parsed["agent"] = _own_agent(agent)
+        parsed.setdefault("tools", {})
     practice = parsed.get("practice")
     if isinstance(practice, Mapping):
         practice = {"modules": modules_of(kind)[:1], **practice}

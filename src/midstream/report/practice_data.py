@@ -120,6 +120,15 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
     engines: Any = info.resolved.get("engines", {})
     simulated = any(engine.get("type") == "simulated" for engine in engines.values())
     root = shlex.quote(str(run.root))
+    next_steps = [
+        f"midstream library show {root}     # every lesson, where it came from and what it did",
+        f"midstream library edit {root}     # change, pin or veto lessons in your editor",
+        f'midstream solve "..." --planner {root}     # this agent, with its lessons',
+    ]
+    if compared:
+        next_steps.insert(2, f"midstream compare {root}@0 {root} --tasks     # the test tasks that the lessons changed")
+    if status.state == "finished" and status.message.startswith("the budget of "):  # `BudgetError.what`
+        next_steps.insert(0, f'midstream resume {root} --budget "..."     # continue, with a higher limit')
     return PracticeData(
         title=f"{info.recipe_name}, seed {info.seed}",
         run=root,
@@ -141,12 +150,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         samples=_samples(sides, compared) if whole else [],
         template=template_of(info.resolved),
         limits=" ".join(f"{SIMULATED if simulated else ''} {PRACTICE_LIMITS}".split()),
-        next_steps=[
-            f"midstream library show {root}     # every lesson, where it came from and what it did",
-            f"midstream library edit {root}     # change, pin or veto lessons in your editor",
-            f"midstream compare {root}@0 {root} --tasks     # the test tasks that the lessons changed",
-            f'midstream solve "..." --planner {root}     # this agent, with its lessons',
-        ],
+        next_steps=next_steps,
     )
 
 

@@ -44,7 +44,7 @@ class BudgetConfig(Settings):
     Attributes:
         rollouts: trajectories, evaluations included
         tokens: prompt and completion tokens of agent, tools' models, judge and reflector
-        cost_usd: dollars, at the engines' prices, and what an agent of your own says that it spent
+        cost_usd: dollars, at the engines' prices, and the `cost_usd` that an agent of your own reports
         time_s: seconds after which nothing new starts
         updates: of practice, updates of the library
     """
@@ -76,7 +76,7 @@ def parse_limits(text: str) -> dict[str, float]:
                 raise ValueError(number)
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"budget = {text!r} is no limit",
+                f"budget = {text!r} is not a limit",
                 code="setting-range",
                 fix=f'a number and one of {", ".join(UNITS)}, e.g. "2 usd"; several with commas between them',
             ) from error
@@ -221,7 +221,7 @@ class Budget:
             used, held, more = self.elapsed_s, self._held_s, ""
         else:
             used, held = getattr(self.spent(), limit), getattr(self._held, limit)
-            more = f", and up to {asked_for:,.6g} more were asked for" if (asked_for := getattr(asked, limit)) else ""
+            more = f", and the next step may need {asked_for:,.6g} more" if (asked_for := getattr(asked, limit)) else ""
         kept = f", {held:,.6g} held back for the last evaluation" if held else ""
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",

@@ -13,6 +13,8 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import PositiveInt
+
 from midstream.core.component import Context, TasksConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UsageError, needs_extra
@@ -20,7 +22,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.sources import conversions
-from midstream.sources.finite import Finite, check_known
+from midstream.sources.finite import Finite, Split, check_known
 from midstream.sources.questions import Fields, make_task
 from midstream.sources.records import BadRowError, Faults, LeftOutError, Record, read_records
 
@@ -88,6 +90,7 @@ class BenchmarkConfig(TasksConfig):
         file: a file of its questions, in its owner's form or AgentFlow's; without it, the data on the Hub
         revision: a commit of the Hub's repository
         instruction: replaces the sentence on the answer's form that ends every question; `""` leaves it out
+        counts: a fixed draw of so many tasks stands for the whole split, e.g. `{ train = 100 }`
     """
 
     extra = "data"
@@ -97,6 +100,7 @@ class BenchmarkConfig(TasksConfig):
     file: Path | None = None
     revision: str | None = None
     instruction: str | None = None
+    counts: dict[Split, PositiveInt] | None = None
 
     def check_machine(self, where: str) -> None:
         """Only data on the Hub needs a package."""
@@ -134,7 +138,7 @@ class BenchmarkTasks(Finite):
     def __init__(self, benchmark: Benchmark, config: BenchmarkConfig) -> None:
         self.benchmark, self.config = benchmark, config
         splits = [benchmark.main_split] if config.file else list(benchmark.splits)
-        super().__init__(f"benchmark {benchmark.name}", splits)
+        super().__init__(f"benchmark {benchmark.name}", splits, config.counts)
 
     def load(self, split: str) -> list[Task]:
         """Convert every row; a few bad ones in a large training set are left out and counted.

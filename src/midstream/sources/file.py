@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from midstream.core.component import Context, Kind, TasksConfig
 from midstream.core.errors import RecipeError, UsageError
@@ -31,11 +31,10 @@ from midstream.core.own_settings import (
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
-from midstream.sources.finite import SPLITS, Finite
+from midstream.sources.finite import SPLITS, Finite, Split
 from midstream.sources.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, make_task
 from midstream.sources.records import BadRowError, Faults, Record, json_excerpt, read_records, record_of
 
-Split = Literal["train", "validation", "test"]
 Share = Annotated[float, Field(gt=0, le=1)]
 _TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
 
@@ -49,7 +48,8 @@ class RowTasks(Finite):
 
     def __init__(self, config: RowsConfig, what: str) -> None:
         self.config = config
-        super().__init__(what, SPLITS if config.split_field else [name for name in SPLITS if name in config.splits])
+        splits = SPLITS if config.split_field else [name for name in SPLITS if name in config.splits]
+        super().__init__(what, splits, config.counts)
 
     def records(self, faults: Faults) -> Iterable[Record]:
         """Yield every row."""
@@ -190,6 +190,8 @@ class RowTasks(Finite):
             return name
         if self._by_rows:
             return None
+        if field is None and "split" in row:
+            raise BadRowError('it names its `split`, and `splits` divides the rows again (split_field = "" ignores it)')
         seeded = ["split", *([self.config.split_seed] if self.config.split_seed else []), " ".join(question.split())]
         place, reached = derive_seed(*seeded) / 2**63, 0.0
         shares: Mapping[str, float] = {name: share for name, share in self.config.splits.items()}
@@ -279,6 +281,7 @@ class RowsConfig(TasksConfig):
         splits: shares of the splits, which sum to 1, such as `{ train = 0.8, test = 0.2 }`; a question's text decides
             its split
         split_seed: another seed draws other shares
+        counts: a fixed draw of so many tasks stands for the whole split, e.g. `{ train = 100 }`
         reward: the reward of rows that name none; `""`: `multiple_choice` with options, `numeric` where the answer is a
             JSON number, else `exact_match`
         instruction: ends every question
@@ -292,6 +295,7 @@ class RowsConfig(TasksConfig):
     split_field: str | None = None
     splits: dict[Split, Share] = {"test": 1.0}
     split_seed: Seed = 0
+    counts: dict[Split, PositiveInt] | None = None
     reward: str = ""
     instruction: str = ""
     duplicates: Literal["error", "drop"] = "error"

@@ -6,23 +6,28 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, get_args
 
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 
-SPLITS = ("train", "validation", "test")
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+DRAW_SEED = 99  # of a set whose table names none
 SPLIT_FIX = "name one of them as the set's `split`"
 
 
 class Finite:
     """A `core.protocols.TaskSource` over splits that are read once, when first used. Subclasses implement `load`.
 
-    `left_out` counts, by split and reason, the rows that are not tasks. `what` is its name in messages.
+    `left_out` counts, by split and reason, the rows that are not tasks. `what` is its name in messages. Of a split in
+    `counts`, a fixed draw of so many tasks is the whole split.
     """
 
-    def __init__(self, what: str, splits: Sequence[str]) -> None:
+    def __init__(self, what: str, splits: Sequence[str], counts: Mapping[Split, int] | None = None) -> None:
         self.what, self.splits = what, tuple(splits)
+        self._counts: dict[str, int] = dict(counts.items()) if counts else {}
         self.left_out: dict[str, Counter[str]] = {}
         self._loaded: dict[str, list[Task]] = {}
 
@@ -41,6 +46,9 @@ class Finite:
                 code="no-questions",
                 fix="give more questions, or other `splits`",
             )
+        if (count := self._counts.pop(split, None)) is not None:
+            self._check(count, len(self._loaded[split]), split, "`counts`")
+            self._loaded[split] = _draw(self._loaded[split], count, split, DRAW_SEED)
         return self._loaded[split]
 
     def split_fix(self, split: str) -> str:

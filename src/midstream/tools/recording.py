@@ -114,7 +114,7 @@ class Recording:
             write=write,
         )
 
-    def _held(self, origin: Origin) -> Origin:
+    def _as_recorded(self, origin: Origin) -> Origin:
         """The origin as the recording has it, where another directory may hold the file of a function."""
         settings = portable(origin.relevant)
         with self.file.access() as connection:
@@ -130,7 +130,7 @@ class Recording:
 
         Raises `UsageError` if the recording holds their results from another sandbox.
         """
-        origin = self._held(origin)
+        origin = self._as_recorded(origin)
         shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
         specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
@@ -156,7 +156,7 @@ class Recording:
 
         Raises `UsageError` if the table was not recorded with these settings.
         """
-        origin = self._held(origin)
+        origin = self._as_recorded(origin)
         try:
             with self.file.access() as connection:
                 query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
@@ -191,7 +191,7 @@ class Recording:
 
     def sandbox(self, origin: Origin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
-        key = self._held(origin).key
+        key = self._as_recorded(origin).key
         with self.file.access() as connection:
             found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (key,)).fetchone()
         return found[0] if found else ""

@@ -160,7 +160,7 @@ class FlowGRPO:
                 f"errors:\n{errors[0].message if errors else 'none'}",
                 code="all-rollouts-failed",
                 cause="what all trajectories need (the model's server, a tool, the reward) is down",
-                fix="fix it, then resume the run",
+                fix="fix it",
             )
         stats, norms = [], []
         for batch in batches:

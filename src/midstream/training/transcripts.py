@@ -21,7 +21,7 @@ from typing import Self
 from pydantic import JsonValue, ValidationError, model_validator
 
 from midstream.core.data import Frozen, problems_of
-from midstream.core.errors import RecipeError, UnsupportedError, name_place
+from midstream.core.errors import RecipeError, name_place
 from midstream.core.protocols import Request, Row
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
@@ -117,22 +117,12 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
 
 
 def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | None:
-    """The text that an interleaved policy wrote and read in a run; None if it wrote nothing.
-
-    Raises `UnsupportedError` if the run does not record which tools its prompt offered.
-    """
+    """The text that an interleaved policy wrote and read in a run; None if it wrote nothing."""
     calls = [call for call in trajectory.calls if call.role == POLICY]
     if not any(call.completion for call in calls):
         return None
     first, last = calls[0], calls[-1]
-    offered = first.sent.get("tools")
-    if template.native and not isinstance(offered, list):
-        raise UnsupportedError(
-            "the transcripts do not record which tools were offered",
-            code="not-trainable",
-            cause=f"template {template.name!r} offers them in the model's own form, which only a server's calls record",
-            fix="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
-        )
+    offered = first.sent.get("tools")  # `Interleaved` records them where the template offers them in the model's form
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
     ended = last.finish_reason != "length"
     if template.appends == "message":

@@ -157,7 +157,7 @@ def to_json(library: Library) -> str:
 
 
 def from_json(text: str) -> Library:
-    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is no library.
+    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is not a library.
 
     The checksum is not compared: a person may have edited the file.
     """

@@ -129,8 +129,8 @@ class Pairs:
             raise InfrastructureError(
                 f"none of {len(matches)} pairs of validation rollouts has a result on both sides",
                 code="all-rollouts-failed",
-                cause="a server, tool or sandbox is broken: the errors are in the trajectories",
-                fix="repair it, then run again: pairs with a result are kept",
+                cause="what every rollout needs is broken: a server, a tool, the reward",
+                fix="fix it; pairs with a result are kept",
             )
         return differences
 

@@ -12,9 +12,12 @@ warm-started before them).
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.metrics import malformed_example
@@ -27,7 +30,7 @@ from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.rollout import Place
 from midstream.runs import RunDirectory
-from midstream.runs.budget import Budget
+from midstream.runs.budget import HELD_BACK, Budget
 from midstream.training_free.commit import Committer, UpdateRecord, read_updates
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, render_modules
@@ -115,6 +118,7 @@ class PracticeSession(Session):
         )
         for record in self.updates:
             self.listener(record.event)
+        self._warn_of_limit()
         if self.parts.prepare is not None:
             await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
         if self.parts.evaluation.at == "both":
@@ -122,6 +126,30 @@ class PracticeSession(Session):
             # The last evaluation must fit into the budget, too.
             self.budget.hold_back("evaluation 0")
         return range(len(self.updates) + 1, self.parts.practice.most_updates + 1)
+
+    def at_limit(self, error: BudgetError) -> str:
+        """Finish with what was learned, and say how the run continues."""
+        resume = f"midstream resume {shlex.quote(str(self.run_directory.root))}"
+        fix = f"{resume} {error.fix}"
+        return super().at_limit(BudgetError(error.what, code=error.code, cause=error.cause, fix=fix))
+
+    def _warn_of_limit(self) -> None:
+        """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""
+        practice, evaluation, limit = self.parts.practice, self.parts.evaluation, self.parts.practice.budget.rollouts
+        if limit is None or self.updates or practice.lessons_from != "rollouts":
+            return
+        evaluated = 0
+        if evaluation.at == "both":
+            tasks = sum(len(self.parts.set_tasks(chosen)) for chosen in evaluation.sets)
+            evaluated = tasks * len(evaluation.temperatures) * evaluation.trials
+        held_back = math.ceil(evaluated * HELD_BACK)
+        update = min(practice.batch_size, practice.tasks) * practice.group_size
+        if (needed := evaluated + update + held_back) > limit:
+            self.note(
+                f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
+                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; "
+                f'--budget "{needed} rollouts" has'
+            )
 
     def reason_to_stop(self) -> str:
         """Why no further update is made: the limit on updates, or `patience`."""

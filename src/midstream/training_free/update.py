@@ -122,8 +122,7 @@ class Practice:
             raise InfrastructureError(
                 f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}",
                 code="all-rollouts-failed",
-                cause="a server, tool or sandbox is broken",
-                fix="repair it, then: midstream resume RUN",
+                fix="fix that",
             )
         proposed = [*pending, *proposal.operations]
         rules = await self._rules(library, proposed)

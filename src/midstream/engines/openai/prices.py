@@ -76,7 +76,7 @@ def price_of(config: ComponentConfig) -> tuple[float, float]:
     listed: ListedPrice | None = getattr(config, "listed_price", None)
     if listed is not None:
         return listed.prompt_usd, listed.completion_usd
-    return getattr(config, "price_prompt_usd", 0.0), getattr(config, "price_completion_usd", 0.0)
+    return getattr(config, "price_prompt_usd", None) or 0.0, getattr(config, "price_completion_usd", None) or 0.0
 
 
 def prices_used(resolved: Mapping[str, Any]) -> str:
