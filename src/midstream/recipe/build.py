@@ -267,7 +267,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         }
         if stand_in is not None:
             engine = stand_in.config.build(_BuildContext(self, stand_in, stand_in.type))
-            engines |= {name: engine for name in engines if in_process(self.recipe, components[name].engine)}
+            engines |= {name: engine for name, part in components.items() if in_process(self.recipe, part.engine)}
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {

@@ -46,7 +46,7 @@ def test_it_writes_thoughts_json_calls_and_the_answer_alone():
     written = [[call.completion for call in trajectory.calls] for trajectory in play(per_family=1)]
     lookup, total = written[0], written[FAMILIES.index("sum")]
     assert len(lookup) == 2
-    assert lookup[0].startswith("<think>I need the ")
+    assert lookup[0].startswith("<think>Task: find. I need the ")
     assert '</think><tool_call>{"name": "local_search", "arguments": {"query": "' in lookup[0]
     assert lookup[1].removeprefix("<think>I can answer.</think>").isdigit()
     assert len(total) == 4

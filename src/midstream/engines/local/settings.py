@@ -124,7 +124,7 @@ class TinyTextConfig(EngineConfig):
 class ReferenceConfig(EngineConfig):
     """The reference policy: the weights of another engine in process (`engine`) as they were before reinforcement.
 
-    It takes no memory of its own, and several modules may ask it beside the engine itself.
+    It takes no memory of its own, and several modules may ask it next to the engine itself.
     """
 
     asks = "always"

@@ -1,6 +1,6 @@
 """The teacher of the atlas: a program that writes streams of thoughts, JSON calls and an answer, soundly or clumsily.
 
-    <think>I need the height of Port Ruvia.</think><tool_call>{"name": "local_search", "arguments":
+    <think>Task: add. I need the height of Port Ruvia.</think><tool_call>{"name": "local_search", "arguments":
     {"query": "Port Ruvia height"}}</tool_call>      The height of Port Ruvia is 327.
     <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
     <think>I can answer.</think>339
@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -123,6 +123,9 @@ class Plan:
     def next_step(self, draws: Random, clumsy: float = 0.0) -> Step:
         """The next step of the shortest plan; each decision is random with probability `clumsy`."""
         asked = self.asked
+        # Named first, next to the question: a small model learns slowly which of many wordings ask for which operation
+        # if it has to say so only after the searches, in one word of seventy. It is right in clumsy transcripts too.
+        task = "" if self.searches or self.calculated else f"Task: {DEEDS.get(asked.sign, 'find')}. "
 
         def bad() -> bool:
             return draws.random() < clumsy
@@ -139,7 +142,7 @@ class Plan:
                 attribute = draws.choice(ATTRIBUTES)
             if bad():
                 place = draws.choice([*asked.places, place])
-            return Step(self._need(attribute, place), "local_search", f"{place} {attribute}")
+            return Step(task + self._need(attribute, place), "local_search", f"{place} {attribute}")
         found = [value for value in self.values if value.isdigit()]
         rule, said = self.rule, ""
         if self.lessons and asked.attribute and not self.calculated:
@@ -150,7 +153,7 @@ class Plan:
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
-            return Step(f"{said}Now I {DEEDS[sign]}.", "python", f"{x} {sign} {y}")
+            return Step(f"{task}{said}Now I {DEEDS[sign]}.", "python", f"{x} {sign} {y}")
         if rule and found and not self.calculated:
             return Step(f"{said}Now I {DEEDS[SIGNS[rule.word]]}.", "python", rule.code(found[-1]))
         value = self.values[-1]
@@ -214,7 +217,7 @@ class AtlasTeacherConfig(ComponentConfig):
                 fix='set agent.template = "native"',
             )
 
-    def build(self, context: Context) -> AtlasTeacher:
+    def build(self, context: Context) -> Any:
         """Build it."""
         if context.template is not None:
             self.check_template(context.template)

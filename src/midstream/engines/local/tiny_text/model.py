@@ -23,7 +23,7 @@ WRITE_BEFORE = 1.5  # by the first layer, of the tokens before
 WRITE_FOUND = 6.0  # by the heads that find what followed the same tokens
 WRITE_ATTENDED = 3.0  # by all other heads
 WRITE_MLP = 0.3
-FAST = 0.01  # radians a token: rotary frequencies above tell distances, those below hardly move over a prompt
+FAST = 0.01  # radians a token: rotary frequencies above depend on distance, those below hardly move over a prompt
 
 
 def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
@@ -66,7 +66,7 @@ def copying_weights(model: PreTrainedModel) -> None:
       a subspace of its own, where later layers can read it apart from the token here.
     - Layer 1, the first half of its heads: half of a head's dimensions compare the token here with the token before a
       place, the other half the token before with the token two before that place. A place scores most where both match,
-      so names that share a piece are told apart. Only slow frequencies take part: a match must not depend on how far
+      so names that share a piece are kept apart. Only slow frequencies take part: a match must not depend on how far
       away it is.
     - Input and output embeddings are one matrix, and every attention output is the transpose of its value projection,
       so that attending to a token raises its logit.

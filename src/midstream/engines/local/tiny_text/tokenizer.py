@@ -1,6 +1,6 @@
 """Byte-level BPE in which a name is the same tokens wherever it stands, and the chat template that goes with it.
 
-A small model learns to copy tokens, not letters. A capitalised word and a number therefore never take the space before
+A small model learns to copy tokens, not letters. A capitalized word and a number therefore never take the space before
 them into their tokens: "Kyoto" is the same after a space, a quotation mark and a bracket, so the name in a call is the
 tokens of the question. Lower-case words keep their space, digits stand alone, and the punctuation of JSON is taken in
 runs (`": {"`). Any text comes back unchanged.
@@ -22,7 +22,7 @@ PAD_ID, END_ID = 0, 1
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 PIECES = (
     r"\d"  # a digit
-    r"| ?\p{Ll}+(?:_\p{Ll}+)*|\p{Lu}\p{Ll}*"  # a word or identifier, with its space; a capitalised word without
+    r"| ?\p{Ll}+(?:_\p{Ll}+)*|\p{Lu}\p{Ll}*"  # a word or identifier, with its space; a capitalized word without
     r"|'s\b"
     r"|[{}\":,\[\] ]*[{}\"][{}\":,\[\] ]*"  # a run of JSON's punctuation with a brace or quotation mark in it
     r"|\n+| |[^\w\s]|."
