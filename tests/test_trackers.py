@@ -17,7 +17,7 @@ from midstream import api
 from midstream import trackers as trackers_module
 from midstream.cli.main import main
 from midstream.core import own
-from midstream.core.errors import MidstreamError
+from midstream.core.errors import BudgetError, MidstreamError
 from midstream.core.events import (
     BudgetSpent,
     EvaluationFinished,
@@ -152,12 +152,19 @@ def test_a_tracker_that_hangs_is_left_behind(run, monkeypatch):
     assert len(received) == 6
 
 
-@pytest.mark.parametrize(("stopped", "status"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
+STOPPED = [(KeyboardInterrupt(), "interrupted"), (BudgetError("spent"), "interrupted"), (ValueError(), "failed")]
+
+
+@pytest.mark.parametrize(("stopped", "status"), STOPPED)
 def test_a_tracker_learns_how_the_run_ended(run, stopped, status):
     tracker = Recorder()
-    with pytest.raises(stopped), tracked(run, trackers_of([tracker]), lambda event: None):
+    with pytest.raises(type(stopped)), tracked(run, trackers_of(tracker), lambda event: None):
         raise stopped
     assert tracker.calls[-1] == ("finish", status)
+
+
+def test_names_may_have_spaces_between_them():
+    assert [name for name, _ in trackers_of("wandb, mlflow")] == ["wandb", "mlflow"]
 
 
 @pytest.mark.parametrize(("track", "code"), [("wandb,banana", "unknown-type"), ([object()], "component-invalid")])

@@ -36,7 +36,6 @@ from midstream.core.component import EngineConfig
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
-from midstream.core.protocols import Tracker
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
@@ -81,7 +80,7 @@ from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
-from midstream.trackers import tracked, trackers_of
+from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, identity, render_modules
@@ -90,8 +89,6 @@ from midstream.training_free.validation import Validation
 from midstream.training_free.validation import validate as measure_library
 
 _SETTINGS_SHOWN = 3
-
-Track = str | Sequence[str | Tracker | type[Tracker]]
 
 
 def train(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.errors import UsageError
+from midstream.core.errors import BudgetError, UsageError
 from midstream.core.events import (
     BudgetSpent,
     EvaluationFinished,
@@ -39,6 +39,7 @@ from midstream.core.tables import parse_component
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
+Track = str | Tracker | type[Tracker] | Sequence[str | Tracker | type[Tracker]]
 _WAITING = 1000  # logs that a slow tracker may be behind
 _FINISH_S = 60.0  # to send what is waiting when the run ends
 _UNFIT = re.compile(r"[^\w.-]+")  # MLflow takes these characters, the others more
@@ -104,13 +105,15 @@ def fit(text: str) -> str:
 # --- a run with trackers ----------------------------------------------------------------------------------------------
 
 
-def trackers_of(track: str | Sequence[str | Tracker | type[Tracker]]) -> list[tuple[str, Tracker]]:
-    """The trackers and their names. `track` holds names, references such as "my_tracker.py:Tracker", and objects.
+def trackers_of(track: Track) -> list[tuple[str, Tracker]]:
+    """The trackers and their names. `track` is or holds names, references such as "my_tracker.py:Tracker", and objects.
 
     Raises `UsageError` for an unknown name, and for an object that is not a tracker.
     """
     found: dict[str, Tracker] = {}
-    for named in track.split(",") if isinstance(track, str) else track:
+    if isinstance(track, str):
+        track = [name.strip() for name in track.split(",")]
+    for named in track if isinstance(track, Sequence) else [track]:
         tracker: Any = named() if isinstance(named, type) else named
         if isinstance(named, str):
             config = parse_component("tracker", {"type": named}, "track").config
@@ -173,7 +176,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
     try:
         yield listen
         status = "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BudgetError):
         status = "interrupted"
         raise
     finally:

@@ -262,6 +262,13 @@ def test_the_command_says_what_it_wrote_and_left_out(run, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"] == 2
 
 
+def test_atif_has_a_file_for_each_id(run):
+    ids = ["问题一", "问题二", "a/1", "a:1"]
+    run.trajectories.write(2, [fake_run.solved().model_copy(update={"id": id}) for id in ids])
+    names = {path.stem for path in written(run, "atif").rglob("*.json")}
+    assert names >= {"问题一", "问题二", "a%2F1", "a%3A1"}
+
+
 # --- read by those that the formats are for ---------------------------------------------------------------------------
 
 

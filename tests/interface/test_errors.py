@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import midstream as ms
+from midstream.core.task import Task
+from midstream.rewards.own import own_reward
+from support import fake_run
 from support.counting import write_questions
 from support.errors import raises
 
@@ -39,6 +45,7 @@ CASES = {
     "no such tasks": (lambda: ms.tasks("bambogle"), "unknown-name", "bambogle"),
     "no such file": (lambda: len(ms.tasks("nowhere.jsonl")), "file-not-found", "nowhere.jsonl"),
     "no tasks to evaluate": (lambda: ms.evaluate(AGENT), "missing-option", "tasks"),
+    "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 runs"),
     "no tasks to learn from": (lambda: ms.practice(AGENT), "missing-option", "tasks"),
     "no split train": (lambda: len(ms.tasks("test.jsonl").train), "unknown-split", "train"),
     "practice on test": (lambda: ms.practice(AGENT, ms.tasks("test.jsonl")), "unknown-split", "tasks.test", "split("),
@@ -65,3 +72,22 @@ def test_it_says_what_and_how(call, code, values, tmp_path):
 def test_a_lambda_and_a_closure_are_rewards(tmp_path):
     """They have no place in a file: their run can be continued by the same program alone."""
     assert ms.reward(found := lambda answer, gold: answer == gold) is found
+
+
+def test_settings_come_after_the_planners_model():
+    agent = ms.AgentFlow(
+        "ollama/m",
+        [shout],
+        planner_model="ollama/p",
+        settings={"engines.planner.model": "q", "engines.model.model": "n"},
+    )
+    engines = agent.table()["engines"]
+    assert (engines["planner"]["model"], engines["model"]["model"]) == ("q", "n")
+    assert agent.table()["agent"]["planner"]["engine"] == "planner"
+
+
+def test_a_reward_that_returns_an_array_is_refused():
+    config = own_reward("reward", "my:reward", lambda answer: np.array([0.5, 1.0]))
+    reward = config().build(cast(Any, None))
+    with raises("reward-out-of-range", "array"):
+        asyncio.run(reward.score(Task(id="t", question="?", answer="1"), fake_run.solved()))

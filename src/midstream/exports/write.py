@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
+from urllib.parse import quote
 
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.metrics import tools_of
@@ -181,7 +182,9 @@ def _write_documents(path: Path, documents: Iterable[Row]) -> None:
     """A JSON file for each document, in a directory for each part."""
     for document in documents:
         part, _, name = document["session_id"].partition("/")
-        file = path / part / f"{re.sub(r'[^A-Za-z0-9._#=+-]', '_', name)}.json"
+        # Encoded, not replaced: other ids have other files.
+        encoded = re.sub(r"[^\w.#=+-]", lambda match: quote(match[0], safe=""), name)
+        file = path / part / f"{encoded}.json"
         with storage_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode_record(document))

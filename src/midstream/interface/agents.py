@@ -27,8 +27,9 @@ class AgentSpec:
             trained; or an `Engine`.
         tools: functions, `Tool`s, names of midstream's tools ("python"), or "my_tools.py:name".
         base_url: the address of an OpenAI-compatible server.
-        settings: others of a recipe, by their names: `{"agent.max_turns": 5}`.
+        settings: others of a recipe, by their names: `{"agent.max_turns": 5}`. They are applied last.
         modules: objects, classes or "file.py:name" in place of the modules that ask the model, by name.
+        planner_model: as `model`, of the planner alone.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class AgentSpec:
         base_url: str | None,
         settings: Mapping[str, Any] | None,
         modules: Mapping[str, Any],
+        planner_model: str | Engine | None = None,
     ) -> None:
         table = read_table(recipe)
         if model is not None:
@@ -57,6 +59,9 @@ class AgentSpec:
             if module is not None:
                 asks = {"engine": "model"} if model is not None and isinstance(module, type | str) else {}
                 table["agent"][name] = {**asks, "type": component_type(module)}
+        if planner_model is not None:
+            table["engines"]["planner"] = _engine_table(planner_model, None)
+            table["agent"]["planner"] = {**table["agent"].get("planner", {}), "engine": "planner"}
         self._table = with_overrides(table, overrides_of(settings))
 
     def table(self) -> Table:
@@ -102,7 +107,15 @@ class AgentFlow(AgentSpec):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         modules = {"planner": planner, "executor": executor, "verifier": verifier, "generator": generator}
-        super().__init__("agentflow-prompted", model, tools, base_url=base_url, settings=settings, modules=modules)
+        super().__init__(
+            "agentflow-prompted",
+            model,
+            tools,
+            base_url=base_url,
+            settings=settings,
+            modules=modules,
+            planner_model=planner_model,
+        )
         if not self._table["tools"]:
             raise UsageError(
                 "AgentFlow has no tools",
@@ -110,12 +123,6 @@ class AgentFlow(AgentSpec):
                 cause="its planner chooses a tool in every turn",
                 fix='give it some, e.g. tools=["python"] or your function; Interleaved can do without',
             )
-        if planner_model is not None:
-            engine = {
-                "engines": {"planner": _engine_table(planner_model, None)},
-                "agent": {"planner": {"engine": "planner"}},
-            }
-            self._table = merge(self._table, engine)
 
 
 class Interleaved(AgentSpec):

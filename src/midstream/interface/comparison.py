@@ -194,8 +194,14 @@ def compare(*runs: Comparable) -> Comparison:
 
     Raises:
         RunError: one of them has no finished evaluation (at that step).
-        UsageError: nothing can be compared, or there are too many.
+        UsageError: fewer than two runs, or too many; nothing can be compared.
     """
+    if len(runs) < 2:
+        raise UsageError(
+            f"{len(runs)} runs to compare",
+            code="missing-option",
+            fix='name two, e.g. compare("runs/a", "runs/b")',
+        )
     if len(runs) > len(string.ascii_uppercase):
         raise UsageError(
             f"{len(runs)} evaluations are too many for one table",

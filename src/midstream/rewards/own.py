@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from midstream.core.component import Kind, RewardConfig
@@ -39,7 +40,10 @@ class FunctionReward(BaseReward):
         values = (task.question, trajectory.answer, task.answer, task, trajectory)
         value = await self._function.called(self._settings, dict(zip(GIVEN, values, strict=True)))
         # NumPy's and torch's numbers are no subclasses of Python's.
-        item = value.item() if hasattr(value, "item") and not isinstance(value, Score) else value
+        item = value
+        if hasattr(value, "item") and not isinstance(value, Score):
+            with suppress(ValueError, RuntimeError):  # an array of several numbers, which is refused below
+                item = value.item()
         number = item.value if isinstance(item, Score) else item
         if not isinstance(number, int | float) or math.isnan(number) or not 0 <= number <= 1:
             raise RewardError(
