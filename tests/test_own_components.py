@@ -742,7 +742,7 @@ def test_a_copy_whose_neighbors_are_not_there_names_the_file_that_is_gone(place:
 
 
 def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
-    """Of all settings, only what a run itself writes stays relative to the working directory."""
+    """What a run writes stays relative to the working directory: `cache`, and a run's `policy` as `weights`."""
 
     def below(cls: type) -> list[type]:
         return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
@@ -755,7 +755,7 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     Path("present").touch()
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
-    assert keys - anchored == {"cache"}
+    assert keys - anchored == {"cache", "weights"}
     assert keys >= own.PATHS
 
 

@@ -208,7 +208,6 @@ def test_false_takes_a_table_of_the_base_out():
         ("learner.lora.rank=0", "learner.lora.rank = 0"),
         ("seed=-1", "seed = -1"),
         ("evaluation.sets=3", "evaluation.sets = 3"),
-        ("evaluation.validation.split=tset", "evaluation.validation.split = 'tset'"),
         ("evaluation.validation.per_family=100000000", "evaluation.validation.per_family = 100000000"),
         ("evaluation.temperatures=[-1]", "evaluation.temperatures.0 = -1"),
         ("evaluation.temperatures=[nan]", "evaluation.temperatures.0 = nan"),

@@ -59,8 +59,8 @@ class TinyTextConfig(EngineConfig):
     """A language model in open text that is made here, small enough to learn from nothing on a laptop.
 
     Attributes:
-        weights: `copying`: new weights that copy; or the directory of a saved model, such as a run's `policy`, which
-            has its own sizes
+        weights: `copying`: new weights that copy; or the directory of a saved model, such as a run's `policy`,
+            relative to the working directory, which has its own sizes
         hidden_size: width; 128 with 4 layers and 4 heads is 1 M parameters, 256, 6, 8 are 5 M, 512, 6, 16 are 21 M
         layers: depth
         heads: attention heads
