@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
 from midstream.core.component import ComponentConfig, Context
@@ -63,15 +63,12 @@ class AtlasTeacher:
             lessons=context.lessons,
         )
         step = plan.next_step(Random(context.seed), self.config.clumsiness(question, context.order))
-        # Which tools a native prompt offered is part of the transcript to learn from: its first call records it.
-        offered: list[JsonValue] = [dict(tool) for tool in stream.request().tools] if not stream.pieces else []
         return Call(
             role=POLICY,
             engine="atlas_agent",
             messages=stream.messages,
             completion=_written(step, stream.template),
             finish_reason="stop",
-            sent={"tools": offered} if offered else {},
         )
 
 
