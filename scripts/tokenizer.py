@@ -15,6 +15,7 @@ from random import Random
 
 from midstream.engines.local.tiny_text import tokenizer
 from midstream.worlds.atlas.questions import documents
+from midstream.worlds.atlas.rules import RULED, draw_lessons
 from midstream.worlds.atlas.tasks import Atlas, AtlasConfig
 from midstream.worlds.atlas.teacher import DEEDS
 
@@ -37,9 +38,10 @@ def texts() -> Iterator[str]:
             yield call("local_search", query=f"{place} {attribute}")
             yield draws.choice(documents()[attribute]).format(place, world.facts[place, attribute])
         if asked.sign:
-            yield f"Now I {DEEDS[asked.sign]}."
-            yield call("python", code=f"{task.answer} {asked.sign} {task.answer}")
-        yield "I can answer."
+            yield f"Task: {DEEDS[asked.sign]}. First: {task.answer}. Second: {task.answer}. Now I {DEEDS[asked.sign]}."
+            yield call("python", code=f"{task.answer} {asked.sign} abs({task.answer})")
+        yield from draw_lessons(RULED, draws, held_out=False)[1].values()
+        yield "Rule: Height as found. I can answer."
     for path in sorted([*SOURCE.glob("agents/prompts/*.md"), *SOURCE.glob("core/templates/*.toml")]):
         yield from [path.read_text(encoding="utf-8")] * PROMPTS
 

@@ -51,16 +51,17 @@ def test_it_writes_thoughts_json_calls_and_the_answer_alone():
     assert lookup[1].removeprefix("<think>I can answer.</think>").isdigit()
     assert len(total) == 4
     assert ", then that of " in total[0]
-    assert total[1].startswith("<think>Now that of ")
-    assert total[2].startswith('<think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "')
+    assert re.match(r"<think>First: \d+\. Now that of ", total[1])
+    call = re.escape('<tool_call>{"name": "python", "arguments": {"code": "')
+    assert re.match(rf"<think>Second: \d+\. Now I add\.</think>{call}", total[2])
 
 
-def test_it_takes_numbers_in_the_order_of_the_question_where_either_order_is_right():
+def test_it_takes_numbers_in_the_order_of_the_question():
     played = [trajectory for trajectory in play() if len(trajectory.turns) == 1 and trajectory.turns[0].command]
     codes = {trajectory.question: trajectory.turns[0].command.arguments.get("code", "") for trajectory in played}
-    either = {question: code for question, code in codes.items() if "+" in code or "*" in code}
-    assert len(either) > 3
-    for question, code in either.items():
+    assert any(code.startswith("abs(") for code in codes.values())
+    assert len(codes) > 3
+    for question, code in codes.items():
         assert re.findall(r"\d+", question) == re.findall(r"\d+", code)
 
 

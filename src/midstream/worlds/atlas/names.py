@@ -23,6 +23,10 @@ _LETTERS = "bcdfghjklmnpqrstvwxyzaeiouaeiouaeiouäöåéłñ"
 _ACCENTS = {"a": "á", "e": "é", "o": "ö", "u": "ü"}
 _SHORTEST, _LONGEST = 4, 22  # characters
 _HELD_OUT = 5  # one name in five
+# Syllables make any word in the end; these are not names of places.
+_RUDE = re.compile(
+    "fuc?k|s[hl]it|cunt|coc?k|dic?k|slut|rape|boob|poop|porn|se[xk]s?|wank|nig|negr|kike|coon|fag|jap|homo|nazi"
+)
 
 
 def held_out(name: str) -> bool:
@@ -56,6 +60,8 @@ class NameMaker:
         while True:
             name = self._name(wild)
             words = search_words(name) - self._shared
+            if any(_RUDE.search(word) for word in words):
+                continue
             if _SHORTEST <= len(name) <= _LONGEST and held_out(name) == held and words.isdisjoint(self._taken):
                 self._taken |= words
                 return name

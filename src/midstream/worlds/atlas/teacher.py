@@ -5,6 +5,9 @@
     <think>Now I add.</think><tool_call>{"name": "python", "arguments": {"code": "327 + 12"}}</tool_call>      339
     <think>I can answer.</think>339
 
+Values of two places are noted first: "First: 327. Now that of Bel: height.", "Second: 41. Now I subtract.",
+"abs(327 - 41)". A model that copies finds each by its word; `abs` spares it an order that no wording has to show.
+
 With lessons in its prompt, the thought that uses values first repeats the one about the attribute (`rules.py`), and the
 calculation follows it: "Rule: Height counts 3 times. Now I add.", "(327 * 3) + 12". A model that copies can repeat a
 sentence before it can restate it.
@@ -108,9 +111,9 @@ class Plan:
         self.asked = world.asked[question]
         self.rule, self.rule_text = rules_in(lessons).get(self.asked.attribute, (None, ""))
         self.lessons = lessons
-        # Numbers in the order of the question, which is easier to learn, where their order does not matter.
-        ordered = self.asked.sign == "-"
-        self.numbers = [str(number) for number in self.asked.numbers] if ordered else re.findall(r"\d+", question)
+        # Places and numbers in the order of the question, which is easier to copy than any other; no order matters.
+        self.places = sorted(self.asked.places, key=question.index)
+        self.numbers = re.findall(r"\d+", question)
         self.searches, self.calculated = tools.count("local_search"), "python" in tools
         self.values = [world.stated[result] for result in results if result in world.stated]
         self.failed = len(self.values) < self.searches
@@ -123,6 +126,9 @@ class Plan:
         # Named first, next to the question: a small model learns slowly which of many wordings ask for which operation
         # if it has to say so only after the searches, in one word of seventy. It is right in clumsy transcripts too.
         task = "" if self.searches or self.calculated else f"Task: {DEEDS.get(asked.sign, 'find')}. "
+        # Of two values each is noted under a word of its own, by which the calculation finds it again.
+        noted = self.searches and self.values and not self.calculated and len(self.places) == 2
+        note = f"{'First' if self.searches == 1 else 'Second'}: {self.values[-1]}. " if noted else ""
 
         def bad() -> bool:
             return draws.random() < clumsy
@@ -139,18 +145,19 @@ class Plan:
                 attribute = draws.choice(ATTRIBUTES)
             if bad():
                 place = draws.choice([*asked.places, place])
-            return Step(task + self._need(attribute, place), "local_search", f"{place} {attribute}")
+            return Step(task + note + self._need(attribute, place), "local_search", f"{place} {attribute}")
         found = [value for value in self.values if value.isdigit()]
-        rule, said = self.rule, ""
+        rule, said = self.rule, note
         if self.lessons and asked.attribute and not self.calculated:
             if rule and bad():
                 rule = None
-            said = f"Rule: {self.rule_text if rule else f'{asked.attribute.capitalize()} as found.'} "
+            said += f"Rule: {self.rule_text if rule else f'{asked.attribute.capitalize()} as found.'} "
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]
             x, y = draws.choices(terms, k=2) if bad() else (terms[0], terms[-1])
-            return Step(f"{task}{said}Now I {DEEDS[sign]}.", "python", f"{x} {sign} {y}")
+            code = f"abs({x} - {y})" if sign == "-" else f"{x} {sign} {y}"
+            return Step(f"{task}{said}Now I {DEEDS[sign]}.", "python", code)
         if rule and found and not self.calculated:
             return Step(f"{said}Now I {DEEDS[SIGNS[rule.word]]}.", "python", rule.code(found[-1]))
         value = self.values[-1]
@@ -160,7 +167,7 @@ class Plan:
         """Attribute and place of the next search of the shortest plan."""
         asked = self.asked
         if not asked.relation:
-            return asked.attribute, asked.places[self.searches]
+            return asked.attribute, self.places[self.searches]
         if not self.searches:
             return asked.relation, asked.places[0]
         names = [value for value in self.values if not value.isdigit()]  # a clumsy first search may have found none
@@ -173,10 +180,10 @@ class Plan:
         own ("that of"); after "the height of" the model would find the first place again.
         """
         asked, first = self.asked, not self.searches
-        if len(asked.places) == 2 and not first:
+        if len(self.places) == 2 and not first:
             return f"Now that of {place}: {attribute}."
-        if len(asked.places) == 2:
-            return f"I need the {attribute} of {place}, then that of {asked.places[1]}."
+        if len(self.places) == 2:
+            return f"I need the {attribute} of {place}, then that of {self.places[1]}."
         then = f", then its {asked.attribute}" if asked.relation and first else ""
         return f"I need the {attribute} of {place}{then}."
 
