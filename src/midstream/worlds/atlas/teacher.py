@@ -111,7 +111,7 @@ class Plan:
         self.asked = world.asked[question]
         self.rule, self.rule_text = rules_in(lessons).get(self.asked.attribute, (None, ""))
         self.lessons = lessons
-        # In the order of the question, which is easier to copy than any other. It changes no answer: sums and `abs` take
+        # In the order of the question, which is the easiest to copy. It changes no answer: sums and `abs` take
         # either order, and questions that compare name the places in theirs.
         self.places = sorted(self.asked.places, key=question.index)
         self.numbers = re.findall(r"\d+", question)
