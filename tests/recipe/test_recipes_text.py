@@ -1,19 +1,30 @@
-"""The recipe of the small language model: two steps end to end, and (slow) what its warm start reaches."""
+"""The recipes of the small language model: two steps end to end, and what the shipped weights can do."""
 
 from __future__ import annotations
+
+import asyncio
+import importlib.util
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from midstream.cli.main import main
 from midstream.core.stream_template import load_template
+from midstream.engines.local.tiny_text.model import ATLAS_WEIGHTS
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.rollout import rollout
 from midstream.runs import RunDirectory
+from midstream.worlds.atlas.rules import draw_lessons
+from midstream.worlds.atlas.tasks import FAMILIES
 
 FEW_STEPS = """
 extends = "text-tiny"
 name = "few-steps"
 tasks = { type = "atlas", regions = 2 }
-warm_start = { transcripts = 40, steps = 4, min_copy_rate = 0.0 }
-training = { steps = 2, tasks_per_step = 3, group_size = 2, resample_uniform = 0 }
+training = { steps = 2, tasks_per_step = 3, group_size = 2 }
 
 [agent.policy]
 sampling.max_tokens = 12
@@ -27,6 +38,7 @@ name = "unseen"
 split = "unseen"
 per_family = 1
 """
+NAMING = [family for family in FAMILIES if family != "arith"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +55,7 @@ def test_two_steps_of_the_text_recipe(run):
         assert step.trajectories_error == 0
         assert step.logprob_gap < 1e-4
         assert step.unique_tokens < step.total_tokens, "the prefix tree is on"
-    assert [result.policy for result in run.evaluations.read()] == ["warm start"] * 2 + ["trained"] * 2
+    assert [result.step for result in run.evaluations.read()] == [0, 0, 2, 2]
 
 
 def test_a_prompt_holds_tools_and_question_alone(run):
@@ -67,3 +79,98 @@ def test_the_template_is_the_chat_models_own_without_instructions():
     assert text.model_dump(exclude={"name", "source", "system"}) == native.model_dump(
         exclude={"name", "source", "system"}
     )
+
+
+def test_a_warm_start_makes_weights_of_the_form_that_midstream_ships(tmp_path, monkeypatch):
+    few = ["tasks.regions=1", "warm_start.transcripts=32", "warm_start.steps=2", "warm_start.min_copy_rate=0"]
+    few += ["evaluation.sets=[]", "evaluation.validation.per_family=1"]
+    settings = [word for setting in few for word in ("--set", setting)]
+    assert main(["train", "text-start", "--quiet", "--out", str(tmp_path / "run"), *settings]) == 0
+    shipped = ATLAS_WEIGHTS.read_bytes()
+    place = Path(__file__).parents[2] / "scripts" / "text_weights.py"
+    spec = importlib.util.spec_from_file_location("text_weights", place)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr("sys.argv", ["text_weights.py", str(tmp_path / "run"), "--check"])
+    assert script.main() == 1, "two updates do not make the weights that are shipped"
+    assert ATLAS_WEIGHTS.read_bytes() == shipped
+    assert len((tmp_path / "run" / ATLAS_WEIGHTS.name).read_bytes()) == len(shipped) < 5_000_000
+
+
+class Shipped:
+    """The agent of text-tiny with the weights that come with midstream, greedy unless said otherwise."""
+
+    def __init__(self, build):
+        self.world, self.environment = build.source, build.environment()
+
+    def share(self, split, families, per_family, gold=None, lessons=None):
+        """The share of right answers to tasks, by `gold` (task id -> answer) in place of their own."""
+        tasks = self.tasks(split, families, per_family)
+        groups = asyncio.run(rollout(self.environment, tasks, seed=1, lessons=lessons))
+        found = [trajectory for group in groups for trajectory in group.trajectories]
+        assert not any(trajectory.error for trajectory in found)
+        if gold is None:
+            return sum(trajectory.reward.value for trajectory in found) / len(found)
+        return sum(trajectory.answer == gold[trajectory.task_id] for trajectory in found) / len(found)
+
+    def tasks(self, split, families, per_family):
+        return self.world.fixed(split, seed=31, families=families, per_family=per_family)
+
+    def rules(self, split, families, per_family):
+        """Right answers under held-out rules, and lessons that state them in held-out wordings, one a task."""
+        gold, lessons = {}, {}
+        for task in self.tasks(split, families, per_family):
+            asked = self.world.asked[task.question]
+            rules, lessons[task.id] = draw_lessons([asked.attribute], Random(task.id), held_out=True)
+            gold[task.id] = self.world.answer(asked, rules)
+        return gold, lessons
+
+
+@contextmanager
+def text_tiny(*settings):
+    with Build(load_recipe("text-tiny", ["agent.policy.sampling.temperature=0", *settings])) as build:
+        yield Shipped(build)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    with text_tiny("tasks.regions=2") as model:
+        yield model
+
+
+RULED = ("test", ["lookup", "hop", "scale", "sum"])
+
+
+@pytest.mark.parametrize(("split", "least"), [("test", 0.85), ("unseen", 0.75), ("real", 0.75)])
+def test_the_shipped_weights_answer_about_places_they_never_saw(shipped, split, least):
+    assert shipped.share(split, FAMILIES, 6) >= least
+
+
+def test_the_shipped_weights_decline_where_nothing_is_known(shipped):
+    assert shipped.share("unseen", ["unknown"], 12) >= 0.9
+
+
+def test_the_shipped_weights_follow_a_rule_in_the_prompt_and_none_without(shipped):
+    gold, lessons = shipped.rules(*RULED, 6)
+    assert shipped.share(*RULED, 6, gold, lessons) >= 0.75
+    assert shipped.share(*RULED, 6, gold) <= 0.05
+
+
+CLAIMED = [("test", 0.93, 0.98), ("unseen", 0.80, 0.0), ("real", 0.80, 0.95)]  # success, names copied when sampled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("split", "least", "copied"), CLAIMED)
+def test_what_the_documentation_claims_of_the_shipped_weights(split, least, copied):
+    with text_tiny() as model:
+        assert model.share(split, FAMILIES, 60) >= least
+    with text_tiny('reward.type="atlas_copying"', "agent.policy.sampling.temperature=1") as model:
+        assert model.share(split, NAMING, 60) >= copied
+
+
+@pytest.mark.slow
+def test_what_the_documentation_claims_of_rules():
+    with text_tiny() as model:
+        gold, lessons = model.rules(*RULED, 60)
+        assert model.share(*RULED, 60, gold, lessons) >= 0.8
+        assert model.share(*RULED, 60, gold) <= 0.05

@@ -36,6 +36,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
         "function_calling": "midstream.rewards.artist:FunctionCallingConfig",
+        "atlas_copying": "midstream.worlds.atlas.copying:AtlasCopyingConfig",
     },
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",

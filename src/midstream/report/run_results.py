@@ -39,6 +39,11 @@ _DESKS = """The policy is tiny and has a closed vocabulary: it calls the functio
 What this shows is that the loop, the masks and the update work on dialogues; it says nothing about how much a large
 model gains."""
 
+_TEXT = """The model has one million parameters. It reads and writes open text, with names that it never saw, but all
+language that it knows is questions about a made-up atlas: ask about places, or for a sum of two numbers. What this
+shows is that the loop, the masks and the update work on real tokens, with names and wordings held out; it says nothing
+about how much a large model gains."""
+
 
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
     """The trajectories of one evaluation, read when they are used."""
@@ -86,7 +91,10 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
 
 def run_limits(resolved: Mapping[str, Any]) -> str:
     """What a run of a tiny model cannot show, by its resolved recipe; "" for other models."""
-    if not any(engine.get("type") == "tiny" for engine in resolved.get("engines", {}).values()):
+    types = {engine.get("type") for engine in resolved.get("engines", {}).values()}
+    if "tiny_text" in types:
+        return " ".join(_TEXT.split())
+    if "tiny" not in types:
         return ""
     if resolved.get("tasks", {}).get("type") == "desks":
         return " ".join(_DESKS.split())

@@ -89,7 +89,7 @@ def test_it_keeps_a_lesson_that_is_true_and_deletes_one_that_is_not():
 
 
 def rule_text(rule):
-    return f"{rule.attribute.capitalize()}, {rule.word} {rule.number}."
+    return f"{rule.attribute.capitalize()} {rule.word} {rule.number}."
 
 
 def test_without_rollouts_it_writes_any_rules():

@@ -26,37 +26,45 @@ def words(part):
     return set(re.findall(r"[a-z]+", part.lower()))
 
 
+def parts(which=("seen", "held_out")):
+    """The parts of statements, by the word of their rule."""
+    return {word: [part for kind in which for part in wordings()[word][kind]] for word in NUMBERS}
+
+
 def test_a_text_states_one_rule():
     every = [
-        (part.format(attribute.capitalize(), number), Rule(attribute, word, number))
-        for word, parts in wordings().items()
-        for part in (*parts["seen"], *parts["held_out"])
+        (rule.statement(part), rule)
+        for word, statements in parts().items()
+        for part in statements
         for attribute in RULED
-        for number in NUMBERS[word]
+        for rule in (Rule(attribute, word, number) for number in NUMBERS[word])
     ]
     assert len({text for text, _ in every}) == len(every)
-    for text, rule in every:
-        assert rules_in(lines([text])) == {rule.attribute: (rule, text)}
+    ends = wordings()["ends"]
+    for place, end in enumerate(("", *ends["seen"], *ends["held_out"])):
+        for text, rule in every[place :: 1 + len(ends["seen"]) + len(ends["held_out"])]:
+            assert rules_in(lines([f"{text}{end}."])) == {rule.attribute: (rule, text)}
 
 
-def test_a_lesson_begins_with_its_attribute():
-    for parts in wordings().values():
-        for part in (*parts["seen"], *parts["held_out"]):
-            assert part.startswith("{0}")
-            assert part.count("{1}") == 1
+def test_a_number_stands_at_most_a_word_behind_its_attribute_which_comes_first():
+    for statements in parts().values():
+        for part in statements:
+            assert re.match(r"\{0\}(,|:| [a-z]+)? \{1\}", part)
 
 
 def test_held_out_parts_have_no_word_that_training_does_not_meet():
-    met = {word for parts in wordings().values() for part in parts["seen"] for word in words(part)}
-    for parts in wordings().values():
-        assert len(parts["seen"]) >= 12
-        assert len(parts["held_out"]) >= 3
-        assert all(words(part) <= met for part in parts["held_out"])
+    kinds = ("times", "plus", "minus", "ends")
+    met = {word for kind in kinds for part in wordings()[kind]["seen"] for word in words(part)}
+    for kind in kinds:
+        held_out = wordings()[kind]["held_out"]
+        assert len(held_out) >= 2
+        assert not {*held_out} & {*wordings()[kind]["seen"]}
+        assert all(words(part) <= met for part in held_out)
 
 
 def test_the_later_of_two_lessons_counts_and_strange_ones_do_not():
-    text = lines(["Area, plus 4.", "Stay calm.", "Aria, plus 4.", "Area counts 2 times.", "area, plus 4."])
-    assert rules_in(text) == {"area": (Rule("area", "times", 2), "Area counts 2 times.")}
+    text = lines(["Area plus 4.", "Stay calm.", "Aria plus 4.", "Area counts 2 times here.", "area plus 4."])
+    assert rules_in(text) == {"area": (Rule("area", "times", 2), "Area counts 2 times")}
 
 
 def test_warm_starts_see_no_held_out_rule_or_wording():

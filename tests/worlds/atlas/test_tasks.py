@@ -55,6 +55,22 @@ def test_no_name_is_found_by_the_words_of_another():
         assert sum(words <= other for other in rarest) == 1, words
 
 
+def test_documents_about_places_of_your_own_change_no_other():
+    own = Atlas(AtlasConfig(regions=4, places=("Zorbania", "Île du Nord")))
+    before, after = [*WORLD.documents()], [*own.documents()]
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2 * 9
+    for place in ("Zorbania", "Île du Nord"):
+        assert (own.facts[place, "capital"], "height") in own.facts
+    assert own.fixed("test", seed=1, per_family=2) == WORLD.fixed("test", seed=1, per_family=2)
+
+
+@pytest.mark.parametrize("place", ["", "?!", "New", "height", NAMES["test"][0].lower(), NAMES["real"][0]])
+def test_a_place_of_your_own_needs_a_name_of_its_own(place: str):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", repr(place))):
+        Atlas(AtlasConfig(regions=4, places=(place,)))
+
+
 def test_the_index_finds_every_fact():
     search = LocalSearch.from_documents(Document(id=name, text=text) for name, text in WORLD.documents())
 

@@ -59,8 +59,9 @@ class TinyTextConfig(EngineConfig):
     """A language model in open text that is made here, small enough to learn from nothing on a laptop.
 
     Attributes:
-        weights: `copying`: new weights that copy; or the directory of a saved model, such as a run's `policy`,
-            relative to the working directory, which has its own sizes
+        weights: `atlas`: the model that comes with midstream, warm-started on the atlas (recipe `text-start`), of the
+            default sizes; `copying`: new weights that copy; or the directory of a saved model, such as a run's
+            `policy`, relative to the working directory, which has its own sizes
         hidden_size: width; 128 with 4 layers and 4 heads is 1 M parameters, 256, 6, 8 are 5 M, 512, 6, 16 are 21 M
         layers: depth
         heads: attention heads
@@ -74,7 +75,7 @@ class TinyTextConfig(EngineConfig):
     extra = "train"
     packages = ("torch", "transformers")
 
-    weights: Literal["copying"] | Path = "copying"
+    weights: Literal["atlas", "copying"] | Path = "copying"
     hidden_size: int = Field(default=128, gt=0)
     layers: int = Field(default=4, ge=2)
     heads: int = Field(default=4, ge=2, multiple_of=2)
@@ -88,6 +89,8 @@ class TinyTextConfig(EngineConfig):
             raise ValueError(
                 f"hidden_size {self.hidden_size} must be an even multiple of the {self.heads} heads, 16 or more"
             )
+        if self.weights == "atlas" and (self.hidden_size, self.layers, self.heads) != (128, 4, 4):
+            raise ValueError('weights = "atlas" has 4 layers of hidden_size 128 and 4 heads; others need "copying"')
         return self
 
     def build(self, context: Context) -> TransformersLocal:
@@ -95,13 +98,16 @@ class TinyTextConfig(EngineConfig):
         require_torch()
         from midstream.engines.local.engine import TransformersLocal
         from midstream.engines.local.pretrained import load_model, require_device
-        from midstream.engines.local.tiny_text.model import make_model
+        from midstream.engines.local.tiny_text.model import load_atlas_weights, make_model
         from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 
-        if self.weights == "copying":
+        if isinstance(self.weights, str):
             require_device(self.device)
             tokenizer = load_tokenizer()
-            model = make_model(self, tokenizer, context.warm_seed).to(self.device)  # type: ignore[arg-type]
+            model = make_model(self, tokenizer, context.warm_seed)
+            if self.weights == "atlas":
+                load_atlas_weights(model)
+            model = model.to(self.device)  # type: ignore[arg-type]
         else:
             if not self.weights.is_dir():
                 raise RecipeError(

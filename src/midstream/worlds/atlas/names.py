@@ -59,12 +59,18 @@ class NameMaker:
         """Make a name on one side of `held_out`; `wild` is the share of names of random letters."""
         while True:
             name = self._name(wild)
-            words = search_words(name) - self._shared
-            if any(_RUDE.search(word) for word in words):
+            if any(_RUDE.search(word) for word in search_words(name)):
                 continue
-            if _SHORTEST <= len(name) <= _LONGEST and held_out(name) == held and words.isdisjoint(self._taken):
-                self._taken |= words
+            if _SHORTEST <= len(name) <= _LONGEST and held_out(name) == held and self.take(name):
                 return name
+
+    def take(self, name: str) -> bool:
+        """Whether a name has a word of its own, and none of another name; no later one shares a word with it then."""
+        words = search_words(name) - self._shared
+        free = bool(words) and words.isdisjoint(self._taken)
+        if free:
+            self._taken |= words
+        return free
 
     def _name(self, wild: float) -> str:
         draws = self._draws

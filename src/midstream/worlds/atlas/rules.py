@@ -1,4 +1,5 @@
-"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Height counts 3 times.").
+"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Height counts 3 times in
+this atlas.").
 
 A rule changes how a policy has to use every value of an attribute. Documents and questions do not show it, so a policy
 can only follow it by reading. One rule in five, by its hash, is never shown in a warm start, and neither are the
@@ -46,38 +47,48 @@ class Rule:
         """The calculation, in Python."""
         return f"{value} {SIGNS[self.word]} {self.number}"
 
+    def statement(self, part: str) -> str:
+        """The rule in the words of a part of `rules.toml`."""
+        return part.format(self.attribute.capitalize(), self.number)
+
     def lesson(self, draws: Random, *, held_out: bool) -> str:
         """Draw the text of a lesson that states the rule."""
-        return draws.choice(wordings()[self.word]["held_out" if held_out else "seen"]).format(
-            self.attribute.capitalize(), self.number
-        )
+        which = "held_out" if held_out else "seen"
+        statement, end = (draws.choice(wordings()[kind][which]) for kind in (self.word, "ends"))
+        return f"{self.statement(statement)}{end}."
 
 
 @cache
 def wordings() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Parts that are "seen" and "held_out", by the word of a rule."""
+    """Parts that are "seen" and "held_out", by the word of a rule, and `ends`."""
     return tomllib.loads((resources.files("midstream.worlds.atlas") / "rules.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _known() -> Mapping[str, Rule]:
-    """Every text of a lesson, and the rule that it states."""
+    """Every statement, and the rule that it states."""
     return {
-        part.format(attribute.capitalize(), number): Rule(attribute, word, number)
-        for word, parts in wordings().items()
-        for part in (*parts["seen"], *parts["held_out"])
+        rule.statement(part): rule
         for attribute in RULED
-        for number in NUMBERS[word]
+        for word, numbers in NUMBERS.items()
+        for part in (*wordings()[word]["seen"], *wordings()[word]["held_out"])
+        for rule in (Rule(attribute, word, number) for number in numbers)
     }
 
 
 def rules_in(lessons: str) -> dict[str, tuple[Rule, str]]:
-    """Map attributes to the rules that rendered lessons state, each with its text.
+    """Map attributes to the rules that rendered lessons state, each with its statement, without the end of the lesson.
 
     The later of two lessons counts, other lessons are ignored.
     """
-    texts = [line.removeprefix("- ") for line in lessons.splitlines()]
-    return {rule.attribute: (rule, text) for text in texts if (rule := _known().get(text))}
+    found: dict[str, tuple[Rule, str]] = {}
+    for line in lessons.splitlines():
+        text = line.removeprefix("- ").removesuffix(".")
+        for end in (*wordings()["ends"]["seen"], *wordings()["ends"]["held_out"]):
+            statement = text.removesuffix(end)
+            if text.endswith(end) and (rule := _known().get(statement)):
+                found[rule.attribute] = (rule, statement)
+    return found
 
 
 def draw_rule(attribute: str, draws: Random, *, held_out: bool) -> Rule:

@@ -28,7 +28,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Message
+from midstream.core.trajectory import Message, Trajectory
 from midstream.rollout import Environment, rollout
 from midstream.worlds.atlas import reflector
 from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
@@ -56,6 +56,7 @@ class AtlasConfig(TasksConfig):
         regions: training regions; each evaluation split has another one
         countries: countries of a region; each makes nine facts
         seed: the world's seed: the same world for every run seed
+        places: countries of your own, about which documents are added, and about the capital and the river of each
         rules: hidden rules of the answers, by attribute (population, area, height, length): `{ height = "times 3" }`;
             no document or question shows them
     """
@@ -70,6 +71,7 @@ class AtlasConfig(TasksConfig):
     regions: int = Field(default=100, ge=1, le=400)
     countries: int = Field(default=60, ge=20, le=60)
     seed: Seed = 0
+    places: tuple[str, ...] = ()
     rules: dict[Literal["population", "area", "height", "length"], Annotated[str, Field(pattern=f"^{PATTERN}$")]] = (
         Field(default_factory=dict)
     )
@@ -120,7 +122,6 @@ class Atlas(WarmStartWorld, Endless):
         draws = Random(derive_seed("atlas", config.seed))
         phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
         maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
-        self._countries = config.countries
         count = 3 * config.countries + _STRANGERS
         made = {"train": config.regions, **dict.fromkeys(_MADE_UP, 1)}
         splits: dict[str, list[Region]] = {split: [] for split in made}
@@ -128,13 +129,22 @@ class Atlas(WarmStartWorld, Endless):
             training = split == "train"
             for _ in range(regions):
                 names = [maker.make(held=not training, wild=WILD if training else 0.0) for _ in range(count)]
-                splits[split].append(self._region(names, draws))
-        splits["real"] = [self._region(draws.sample(real_places(), count), draws)]
+                splits[split].append(self._region(names, config.countries, draws))
+        splits["real"] = [self._region(draws.sample(real_places(), count), config.countries, draws)]
         self.splits = splits
+        for place in config.places:
+            if not maker.take(place):
+                raise RecipeError(
+                    f"the atlas cannot have a place named {place!r}",
+                    code="setting-conflict",
+                    cause="it has no word, or one that the documents have already, and a search would mix them",
+                    fix="choose another name in tasks.places, such as 'Zorbania'",
+                )
+        others = [maker.make(held=True, wild=0.0) for _ in range(2 * len(config.places))]
+        self._region([*config.places, *others], len(config.places), draws)
 
-    def _region(self, names: Sequence[str], draws: Random) -> Region:
-        """Make a region of places with these names: its facts, and a document for each fact."""
-        n = self._countries
+    def _region(self, names: Sequence[str], n: int, draws: Random) -> Region:
+        """Make a region of `n` countries, with these names: its facts, and a document for each fact."""
         region = Region(
             countries=names[:n], capitals=names[n : 2 * n], rivers=names[2 * n : 3 * n], strangers=names[3 * n :]
         )
@@ -163,7 +173,7 @@ class Atlas(WarmStartWorld, Endless):
 
     def check_validation(self, tasks: Sequence[Task], least: float) -> None:
         """Refuse validation tasks of which none names a place of the atlas, unless any copy rate will do."""
-        if least and not self._naming(tasks):
+        if least and not any(map(self.places, tasks)):
             raise RecipeError(
                 "no question of evaluation.validation names a place of the atlas",
                 code="setting-conflict",
@@ -171,24 +181,25 @@ class Atlas(WarmStartWorld, Endless):
                 fix="give it questions of the atlas that name places, or set warm_start.min_copy_rate = 0",
             )
 
-    def _naming(self, tasks: Sequence[Task]) -> list[Task]:
-        return [task for task in tasks if task.question in self.asked and self.asked[task.question].places]
+    def places(self, task: Task) -> tuple[str, ...]:
+        """The places that a question names; none of a question that the atlas did not make."""
+        return self.asked[task.question].places if task.question in self.asked else ()
+
+    def copied(self, task: Task, trajectory: Trajectory) -> bool | None:
+        """Whether the first call's query has the exact name of a place of the question; None if it is no search."""
+        command = trajectory.turns[0].command if trajectory.turns else None
+        if command is None or command.tool != "local_search":
+            return None
+        query = f" {command.arguments.get('query', '')} "
+        return any(f" {place} " in query for place in self.places(task))
 
     async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
-        """Of the first calls that search, the share whose query has the exact name of a place of the question.
-
-        A policy that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
-        """
-        searches = copied = 0
-        for group in await rollout(environment, self._naming(tasks), group_size=AtlasConfig.gate_samples, seed=seed):
-            places = self.asked[group.task.question].places
-            for trajectory in group.trajectories:
-                command = trajectory.turns[0].command if trajectory.turns else None
-                if command is not None and command.tool == "local_search":
-                    query = f" {command.arguments.get('query', '')} "
-                    searches += 1
-                    copied += any(f" {place} " in query for place in places)
-        return copied / max(1, searches), "share of first searches with a name of the question"
+        """Of the first calls that search, the share with the exact name of a place of the question."""
+        naming = [task for task in tasks if self.places(task)]
+        groups = await rollout(environment, naming, group_size=AtlasConfig.gate_samples, seed=seed)
+        copied = [self.copied(group.task, trajectory) for group in groups for trajectory in group.trajectories]
+        searches = [copy for copy in copied if copy is not None]
+        return sum(searches) / max(1, len(searches)), "share of first searches with a name of the question"
 
     def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:
         """Draw one question, with an answer computed from the facts."""

@@ -152,7 +152,7 @@ class Plan:
         if self.lessons and asked.attribute and not self.calculated:
             if rule and bad():
                 rule = None
-            said += f"Rule: {self.rule_text if rule else f'{asked.attribute.capitalize()} as found.'} "
+            said += f"Rule: {self.rule_text if rule else f'{asked.attribute.capitalize()} as found'}. "
         if asked.sign and not self.calculated and not leaves_out():
             sign = draws.choice(tuple(DEEDS)) if bad() else asked.sign
             terms = [*((f"({rule.code(value)})" if rule else value) for value in found), *self.numbers] or ["0"]

@@ -7,14 +7,17 @@ parameters copies no name after 0.3 M tokens of training; from `copying_weights`
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from midstream.engines.local.settings import TinyTextConfig
 from midstream.engines.local.tiny_text.tokenizer import END_ID, PAD_ID
 
+ATLAS_WEIGHTS = Path(__file__).with_name("atlas.safetensors")  # by scripts/text_weights.py
 ROPE_BASE = 1e6
 # Of `copying_weights`: scores in nats of attention, and sizes of what is written next to embeddings of size 1.
 BEHIND = 4.2  # by how much the places next to the right one score less, looking back
@@ -50,6 +53,11 @@ def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed:
     copying_weights(model)
     model.generation_config.do_sample = True  # or `transformers serve` is greedy at any temperature
     return model.eval()
+
+
+def load_atlas_weights(model: PreTrainedModel) -> None:
+    """Replace the weights of a model of the default sizes, in place, by those that come with midstream (float16)."""
+    safetensors.torch.load_model(model, ATLAS_WEIGHTS)
 
 
 @torch.no_grad()

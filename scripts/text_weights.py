@@ -1,0 +1,39 @@
+"""Make src/midstream/engines/local/tiny_text/atlas.safetensors, the weights that come with midstream:
+
+    midstream train text-start --out runs/text-start
+    python scripts/text_weights.py runs/text-start [--check]
+
+They are the run's policy in float16. The same machine gives the same bytes. With `--check` nothing is written, and a
+difference exits with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import safetensors.torch
+from transformers import AutoModelForCausalLM
+
+from midstream.engines.local.tiny_text.model import ATLAS_WEIGHTS
+from midstream.runs import RunDirectory
+
+
+def main() -> int:
+    """Write the file or, with `--check`, compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a finished run of text-start")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the file differs")
+    options = parser.parse_args()
+    made = options.run / ATLAS_WEIGHTS.name
+    policy = AutoModelForCausalLM.from_pretrained(RunDirectory.open(options.run).policy_dir)
+    safetensors.torch.save_model(policy.half(), str(made))
+    if options.check:
+        return int(made.read_bytes() != ATLAS_WEIGHTS.read_bytes())
+    made.replace(ATLAS_WEIGHTS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
