@@ -51,6 +51,7 @@ figures: $(VENV)/.installed-train
 	cp runs/study-controls/planner-*.svg docs/figures/
 	cp runs/study-controls/study.svg docs/figures/controls.svg
 	cp runs/study-agents/study-curves.svg docs/figures/agents.svg
+	$(VENV)/bin/python scripts/attention_figure.py
 
 clean-venv:
 	rm -rf $(VENV)

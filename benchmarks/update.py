@@ -3,7 +3,7 @@
     python benchmarks/update.py                                    # all shapes but the large one, tiny model
     python benchmarks/update.py --model mid --rounds 3             # 12 layers, 768 wide
     python benchmarks/update.py --model mid --shapes large --rounds 1 --peers midstream      # 64 rollouts: memory
-    python benchmarks/update.py --model planner --shapes demo      # the demo's own planner on its own rows
+    python benchmarks/update.py --model own --shapes demo text     # the policies of two recipes on their own rows
 
 The peer TRL comes with `pip install -e '.[train,bench]'`. One thread, one process, randomly initialized Qwen2 models.
 update_peers.py describes the peers, update_shapes.py the shapes. Two tables: the gradient pass (forward and
@@ -32,7 +32,18 @@ import torch
 from transformers import PreTrainedModel
 from update_measure import TRL_MISSING, Taken, add_options, measure
 from update_peers import Midstream, PaddingFree, Peer, Unshared, recorded
-from update_shapes import SHAPES, SIZES, demo_rows, flops, longest_id, make_model, make_rows, rows_work, trie_work
+from update_shapes import (
+    RECIPES,
+    SHAPES,
+    SIZES,
+    flops,
+    longest_id,
+    make_model,
+    make_rows,
+    recipe_rows,
+    rows_work,
+    trie_work,
+)
 from update_trl import Trl
 
 from midstream.core.protocols import Row
@@ -60,6 +71,7 @@ WANTED = {
     "unshared": Wanted(padding_free=0.95, limit=0.9),
     "large": Wanted(process_gb=8.0),
     "demo": Wanted(padding_free=0.95),
+    "text": Wanted(padding_free=0.95),
 }
 
 
@@ -183,24 +195,23 @@ def process_line(one: Result) -> str:
 
 def prepared(arguments: argparse.Namespace) -> list[tuple[str, PreTrainedModel, list[Row]]]:
     """(shape, model, rows) of each shape asked for."""
-    vocabulary, planner, demo = 0, None, []
-    if "demo" in arguments.shapes:
-        planner, demo = demo_rows()
-        vocabulary = longest_id(demo) + 1
-    if arguments.model == "planner":
-        if planner is None or arguments.shapes != ["demo"]:
-            raise SystemExit("the demo's planner knows its own words alone: --model planner takes --shapes demo")
-        return [("demo", planner, demo)]
-    model = make_model(arguments.model, vocabulary=vocabulary)
+    real = {name: recipe_rows(RECIPES[name]) for name in arguments.shapes if name in RECIPES}
+    if arguments.model == "own":
+        if len(real) < len(arguments.shapes):
+            raise SystemExit(f"--model own is the policy of a recipe: it takes the shapes {', '.join(RECIPES)}")
+        return [(name, *found) for name, found in real.items()]
+    model = make_model(arguments.model, vocabulary=max((longest_id(rows) + 1 for _, rows in real.values()), default=0))
     size = model.config.vocab_size
-    return [(name, model, demo if name == "demo" else make_rows(SHAPES[name], size)) for name in arguments.shapes]
+    return [
+        (name, model, real[name][1] if name in real else make_rows(SHAPES[name], size)) for name in arguments.shapes
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*SHAPES, "demo"]
+    known = [*SHAPES, *RECIPES]
     parser.add_argument("--shapes", nargs="+", choices=known, default=[name for name in known if name != "large"])
-    parser.add_argument("--model", choices=["tiny", "mid", "planner"], default="tiny")
+    parser.add_argument("--model", choices=["tiny", "mid", "own"], default="tiny")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--gradient-only", action="store_true", help="leave out the whole update")
     add_options(parser)

@@ -1,7 +1,7 @@
 """Batches and models that the update benchmarks measure, and the FLOPs that a batch takes.
 
 A made batch has the shape of AgentFlow's: a prompt is static text (instructions, tools), then the question, then what
-the turns before put into memory, then a short tail; no text occurs in two places by chance. `demo_rows` are real ones.
+the turns before put into memory, then a short tail; no text occurs in two places by chance. Those of `recipe_rows` are real.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from midstream.training.supervised import warm_start
 
 TAIL = 8  # tokens after the memory
 FIRST_ID = 3
+RECIPES = {"demo": "flow-grpo-tiny", "text": "text-tiny"}  # shapes of real rows
 SHORT = ["warm_start.transcripts=1000", "warm_start.steps=100", "warm_start.min_copy_rate=0"]
 
 
@@ -140,19 +141,19 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def demo_rows() -> tuple[PreTrainedModel, list[Row]]:
-    """A mini-batch of the recipe flow-grpo-tiny after a short warm start, and the planner that sampled it.
+def recipe_rows(name: str) -> tuple[PreTrainedModel, list[Row]]:
+    """A mini-batch of a recipe, after a short warm start if it has one, and the policy that sampled it.
 
     Eight questions on real tools, eight rollouts each; as ragged as they come.
     """
-    with Build(load_recipe("flow-grpo-tiny", SHORT)) as build:
+    with Build(load_recipe(name, SHORT if load_recipe(name).warm_start else ())) as build:
         parts = parts_of(build)
         rows = asyncio.run(_rollout(parts))
         return copy.deepcopy(parts.student.model), comparable(rows)  # a copy leaves the learner's hooks behind
 
 
 async def short_warm_start(parts: Parts, seed: int) -> None:
-    """Warm start the planner of a recipe changed by `SHORT`, whatever it then copies."""
+    """Warm start the policy of a recipe changed by `SHORT`, whatever it then copies."""
     assert parts.warm_start is not None
     await warm_start(
         parts.warm_start,
@@ -169,7 +170,8 @@ async def short_warm_start(parts: Parts, seed: int) -> None:
 
 async def _rollout(parts: Parts) -> tuple[Row, ...]:
     seed = derive_seed("update benchmark")
-    await short_warm_start(parts, seed)
+    if parts.warm_start is not None:
+        await short_warm_start(parts, seed)
     tasks = parts.source.sample("train", 8, seed)
     groups = await rollout(parts.make_environment(), tasks, group_size=8, seed=seed)
     return build_rows([group.trajectories for group in groups]).rows

@@ -99,7 +99,9 @@ def test_the_same_call_with_another_limit_continues():
     )
 
 
-@pytest.mark.parametrize("text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1.5 rollouts", "1 usd,", 2])
+@pytest.mark.parametrize(
+    "text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1.5 rollouts", "1 usd, 2 usd", 2]
+)
 def test_what_is_no_limit_is_refused(text):
     with raises("setting-range", repr(text)):
         evaluated(budget=text)
@@ -129,7 +131,7 @@ def test_a_question_has_a_limit_too():
 def test_the_command_line_has_the_same_limits(tmp_path, capsys):
     agent = ["--provider", "ollama", "--model", "m", "--tasks", "questions.jsonl", "--set", "rollout.concurrency=1"]
     command = ["eval", "direct", *agent, "--reward", "exact_match", "--out", "part", "--quiet"]
-    assert main([*command, "--budget", "2 rollouts"]) == 1
+    assert main([*command, "--budget", "1 rollout"]) == 1
     assert "midstream resume part" in capsys.readouterr().err
     assert main(["resume", "part", "--quiet"]) == 1
     assert main(["resume", "part", "--budget", "20 rollouts", "--quiet"]) == 0

@@ -90,7 +90,7 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
     while question := questions.pop(0) if questions else _line("\nAsk a question, or press Enter: ") if typed else "":
         parser = argparse.ArgumentParser()
         solve.add_arguments(parser)
-        command = ["--planner", str(run.root), "--temperature", "0", "--set", setting, "--", question]
+        command = ["--planner", str(run.root), "--set", setting, "--", question]
         console.print(Text(f"\n$ midstream solve {shlex.join(command)}\n", "bold"), soft_wrap=True)
         solve.run(parser.parse_args(command))
 

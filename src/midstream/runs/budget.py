@@ -70,15 +70,16 @@ def parse_limits(text: str) -> dict[str, float]:
     for part in str(text).split(","):
         number, _, unit = part.strip().lower().partition(" ")
         try:
-            name = UNITS[unit.strip()]
-            limits[name] = float(number) if name in ("cost_usd", "time_s") else int(number)
-            if not 0 <= limits[name] < math.inf:
-                raise ValueError(number)
+            name = UNITS.get(unit.strip()) or UNITS[f"{unit.strip()}s"]  # "1 rollout" too
+            value = float(number) if name in ("cost_usd", "time_s") else int(number)
+            if name in limits or not 0 <= value < math.inf:
+                raise ValueError(part)
+            limits[name] = value
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"budget = {text!r} is not a limit",
                 code="setting-range",
-                fix=f'a number and one of {", ".join(UNITS)}, e.g. "2 usd"; several with commas between them',
+                fix=f'a number and one of {", ".join(UNITS)}, e.g. "2 usd"; several, each once, with commas between',
             ) from error
     return limits
 
