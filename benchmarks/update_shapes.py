@@ -1,7 +1,7 @@
 """Batches and models that the update benchmarks measure, and the FLOPs that a batch takes.
 
 A made batch has the shape of AgentFlow's: a prompt is static text (instructions, tools), then the question, then what
-the turns before put into memory, then a short tail; no text occurs in two places by chance. Those of `recipe_rows` are real.
+the turns before put into memory, then a short tail; no text is in two places by chance. `recipe_rows` are real.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,12 +29,10 @@ from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
-from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.engine import generate
 from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.model import make_model
-from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.runs import RunDirectory
 from support.interleaved import Shout
 from support.served_model import CalculatesConfig, save_model, write_recipe
 
@@ -181,36 +181,6 @@ def test_solve_starts_the_server_itself_and_ends_it(model, tmp_path, monkeypatch
         socket.create_connection(("127.0.0.1", port))
 
 
-@pytest.mark.slow
-def test_a_tiny_text_model_reads_and_writes_the_same_tokens_behind_it(tmp_path):
-    """Tools, a call and its result in the prompt, and a greedy reply."""
-    tokenizer, directory = load_tokenizer(), str(tmp_path / "model")
-    model = make_model(TinyTextConfig(), tokenizer, seed=0)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    call = '<tool_call>{"name": "a", "arguments": {"code": "Ávila height"}}</tool_call>'
-    tool = {"name": "a", "description": "", "parameters": dict(Shout("a").parameters)}
-    request = Request(
-        role="policy",
-        messages=(
-            Message(role="user", content="How high is Ávila?"),
-            Message(role="assistant", content=call),
-            Message(role="tool", content="The height of Ávila is 42."),
-        ),
-        tools=({"type": "function", "function": tool},),
-        sampling=Sampling(temperature=0, max_tokens=24),
-    )
-    codec = TokenizerCodec(tokenizer)
-    ids = tuple(codec.encode(request))
-    [(reply, _)] = generate(model, [(ids, request)], end_ids=codec.end_ids)
-    (tmp_path / "home").mkdir()
-    with serving(directory, tmp_path / "home") as address:
-        [served] = ask(address, directory, [request])
-    assert served.usage.prompt_tokens == len(ids)
-    assert served.usage.completion_tokens == len(reply)
-    assert served.completion == tokenizer.decode(reply, skip_special_tokens=True).strip()
-
-
 def test_a_wrong_model_name_is_refused_at_once(url):
     with pytest.raises(EngineError, match=r"answered 400: [\s\S]*pinned to"):
         ask(url, "another", [chat()])
@@ -244,3 +214,69 @@ def test_training_is_refused_before_the_first_step(url, model, tmp_path, capsys,
     assert reason in err
     assert fix in err
     assert not list((tmp_path / "run").glob("trajectories/*"))
+
+
+# -- the weights that come with midstream -----------------------------------------------------------------------------
+
+
+def shipped():
+    context: Any = SimpleNamespace(name="policy", warm_seed=0)
+    return TinyTextConfig(weights="atlas").build(context)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    """(the directory of the shipped weights, the address of their server)."""
+    directory = tmp_path_factory.mktemp("text") / "model"
+    engine = shipped()
+    engine.model.save_pretrained(directory)
+    engine.tokenizer.save_pretrained(directory)
+    with serving(str(directory), tmp_path_factory.mktemp("home")) as address:
+        yield str(directory), address
+
+
+@pytest.mark.slow
+def test_the_shipped_weights_read_and_write_the_same_tokens_behind_it(text_model):
+    """Tools, a call and its result in the prompt, and a greedy reply."""
+    directory, address = text_model
+    call = '<tool_call>{"name": "a", "arguments": {"code": "Ávila height"}}</tool_call>'
+    tool = {"name": "a", "description": "", "parameters": dict(Shout("a").parameters)}
+    request = Request(
+        role="policy",
+        messages=(
+            Message(role="user", content="How high is Ávila?"),
+            Message(role="assistant", content=call),
+            Message(role="tool", content="The height of Ávila is 42."),
+        ),
+        tools=({"type": "function", "function": tool},),
+        sampling=Sampling(temperature=0, max_tokens=24),
+    )
+    engine = shipped()
+    ids = tuple(engine.codec.encode(request))
+    [(reply, _)] = generate(engine.model, [(ids, request)], end_ids=engine.codec.end_ids)
+    [served] = ask(address, directory, [request])
+    assert served.usage.prompt_tokens == len(ids)
+    assert served.usage.completion_tokens == len(reply)
+    assert served.completion == engine.tokenizer.decode(reply, skip_special_tokens=True).strip()
+
+
+@pytest.mark.slow
+def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, tmp_path, monkeypatch, capsys):
+    """The same calls and answers, in `solve` and in `eval`."""
+    model, address = text_model
+    monkeypatch.chdir(tmp_path)
+    engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}"}}'
+    settings = ["tasks.regions=1", 'evaluation.sets=[{name="test",split="test",per_family=2}]']
+    settings += ["agent.policy.sampling.temperature=0", "evaluation.temperatures=[0.0]"]
+    found = {}
+    for name, more in {"here": settings, "served": [*settings, engine]}.items():
+        words = [word for setting in more for word in ("--set", setting)]
+        assert main(["eval", "text-tiny", "--out", name, "--quiet", *words]) == 0
+        [(_, part)] = RunDirectory.open(Path(name)).trajectories.parts().items()
+        found[name] = [(one.question, one.answer, [turn.command for turn in one.turns]) for one in part]
+    assert len(found["here"]) == 16
+    assert found["served"] == found["here"]
+    question, answer, _ = found["here"][0]
+    capsys.readouterr()
+    assert main(["solve", question, "--recipe", "text-tiny", "--json", *words]) == 0
+    assert Trajectory.model_validate_json(capsys.readouterr().out).answer == answer
