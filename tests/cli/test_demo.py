@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
 from midstream.cli.main import main
 
-SMALL = "tasks.regions=2 training.steps=1 training.tasks_per_step=1 training.group_size=2 evaluation.sets=[]"
+SMALL = "learner.threads=1 tasks.regions=2 training.steps=1 training.tasks_per_step=2 training.group_size=2 evaluation.sets=[]"
 SMALL += " evaluation.validation.per_family=1"
 
 
@@ -44,7 +45,7 @@ def test_a_user_names_the_country_and_asks(demo):
     text = demo(Typed("Height\nÅlvköping-Ost\nWhat is 45 plus 17?\n\n"))
     assert "the atlas cannot have a place named 'Height'" in text
     height = text.split("Ålvköping-Ost are in the atlas now")[1].split("$ midstream solve")[0]
-    answers = [line.split()[-1] for line in text.splitlines() if line.startswith("answer ")]
+    answers = re.findall(r"(?m)^ +answer +(\S+)", text)
     assert len(answers) == 4
     assert answers[0] in height
     assert answers[3] == "62"

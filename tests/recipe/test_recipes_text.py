@@ -25,6 +25,7 @@ extends = "text-tiny"
 name = "few-steps"
 tasks = { type = "atlas", regions = 2 }
 training = { steps = 2, tasks_per_step = 3, group_size = 2 }
+learner = { threads = 1 }
 
 [agent.policy]
 sampling.max_tokens = 12
@@ -83,7 +84,7 @@ def test_the_template_is_the_chat_models_own_without_instructions():
 
 def test_a_warm_start_makes_weights_of_the_form_that_midstream_ships(tmp_path, monkeypatch):
     few = ["tasks.regions=1", "warm_start.transcripts=32", "warm_start.steps=2", "warm_start.min_copy_rate=0"]
-    few += ["evaluation.sets=[]", "evaluation.validation.per_family=1"]
+    few += ["evaluation.sets=[]", "evaluation.validation.per_family=1", "learner.threads=1"]
     settings = [word for setting in few for word in ("--set", setting)]
     assert main(["train", "text-start", "--quiet", "--out", str(tmp_path / "run"), *settings]) == 0
     shipped = ATLAS_WEIGHTS.read_bytes()
