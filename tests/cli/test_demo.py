@@ -9,8 +9,8 @@ import pytest
 
 from midstream.cli.main import main
 
-SMALL = "learner.threads=1 tasks.regions=2 training.steps=1 training.tasks_per_step=2 training.group_size=2 evaluation.sets=[]"
-SMALL += " evaluation.validation.per_family=1"
+SMALL = "learner.threads=1 tasks.regions=2 training.steps=1 training.tasks_per_step=2 training.group_size=2"
+SMALL += " evaluation.sets=[] evaluation.validation.per_family=1"
 
 
 class Typed(io.StringIO):

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -29,12 +27,12 @@ from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
-from midstream.engines.local.engine import generate
-from midstream.engines.local.settings import TinyTextConfig
+from midstream.engines.local.engine import TransformersLocal, generate
+from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.runs import RunDirectory
 from support.interleaved import Shout
-from support.served_model import CalculatesConfig, save_model, write_recipe
+from support.served_model import CalculatesConfig, save_model, save_shipped_weights, write_recipe
 
 for module in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(module, reason="needs transformers[serving]")
@@ -219,20 +217,12 @@ def test_training_is_refused_before_the_first_step(url, model, tmp_path, capsys,
 # -- the weights that come with midstream -----------------------------------------------------------------------------
 
 
-def shipped():
-    context: Any = SimpleNamespace(name="policy", warm_seed=0)
-    return TinyTextConfig(weights="atlas").build(context)
-
-
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory):
     """(the directory of the shipped weights, the address of their server)."""
-    directory = tmp_path_factory.mktemp("text") / "model"
-    engine = shipped()
-    engine.model.save_pretrained(directory)
-    engine.tokenizer.save_pretrained(directory)
-    with serving(str(directory), tmp_path_factory.mktemp("home")) as address:
-        yield str(directory), address
+    directory = str(save_shipped_weights(tmp_path_factory.mktemp("text") / "model"))
+    with serving(directory, tmp_path_factory.mktemp("home")) as address:
+        yield directory, address
 
 
 @pytest.mark.slow
@@ -251,7 +241,7 @@ def test_the_shipped_weights_read_and_write_the_same_tokens_behind_it(text_model
         tools=({"type": "function", "function": tool},),
         sampling=Sampling(temperature=0, max_tokens=24),
     )
-    engine = shipped()
+    engine = TransformersLocal(*load_model(directory, "float32", "cpu"))
     ids = tuple(engine.codec.encode(request))
     [(reply, _)] = generate(engine.model, [(ids, request)], end_ids=engine.codec.end_ids)
     [served] = ask(address, directory, [request])
@@ -265,7 +255,7 @@ def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, tmp_pa
     """The same calls and answers, in `solve` and in `eval`."""
     model, address = text_model
     monkeypatch.chdir(tmp_path)
-    engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}"}}'
+    engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}",text_calls=true}}'
     settings = ["tasks.regions=1", 'evaluation.sets=[{name="test",split="test",per_family=2}]']
     settings += ["agent.policy.sampling.temperature=0", "evaluation.temperatures=[0.0]"]
     found = {}

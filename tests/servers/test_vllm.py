@@ -15,6 +15,8 @@ import socket
 import subprocess
 import time
 import warnings
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -32,7 +34,7 @@ from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.runs import RunDirectory
 from support.llm_server import LLMServer
-from support.served_model import CalculatesConfig, ServedModel, save_model, write_recipe
+from support.served_model import CalculatesConfig, ServedModel, save_model, save_shipped_weights, write_recipe
 
 PYTHON = os.environ.get("MIDSTREAM_VLLM_PYTHON")
 START_TIMEOUT_S = 600.0
@@ -75,17 +77,24 @@ def model_directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(model_directory, show):
     """The address of a vLLM that serves the model as "m"."""
+    with serving(model_directory, show) as address:
+        yield address
+
+
+@contextmanager
+def serving(directory, show):
+    """A server of a model as "m" that takes adapters; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_directory),
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory),
         "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "8",
         "--logprobs-mode", "processed_logprobs",
     ]  # fmt: skip
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-    log = model_directory.parent / "vllm.log"
+    log = directory.parent / "vllm.log"
     with log.open("w") as file:
         server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -341,3 +350,58 @@ def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp
     show(err)
     assert "from the recorded ones" in err
     assert RunDirectory.open(tmp_path / "run").metrics.read() == []
+
+
+# --- the weights that come with midstream -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    return save_shipped_weights(tmp_path_factory.mktemp("text") / "model")
+
+
+@pytest.fixture(scope="module")
+def text_url(text_model, show):
+    with serving(text_model, show) as address:
+        yield address
+
+
+def settings_of(text_model, text_url):
+    engine = f'engines.policy={{type="openai_compatible",provider="vllm",base_url="{text_url}",model="m"'
+    small = ["tasks.regions=1", 'evaluation.sets=[{name="test",split="test",per_family=2}]', "learner.threads=1"]
+    weights = [f'engines.weights={{type="transformers_local",model="{text_model}"}}', 'training.weights="weights"']
+    return small, [f"{engine},token_ids=true}}", *weights, "learner.lora={rank=4}"]
+
+
+def run_text(command, out, *settings):
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main([command, "text-tiny", "--out", out, "--quiet", *words]) == 0
+    return RunDirectory.open(Path(out))
+
+
+def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, text_url, tmp_path, monkeypatch, capsys):
+    """The same tokens of every call of `eval`, and the same answer of `solve`."""
+    monkeypatch.chdir(tmp_path)
+    small, served = settings_of(text_model, text_url)
+    greedy = [*small, "agent.policy.sampling.temperature=0", "evaluation.temperatures=[0.0]"]
+    found = []
+    for out, more in (("here", ()), ("served", served)):
+        [part] = run_text("eval", out, *greedy, *more).trajectories.parts().values()
+        found.append([(one.answer, [(c.prompt_ids, c.completion_ids) for c in one.calls]) for one in part])
+    assert found[0] == found[1]
+    assert len(found[0]) == 16
+    words = [word for setting in (*greedy, *served) for word in ("--set", setting)]
+    assert main(["solve", "What is 45 plus 17?", "--recipe", "text-tiny", "--json", *words]) == 0
+    assert Trajectory.model_validate_json(capsys.readouterr().out).answer == "62"
+
+
+def test_a_step_trains_the_shipped_weights_behind_it(text_model, text_url, tmp_path, monkeypatch, show):
+    monkeypatch.chdir(tmp_path)
+    small, served = settings_of(text_model, text_url)
+    few = ["training.steps=2", "training.tasks_per_step=4", "training.group_size=4", "training.minibatches=1"]
+    run = run_text("train", "run", *small, *served, *few, "evaluation.sets=[]", "evaluation.validation.per_family=1")
+    for one in run.metrics.read():
+        show(f"step {one.step}: reward {one.reward_mean:.2f}, logprob_gap {one.logprob_gap:.2e}, {one.rows} rows")
+        assert one.trajectories_error == 0
+        assert one.logprob_gap < 1e-5
+        assert one.policy_version == one.step - 1

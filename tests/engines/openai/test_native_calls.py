@@ -276,10 +276,12 @@ def test_the_next_request_brings_the_results():
     with LLMServer(lambda body: "It is 1.") as server:
         [made] = ask(engine_for(server), Request(role="policy", messages=said, tools=(ADD,)))
         ask(engine_for(server), Request(role="policy", messages=said))
+        ask(engine_for(server, text_calls=True), Request(role="policy", messages=said, tools=(ADD,)))
     assert made.messages == said
     assert server.bodies[0]["messages"] == as_fields(said)
     assert "tools" not in server.bodies[1]
-    assert server.bodies[1]["messages"] == [one.model_dump() for one in said]
+    assert server.bodies[2]["tools"] == [ADD]
+    assert server.bodies[1]["messages"] == server.bodies[2]["messages"] == [one.model_dump() for one in said]
 
 
 @pytest.mark.parametrize("stream", [False, True])

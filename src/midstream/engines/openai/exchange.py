@@ -106,7 +106,8 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
         sent["tools"] = len(request.tools)
     if chat:
         plain = [{"role": message.role, "content": message.content} for message in request.messages]
-        body.setdefault("messages", as_fields(request.messages) if request.tools else plain)
+        messages = as_fields(request.messages) if request.tools and not config.text_calls else plain
+        body.setdefault("messages", messages)
     else:
         body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
     sent["base_url"] = config.base_url.rstrip("/")

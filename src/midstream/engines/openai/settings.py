@@ -39,6 +39,8 @@ class OpenAIConfig(EngineConfig):
         stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
         token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM returns them,
             correctly only if started with `--logprobs-mode processed_logprobs`
+        text_calls: send earlier calls as the model wrote them, in the text of its messages, to a server that drops text
+            next to `tool_calls` (`transformers serve` of a model with Hermes calls)
         context_tokens: the most tokens of prompt and reply together, four characters counted as one; by
             default the server's own word. Set it for a server that cuts longer prompts without a word
         price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
@@ -63,6 +65,7 @@ class OpenAIConfig(EngineConfig):
     first_pause_s: float = Field(default=0.5, ge=0)
     stream: bool = False
     token_ids: bool = False
+    text_calls: bool = False
     context_tokens: int | None = Field(default=None, ge=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
