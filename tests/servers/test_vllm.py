@@ -82,7 +82,7 @@ def url(model_directory, show):
 
 
 @contextmanager
-def serving(directory, show):
+def serving(directory, show, *more):
     """A server of a model as "m" that takes adapters; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ def serving(directory, show):
         str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory),
         "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "8",
-        "--logprobs-mode", "processed_logprobs",
+        "--logprobs-mode", "processed_logprobs", *more,
     ]  # fmt: skip
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     log = directory.parent / "vllm.log"
@@ -362,7 +362,7 @@ def text_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text_url(text_model, show):
-    with serving(text_model, show) as address:
+    with serving(text_model, show, "--enable-auto-tool-choice", "--tool-call-parser", "hermes") as address:
         yield address
 
 
@@ -390,6 +390,7 @@ def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, text_u
         found.append([(one.answer, [(c.prompt_ids, c.completion_ids) for c in one.calls]) for one in part])
     assert found[0] == found[1]
     assert len(found[0]) == 16
+    capsys.readouterr()
     words = [word for setting in (*greedy, *served) for word in ("--set", setting)]
     assert main(["solve", "What is 45 plus 17?", "--recipe", "text-tiny", "--json", *words]) == 0
     assert Trajectory.model_validate_json(capsys.readouterr().out).answer == "62"

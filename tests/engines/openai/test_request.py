@@ -74,7 +74,8 @@ def test_token_ids_out(request_: Request, logprobs: object):
 def test_only_the_server_that_gives_ids_is_asked_to_keep_the_stop_string(exact: bool, asked: bool | None):
     _, body, _ = made(replace(CHAT, keep_stop=True), token_ids=exact)
     assert body.get("include_stop_str_in_output") is asked
-    assert "include_stop_str_in_output" not in made(CHAT, token_ids=True)[1]
+    for other in (CHAT, replace(CHAT, keep_stop=True, sampling=Sampling())):  # one that cuts it off, one without any
+        assert "include_stop_str_in_output" not in made(other, token_ids=True)[1]
 
 
 def test_tools_and_the_last_word_on_them():

@@ -90,7 +90,7 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
         fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
-        if request.keep_stop:
+        if request.keep_stop and sampling.stop:  # else vLLM may write out a message's end token
             fields["include_stop_str_in_output"] = True
     if config.stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
