@@ -33,9 +33,12 @@ verifier.sampling.max_tokens = 8
 generator.sampling.max_tokens = 8
 
 [engines.policy]
-type = "tiny_text"
+weights = "copying"
 hidden_size = 64
 layers = 2
+
+[learner]
+threads = 1
 
 [sandbox]
 tier = "arithmetic"

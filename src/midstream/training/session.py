@@ -38,7 +38,7 @@ from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
 
-WARM, UNTRAINED, TRAINED = "warm start", "untrained", "trained"  # policies of evaluations
+WARM, UNTRAINED, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
