@@ -216,6 +216,7 @@ def evaluate(
         retry_errors: with `out`, run again what ended in an infrastructure error.
     """
     source = _source(agent)
+    named = dict(reward) if isinstance(reward, Mapping) else reward and component_type(reward)
     if tasks is not None:
         scored = {} if reward is None else {"reward": _reward(reward)}
         counted = {} if tasks.count is None else {"count": tasks.count}
@@ -231,7 +232,7 @@ def evaluate(
             source,
             _path(out),
             sets=sets,
-            reward=component_type(reward) if reward is not None and not sets else None,
+            reward=None if sets else named,
             trials=trials,
             temperature=temperature,
             seed=seed,

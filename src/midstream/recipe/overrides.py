@@ -69,7 +69,7 @@ class LearningChanges(AgentChanges, total=False):
     """
 
     tasks: str | None
-    reward: str | None
+    reward: str | Table | None
 
 
 class EvaluationChanges(AgentChanges, total=False):
@@ -84,7 +84,7 @@ class EvaluationChanges(AgentChanges, total=False):
     sets: Sequence[Table]
     count: int | None
     trials: int | None
-    reward: str | None
+    reward: str | Table | None
     temperature: float | None
 
 
@@ -161,7 +161,7 @@ def _changed(
     streams: bool = False,
     own_sets: bool = False,
     tasks: str | None = None,
-    reward: str | None = None,
+    reward: str | Table | None = None,
 ) -> Table:
     """The table with all changes to the agent, and to what it learns from, of the right shape.
 
@@ -311,8 +311,13 @@ def _file_set(path: str, others: Sequence[Table]) -> Table:
     return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
-def _reward_table(table: Table, kind: str) -> Table:
-    """The recipe's reward if it is of type `kind`; otherwise one with defaults, and an engine if it asks a model."""
+def _reward_table(table: Table, kind: str | Table) -> Table:
+    """The recipe's reward if it is of type `kind`; otherwise one with defaults, and an engine if it asks a model.
+
+    A whole table is the reward as it is.
+    """
+    if not isinstance(kind, str):
+        return dict(kind)
     if table["reward"].get("type") == kind:
         return table["reward"]
     if kind not in registered("reward") or config_class("reward", kind).asks == "never":
