@@ -75,7 +75,7 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
     typed = sys.stdin.isatty()
     console.print(Text("\nQuestions of your own", "bold"))
     while True:
-        place = (_line(f"Name a country that is on no map [{PLACE}]: ") if typed else "") or PLACE
+        place = (_line(f"Name a country that is on no map, in Latin letters [{PLACE}]: ") if typed else "") or PLACE
         setting = f"tasks.places={json.dumps([place], ensure_ascii=False)}"
         try:
             with Build(agent_recipe(run, overrides=[setting])) as build:

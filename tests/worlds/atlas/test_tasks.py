@@ -65,7 +65,13 @@ def test_documents_about_places_of_your_own_change_no_other():
     assert own.fixed("test", seed=1, per_family=2) == WORLD.fixed("test", seed=1, per_family=2)
 
 
-@pytest.mark.parametrize("place", ["", "?!", "New", "height", NAMES["test"][0].lower(), NAMES["real"][0]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("", " Zorbania", "<|end|>", "Zor\nbania", 'Zor"bania', "\u202eainabroZ", "😀", "Z" * 41),
+        *("__", "New", "height", "Republic of Zorbania", NAMES["test"][0].lower(), NAMES["real"][0]),
+    ],
+)
 def test_a_place_of_your_own_needs_a_name_of_its_own(place: str):
     with pytest.raises(RecipeError, check=coded("setting-conflict", repr(place))):
         Atlas(AtlasConfig(regions=4, places=(place,)))

@@ -16,6 +16,7 @@ the right answers follow from rules that only a lesson in the prompt states (`ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -56,7 +57,8 @@ class AtlasConfig(TasksConfig):
         regions: training regions; each evaluation split has another one
         countries: countries of a region; each makes nine facts
         seed: the world's seed: the same world for every run seed
-        places: countries of your own, about which documents are added, and about the capital and the river of each
+        places: countries of your own, about which documents are added, and about the capital and the river of each. Use
+            Latin letters: the shipped weights copy no others
         rules: hidden rules of the answers, by attribute (population, area, height, length): `{ height = "times 3" }`;
             no document or question shows them
     """
@@ -133,11 +135,14 @@ class Atlas(WarmStartWorld, Endless):
         splits["real"] = [self._region(draws.sample(real_places(), count), config.countries, draws)]
         self.splits = splits
         for place in config.places:
-            if not maker.take(place):
+            written = re.fullmatch(r"\w[\w .'’-]{0,39}", place)
+            if not written or not maker.take(place):
                 raise RecipeError(
                     f"the atlas cannot have a place named {place!r}",
                     code="setting-conflict",
-                    cause="it has no word, or one that the documents have already, and a search would mix them",
+                    cause="a search would find other documents too, which have a word of it"
+                    if written
+                    else "a name has at most 40 letters, digits, spaces and . ' -, and begins with a letter",
                     fix="choose another name in tasks.places, such as 'Zorbania'",
                 )
         others = [maker.make(held=True, wild=0.0) for _ in range(2 * len(config.places))]
