@@ -10,6 +10,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 
 from rich.text import Text
 
@@ -82,17 +83,24 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
                 documents = [text for _, text in build.source.documents()]
             break
         except MidstreamError as error:  # a name that the atlas cannot have
+            if not typed:
+                raise
             console.print(f"{error}\n")
     console.print(f"\nThese sentences about {place} are in the atlas now:\n")
     for text in documents[-FACTS:]:
         console.print(f"  {text}")
-    questions = [question.format(place) for question in QUESTIONS]
-    while question := questions.pop(0) if questions else _line("\nAsk a question, or press Enter: ") if typed else "":
-        parser = argparse.ArgumentParser()
-        solve.add_arguments(parser)
+    parser = argparse.ArgumentParser()
+    solve.add_arguments(parser)
+    for question in _questions(place, typed=typed):
         command = ["--planner", str(run.root), "--set", setting, "--", question]
         console.print(Text(f"\n$ midstream solve {shlex.join(command)}\n", "bold"), soft_wrap=True)
         solve.run(parser.parse_args(command))
+
+
+def _questions(place: str, *, typed: bool) -> Iterator[str]:
+    yield from (question.format(place) for question in QUESTIONS)
+    while typed and (question := _line("\nAsk a question, or press Enter: ")):
+        yield question
 
 
 def _line(prompt: str) -> str:
