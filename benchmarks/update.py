@@ -195,7 +195,7 @@ def process_line(one: Result) -> str:
 
 def prepared(arguments: argparse.Namespace) -> list[tuple[str, PreTrainedModel, list[Row]]]:
     """(shape, model, rows) of each shape asked for."""
-    real = {name: recipe_rows(RECIPES[name]) for name in arguments.shapes if name in RECIPES}
+    real = {name: recipe_rows(name) for name in arguments.shapes if name in RECIPES}
     if arguments.model == "own":
         if len(real) < len(arguments.shapes):
             raise SystemExit(f"--model own is the policy of a recipe: it takes the shapes {', '.join(RECIPES)}")

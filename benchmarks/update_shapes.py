@@ -32,8 +32,8 @@ from midstream.training.supervised import warm_start
 
 TAIL = 8  # tokens after the memory
 FIRST_ID = 3
-RECIPES = {"demo": "flow-grpo-tiny", "text": "text-tiny"}  # shapes of real rows
 SHORT = ["warm_start.transcripts=1000", "warm_start.steps=100", "warm_start.min_copy_rate=0"]
+RECIPES = {"demo": ("flow-grpo-tiny", SHORT), "text": ("text-tiny", ())}  # shapes of real rows: recipe, settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +141,12 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def recipe_rows(name: str) -> tuple[PreTrainedModel, list[Row]]:
-    """A mini-batch of a recipe, after a short warm start if it has one, and the policy that sampled it.
+def recipe_rows(shape: str) -> tuple[PreTrainedModel, list[Row]]:
+    """A mini-batch of one of `RECIPES`, after a short warm start if it has one, and the policy that sampled it.
 
     Eight questions on real tools, eight rollouts each; as ragged as they come.
     """
-    with Build(load_recipe(name, SHORT if load_recipe(name).warm_start else ())) as build:
+    with Build(load_recipe(*RECIPES[shape])) as build:
         parts = parts_of(build)
         rows = asyncio.run(_rollout(parts))
         return copy.deepcopy(parts.student.model), comparable(rows)  # a copy leaves the learner's hooks behind

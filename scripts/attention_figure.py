@@ -28,7 +28,7 @@ def main() -> None:
     ids = tokenizer.encode(TEXT)
     with torch.inference_mode():
         attentions = model(torch.tensor([ids]), output_attentions=True).attentions
-    words = [tokenizer.decode([one]).replace(" ", "·") for one in ids]
+    words = [tokenizer.decode([token]).replace(" ", "·") for token in ids]
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     for axes, (layer, title) in zip(figure.subplots(1, 2), HEADS.items(), strict=True):
         axes.imshow(attentions[layer][0, 0], cmap="Blues", vmin=0, vmax=1)

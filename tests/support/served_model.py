@@ -30,7 +30,7 @@ from midstream.core.trajectory import Sampling, Score, Trajectory
 from midstream.engines.local.engine import generate
 from midstream.engines.local.pretrained import load_model
 from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.model import load_atlas_weights, make_model
+from midstream.engines.local.tiny_text.model import make_model
 from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from support.llm_server import Body, prompt_of
 
@@ -121,9 +121,7 @@ def write_recipe(directory: Path, url: str, model: Path, *, policy_url: str = ""
 def save_shipped_weights(directory: Path) -> Path:
     """Save the small language model that comes with midstream as a Hugging Face directory; returns it."""
     tokenizer = load_tokenizer()
-    model = make_model(TinyTextConfig(), tokenizer, seed=0)
-    load_atlas_weights(model)
-    model.save_pretrained(directory)
+    make_model(TinyTextConfig(weights="atlas"), tokenizer, seed=0).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
     parser.add_argument("--no-resume", action="store_true", help="refuse to resume a demo that was interrupted")
-    parser.add_argument("--text", action="store_true", help="in open text: train a small language model, then ask it")
+    parser.add_argument(
+        "--text", action="store_true", help="in open text: train a small language model, then ask it (not with --json)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _ask(run: RunDirectory, console: Terminal) -> None:
     """Ask the agent about a country that the user names, and whatever the user types."""
-    typed = sys.stdin.isatty()
+    typed = sys.stdin is not None and sys.stdin.isatty()
     console.print(Text("\nQuestions of your own", "bold"))
     while True:
         place = (_line(f"Name a country that is on no map, in Latin letters [{PLACE}]: ") if typed else "") or PLACE
@@ -99,12 +101,12 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
 
 def _questions(place: str, *, typed: bool) -> Iterator[str]:
     yield from (question.format(place) for question in QUESTIONS)
-    while typed and (question := _line("\nAsk a question, or press Enter: ")):
+    while typed and (question := _line("\nAsk a question (Enter ends): ")):
         yield question
 
 
 def _line(prompt: str) -> str:
     try:
-        return input(prompt).strip()
+        return input(prompt).strip().encode(errors="replace").decode()  # bytes that are no text
     except EOFError:
         return ""

@@ -107,13 +107,16 @@ def next_steps(run: RunDirectory) -> list[str]:
     """Commands to try after a training run."""
     question = next((trajectory.question for _, trajectory in samples(run)[-1:]), "What is 45 plus 17 ?")
     root = shlex.quote(str(run.root))
+    text = any(engine.get("type") == "tiny_text" for engine in run.info().resolved.get("engines", {}).values())
     return [
         f'midstream solve "{question}" --planner {root}',
         f"midstream show {root}",
         f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
         f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
         f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
-        "midstream study controls --seeds 3",
+        "midstream train training-free-text     # lessons, with frozen weights"
+        if text
+        else "midstream study controls --seeds 3",
     ]
 
 

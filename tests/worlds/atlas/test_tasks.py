@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.task import Task
@@ -65,16 +66,24 @@ def test_documents_about_places_of_your_own_change_no_other():
     assert own.fixed("test", seed=1, per_family=2) == WORLD.fixed("test", seed=1, per_family=2)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        *("", " Zorbania", "<|end|>", "Zor\nbania", 'Zor"bania', "\u202eainabroZ", "😀", "Z" * 41),
-        *("__", "New", "height", "Republic of Zorbania", NAMES["test"][0].lower(), NAMES["real"][0]),
-    ],
-)
-def test_a_place_of_your_own_needs_a_name_of_its_own(place: str):
+@pytest.mark.parametrize("place", ["New", "height", "Republic of Zembla", NAMES["test"][0].lower(), NAMES["real"][0]])
+def test_a_place_of_your_own_needs_words_of_its_own(place: str):
     with pytest.raises(RecipeError, check=coded("setting-conflict", repr(place))):
         Atlas(AtlasConfig(regions=4, places=(place,)))
+
+
+@pytest.mark.parametrize(
+    "place", ["", " Zembla", "<|end|>", "Zem\nbla", 'Zem"bla', "\u202eZembla", "Zone 51", "Москва", "😀", "Z" * 23]
+)
+def test_a_place_of_your_own_has_letters_that_the_model_copies(place: str):
+    with pytest.raises(ValidationError, match="places"):
+        AtlasConfig(places=(place,))
+
+
+@pytest.mark.parametrize("rule", ["times 1", "times 10", "minus 10", "plus 100", "plus 02", "times 3 "])
+def test_a_rule_that_no_lesson_states_is_refused(rule: str):
+    with pytest.raises(ValidationError, match="rules"):
+        AtlasConfig(rules={"height": rule})
 
 
 def test_the_index_finds_every_fact():

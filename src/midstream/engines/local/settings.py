@@ -90,7 +90,7 @@ class TinyTextConfig(EngineConfig):
                 f"hidden_size {self.hidden_size} must be an even multiple of the {self.heads} heads, 16 or more"
             )
         if self.weights == "atlas" and (self.hidden_size, self.layers, self.heads) != (128, 4, 4):
-            raise ValueError('weights = "atlas" has 4 layers of hidden_size 128 and 4 heads; others need "copying"')
+            raise ValueError('weights = "atlas" has hidden_size 128, 4 layers and 4 heads; for others set "copying"')
         return self
 
     def build(self, context: Context) -> TransformersLocal:
@@ -98,22 +98,19 @@ class TinyTextConfig(EngineConfig):
         require_torch()
         from midstream.engines.local.engine import TransformersLocal
         from midstream.engines.local.pretrained import load_model, require_device
-        from midstream.engines.local.tiny_text.model import load_atlas_weights, make_model
+        from midstream.engines.local.tiny_text.model import make_model
         from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 
         if isinstance(self.weights, str):
             require_device(self.device)
             tokenizer = load_tokenizer()
-            model = make_model(self, tokenizer, context.warm_seed)
-            if self.weights == "atlas":
-                load_atlas_weights(model)
-            model = model.to(self.device)  # type: ignore[arg-type]
+            model = make_model(self, tokenizer, context.warm_seed).to(self.device)  # type: ignore[arg-type]
         else:
             if not self.weights.is_dir():
                 raise RecipeError(
                     f"engines.{context.name}.weights: there is no directory {str(self.weights)!r}",
                     code="file-not-found",
-                    fix='correct the path, or set weights = "copying" for new ones',
+                    fix='correct the path, or set weights = "atlas" (comes with midstream) or "copying" (new)',
                 )
             model, tokenizer = load_model(str(self.weights), "float32", self.device)
             if model.config.get_text_config().vocab_size != len(tokenizer):  # type: ignore[arg-type]

@@ -28,19 +28,16 @@ class AtlasCopying(BaseReward):
                 f"reward atlas_copying cannot score the question {task.question!r}",
                 code="foreign-task",
                 cause="it names no place of the atlas",
-                fix="leave out the family arith, and take questions of the recipe's own [tasks]",
+                fix='leave out arith: tasks.families = ["lookup", "hop", "scale", "sum", "diff", "compare", "unknown"]',
             )
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """0 as well where nothing was searched."""
-        return Score(value=float(self.world.copied(task, trajectory) or 0.0))
+        return Score(value=float(bool(self.world.copied(task, trajectory))))
 
 
 class AtlasCopyingConfig(RewardConfig):
-    """1 if the trajectory's first call searches for the exact name of a place of its question, which is the atlas's.
-
-    It measures copying apart from planning and calculating.
-    """
+    """Copying apart from planning and calculating: 1 if the first call searches for a place's exact name, else 0."""
 
     def build(self, context: Context) -> AtlasCopying:
         """Build it."""

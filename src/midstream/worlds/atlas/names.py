@@ -15,13 +15,14 @@ from random import Random
 from midstream.core.seeds import derive_seed
 
 PREFIXES = ("New", "Old", "Saint", "Port")
+# Repeated entries are drawn more often.
 _ONSETS = "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w y z v l m n r t k".split()
 _NUCLEI = "a e i o u a e i o u ai ea ou ei ia oo".split()
 _CODAS = ("", "", "", "", "n", "r", "l", "s", "m", "t", "nd", "rn", "x", "ck", "lm", "sk", "th", "ng")
 _ENDINGS = ("", "", "", "", "", "burg", "ford", "mere", "holm", "stad", "grad", "wick", "dale", "ia", "ora", "ville")
 _LETTERS = "bcdfghjklmnpqrstvwxyzaeiouaeiouaeiouäöåéłñ"
 _ACCENTS = {"a": "á", "e": "é", "o": "ö", "u": "ü"}
-_SHORTEST, _LONGEST = 4, 22  # characters
+_SHORTEST, LONGEST = 4, 22  # characters
 _HELD_OUT = 5  # one name in five
 # Syllables make any word in the end; these are not names of places.
 _RUDE = re.compile(
@@ -61,16 +62,20 @@ class NameMaker:
             name = self._name(wild)
             if any(_RUDE.search(word) for word in search_words(name)):
                 continue
-            if _SHORTEST <= len(name) <= _LONGEST and held_out(name) == held and self.take(name):
+            if _SHORTEST <= len(name) <= LONGEST and held_out(name) == held and self.take(name):
                 return name
 
     def take(self, name: str) -> bool:
-        """Whether a name has a word of its own, and none of another name; no later one shares a word with it then."""
+        """Reserve the words of a name; False if one is in use, or it has none of its own."""
         words = search_words(name) - self._shared
         free = bool(words) and words.isdisjoint(self._taken)
         if free:
             self._taken |= words
         return free
+
+    def in_use(self, name: str) -> set[str]:
+        """The words of a name that documents, real places or earlier names have."""
+        return (search_words(name) - self._shared) & self._taken
 
     def _name(self, wild: float) -> str:
         draws = self._draws

@@ -1,5 +1,4 @@
-"""Rules: what an atlas means by its values, which a lesson in the prompt can say ("Height counts 3 times in
-this atlas.").
+"""Rules: what the values of an atlas mean, as a lesson in the prompt says: "Height counts 3 times in this atlas."
 
 A rule changes how a policy has to use every value of an attribute. Documents and questions do not show it, so a policy
 can only follow it by reading. One rule in five, by its hash, is never shown in a warm start, and neither are the
@@ -22,7 +21,7 @@ from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS
 
 RULED = (*PLACE_ATTRIBUTES, "length")
 NUMBERS = {"times": range(2, 10), "plus": range(2, 100), "minus": range(2, 10)}  # no value falls below 0
-PATTERN = r"(times|plus|minus) [1-9][0-9]?"
+PATTERN = "^((times|minus) [2-9]|plus ([2-9]|[1-9][0-9]))$"
 _HELD_OUT = 5  # one rule in five
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
@@ -32,7 +32,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Message, Trajectory
 from midstream.rollout import Environment, rollout
 from midstream.worlds.atlas import reflector
-from midstream.worlds.atlas.names import PREFIXES, NameMaker, real_places, search_words
+from midstream.worlds.atlas.names import LONGEST, PREFIXES, NameMaker, real_places, search_words
 from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
 from midstream.worlds.atlas.rules import PATTERN, Rule, warm_lessons
 from midstream.worlds.endless import Endless
@@ -42,11 +42,18 @@ STRANGE = "unknown"  # a family to ask for: questions about places that no docum
 FAMILIES = ("lookup", "arith", "hop", "scale", "sum", "diff", "compare")
 SMALLEST, LARGEST = 11, 999
 WILD = 0.2  # share of wild names in training regions: rare pieces of text have to be copied too
+_NAME = re.compile("[A-Za-zÀ-ÖØ-öø-ɏ]+(?:[ '’-][A-Za-zÀ-ÖØ-öø-ɏ]+)*")  # what small models copy
 _STRANGERS = 10  # names of a region without documents
 _MADE_UP = ("validation", "test", "unseen")  # evaluation splits of held-out names
 # Operands are split too: no sum of an evaluation is ever trained on.
 _REMAINDERS = {"train": range(6), "validation": range(6, 8)}
 _OTHER_REMAINDERS = range(8, 10)
+
+
+def _checked(place: str) -> str:
+    if not _NAME.fullmatch(place):
+        raise ValueError(f"{place!r} is no name: Latin letters, with single spaces, hyphens or apostrophes between")
+    return place
 
 
 class AtlasConfig(TasksConfig):
@@ -57,8 +64,7 @@ class AtlasConfig(TasksConfig):
         regions: training regions; each evaluation split has another one
         countries: countries of a region; each makes nine facts
         seed: the world's seed: the same world for every run seed
-        places: countries of your own, about which documents are added, and about the capital and the river of each. Use
-            Latin letters: the shipped weights copy no others
+        places: names of countries to add, each with documents about it, its capital and its river
         rules: hidden rules of the answers, by attribute (population, area, height, length): `{ height = "times 3" }`;
             no document or question shows them
     """
@@ -73,9 +79,9 @@ class AtlasConfig(TasksConfig):
     regions: int = Field(default=100, ge=1, le=400)
     countries: int = Field(default=60, ge=20, le=60)
     seed: Seed = 0
-    places: tuple[str, ...] = ()
-    rules: dict[Literal["population", "area", "height", "length"], Annotated[str, Field(pattern=f"^{PATTERN}$")]] = (
-        Field(default_factory=dict)
+    places: tuple[Annotated[str, Field(max_length=LONGEST), AfterValidator(_checked)], ...] = ()
+    rules: dict[Literal["population", "area", "height", "length"], Annotated[str, Field(pattern=PATTERN)]] = Field(
+        default_factory=dict
     )
 
     def build(self, context: Context) -> Atlas:
@@ -135,15 +141,13 @@ class Atlas(WarmStartWorld, Endless):
         splits["real"] = [self._region(draws.sample(real_places(), count), config.countries, draws)]
         self.splits = splits
         for place in config.places:
-            written = re.fullmatch(r"\w[\w .'’-]{0,39}", place)
-            if not written or not maker.take(place):
+            if not maker.take(place):
+                used = ", ".join(map(repr, sorted(maker.in_use(place))))
                 raise RecipeError(
                     f"the atlas cannot have a place named {place!r}",
                     code="setting-conflict",
-                    cause="a search would find other documents too, which have a word of it"
-                    if written
-                    else "a name has at most 40 letters, digits, spaces and . ' -, and begins with a letter",
-                    fix="choose another name in tasks.places, such as 'Zorbania'",
+                    cause=f"a search for it would find others, which have {used}" if used else "that is only a prefix",
+                    fix="choose another name in tasks.places, such as 'Zembla'",
                 )
         others = [maker.make(held=True, wild=0.0) for _ in range(2 * len(config.places))]
         self._region([*config.places, *others], len(config.places), draws)

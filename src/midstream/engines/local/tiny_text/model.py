@@ -30,7 +30,7 @@ FAST = 0.01  # radians a token: rotary frequencies above depend on distance, tho
 
 
 def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """An untrained decoder that copies, for the tokenizer."""
+    """A decoder for the tokenizer with the weights that `config.weights` names, new ones or those of midstream."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(  # of Qwen2, the same decoder, AutoTokenizer would replace the tokenizer by Qwen's
         LlamaConfig(
@@ -50,14 +50,12 @@ def make_model(config: TinyTextConfig, tokenizer: PreTrainedTokenizerFast, seed:
             eos_token_id=END_ID,
         )
     )
-    copying_weights(model)
+    if config.weights == "atlas":
+        safetensors.torch.load_model(model, ATLAS_WEIGHTS)  # float16, into float32
+    else:
+        copying_weights(model)
     model.generation_config.do_sample = True  # or `transformers serve` is greedy at any temperature
     return model.eval()
-
-
-def load_atlas_weights(model: PreTrainedModel) -> None:
-    """Replace the weights of a model of the default sizes, in place, by those that come with midstream (float16)."""
-    safetensors.torch.load_model(model, ATLAS_WEIGHTS)
 
 
 @torch.no_grad()
