@@ -1,4 +1,4 @@
-"""Draw docs/figures/text-attention.svg: where new weights that copy look in a prompt of `text-tiny`."""
+"""Draw docs/figures/text-attention.svg: where new weights that copy look in a shortened prompt."""
 
 from __future__ import annotations
 

@@ -221,5 +221,5 @@ def test_the_model_card_says_recipe_reward_curve_and_how_to_serve_it(trained):
     assert "recipe `flow-grpo-lora`" in card
     assert "Reward: `calculates`" in card
     assert [line for line in card.splitlines() if re.match(r"\| \d+ \| \d", line)][-1].startswith(f"| {STEPS} |")
-    assert re.search(r"\| test \| \S+ \| untrained \|", card)
+    assert re.search(r"\| test \| \S+ \| before training \|", card)
     assert f"--enable-lora --lora-modules flow-grpo-lora={trained.policy_dir.resolve()}" in card

@@ -99,9 +99,7 @@ def test_the_same_call_with_another_limit_continues():
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1.5 rollouts", "1 usd, 2 usd", 2]
-)
+@pytest.mark.parametrize("text", ["2 euros", "-1 usd", "nan usd", "inf usd", "", "usd", "1 usd,", "1 usd, 2 usd", 2])
 def test_what_is_no_limit_is_refused(text):
     with raises("setting-range", repr(text)):
         evaluated(budget=text)

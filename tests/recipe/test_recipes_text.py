@@ -96,7 +96,7 @@ def test_a_warm_start_makes_weights_of_the_form_that_midstream_ships(tmp_path, m
     assert script.main() == 1, "two updates do not make the weights that are shipped"
     assert ATLAS_WEIGHTS.read_bytes() == shipped
     assert f"{len(shipped):,} bytes" in capsys.readouterr().out
-    assert len(shipped) < 5_000_000
+    assert len(shipped) < 2_100_000
 
 
 class Shipped:

@@ -258,15 +258,15 @@ def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, tmp_pa
     engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}",text_calls=true}}'
     settings = ["tasks.regions=1", 'evaluation.sets=[{name="test",split="test",per_family=2}]']
     settings += ["agent.policy.sampling.temperature=0", "evaluation.temperatures=[0.0]"]
-    found = {}
-    for name, more in {"here": settings, "served": [*settings, engine]}.items():
-        words = [word for setting in more for word in ("--set", setting)]
+    here = [word for setting in settings for word in ("--set", setting)]
+    served, found = [*here, "--set", engine], {}
+    for name, words in {"here": here, "served": served}.items():
         assert main(["eval", "text-tiny", "--out", name, "--quiet", *words]) == 0
-        [(_, part)] = RunDirectory.open(Path(name)).trajectories.parts().items()
+        [part] = RunDirectory.open(Path(name)).trajectories.parts().values()
         found[name] = [(one.question, one.answer, [turn.command for turn in one.turns]) for one in part]
     assert len(found["here"]) == 16
     assert found["served"] == found["here"]
     question, answer, _ = found["here"][0]
     capsys.readouterr()
-    assert main(["solve", question, "--recipe", "text-tiny", "--json", *words]) == 0
+    assert main(["solve", question, "--recipe", "text-tiny", "--json", *served]) == 0
     assert Trajectory.model_validate_json(capsys.readouterr().out).answer == answer

@@ -1,7 +1,7 @@
 """`midstream demo`: train a tiny recipe, then show everything there is to see. An interrupted demo resumes.
 
-`--text` is its second act: a small language model in open text, which then answers questions about a country that the
-user names. A terminal asks for the name and for questions; elsewhere both are given.
+`--text` trains a small language model in open text instead, and asks it about a country that the user names. Without a
+terminal the name and the questions are preset.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def evaluate(
         retry_errors: with `out`, run again what ended in an infrastructure error.
     """
     source = _source(agent)
-    named = dict(reward) if isinstance(reward, Mapping) else reward and component_type(reward)
+    named: str | Table | None = None
     if tasks is not None:
         scored = {} if reward is None else {"reward": _reward(reward)}
         counted = {} if tasks.count is None else {"count": tasks.count}
@@ -227,12 +227,14 @@ def evaluate(
         raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
     else:
         sets = []
+        if reward is not None:
+            named = dict(reward) if isinstance(reward, Mapping) else component_type(reward)
     with _listening(listener, quiet) as listener:
         directory = api.evaluate(
             source,
             _path(out),
             sets=sets,
-            reward=None if sets else named,
+            reward=named,
             trials=trials,
             temperature=temperature,
             seed=seed,

@@ -65,7 +65,8 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` is the type of the reward, or `my_reward.py:function`.
+    the validation that are drawn from it. `reward` is its type,
+    `my_reward.py:function`, or its table.
     """
 
     tasks: str | None
@@ -76,7 +77,8 @@ class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
     `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is
-    the number of tasks of each set, drawn at random; `reward` the type of reward that scores the answers.
+    the number of tasks of each set, drawn at random; `reward` scores the answers: its type,
+    `my_reward.py:function`, or its table.
     """
 
     benchmarks: Sequence[str]
@@ -311,18 +313,15 @@ def _file_set(path: str, others: Sequence[Table]) -> Table:
     return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
-def _reward_table(table: Table, kind: str | Table) -> Table:
-    """The recipe's reward if it is of type `kind`; otherwise one with defaults, and an engine if it asks a model.
-
-    A whole table is the reward as it is.
-    """
-    if not isinstance(kind, str):
-        return dict(kind)
-    if table["reward"].get("type") == kind:
+def _reward_table(table: Table, reward: str | Table) -> Table:
+    """A reward's table as it is; of a type, the recipe's own, or one with defaults, and an engine if it asks a model."""
+    if not isinstance(reward, str):
+        return dict(reward)
+    if table["reward"].get("type") == reward:
         return table["reward"]
-    if kind not in registered("reward") or config_class("reward", kind).asks == "never":
-        return {"type": kind}
-    return {"type": kind, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
+    if reward not in registered("reward") or config_class("reward", reward).asks == "never":
+        return {"type": reward}
+    return {"type": reward, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
 
 
 # --- server -----------------------------------------------------------------------------------------------------------

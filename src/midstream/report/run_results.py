@@ -91,7 +91,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
 
 def run_limits(resolved: Mapping[str, Any]) -> str:
     """What a run of a tiny model cannot show, by its resolved recipe; "" for other models."""
-    types = {engine.get("type") for engine in resolved.get("engines", {}).values()}
+    types = _engine_types(resolved)
     if "tiny_text" in types:
         return " ".join(_TEXT.split())
     if "tiny" not in types:
@@ -107,17 +107,20 @@ def next_steps(run: RunDirectory) -> list[str]:
     """Commands to try after a training run."""
     question = next((trajectory.question for _, trajectory in samples(run)[-1:]), "What is 45 plus 17 ?")
     root = shlex.quote(str(run.root))
-    text = any(engine.get("type") == "tiny_text" for engine in run.info().resolved.get("engines", {}).values())
+    own = [f'midstream solve "{question}" --planner {root}', f"midstream show {root}"]
+    if "tiny_text" in _engine_types(run.info().resolved):  # other models do not know its atlas
+        return [*own, "midstream train training-free-text     # lessons in place of training"]
     return [
-        f'midstream solve "{question}" --planner {root}',
-        f"midstream show {root}",
+        *own,
         f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
         f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
         f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
-        "midstream train training-free-text     # lessons, with frozen weights"
-        if text
-        else "midstream study controls --seeds 3",
+        "midstream study controls --seeds 3",
     ]
+
+
+def _engine_types(resolved: Mapping[str, Any]) -> set[str]:
+    return {engine["type"] for engine in resolved.get("engines", {}).values()}
 
 
 def tools_used(resolved: Mapping[str, Any]) -> str:

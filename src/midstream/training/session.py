@@ -38,7 +38,7 @@ from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
 
-WARM, UNTRAINED, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
+WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ class TrainingSession(Session):
         if step == 0:
             await self.parts.publish(0)
             if evaluation.at == "both":
-                policy = UNTRAINED if self.parts.warm_start is None else WARM
+                policy = BEFORE if self.parts.warm_start is None else WARM
                 await self._evaluate(evaluation, policy, 0)
                 await self._evaluate(self.validation, policy, 0)
         elif evaluation.at != "none" and (step % training.validate_every == 0 or step == training.steps):

@@ -85,7 +85,7 @@ def rules_in(lessons: str) -> dict[str, tuple[Rule, str]]:
         text = line.removeprefix("- ").removesuffix(".")
         for end in (*wordings()["ends"]["seen"], *wordings()["ends"]["held_out"]):
             statement = text.removesuffix(end)
-            if text.endswith(end) and (rule := _known().get(statement)):
+            if rule := _known().get(statement):
                 found[rule.attribute] = (rule, statement)
     return found
 

@@ -17,6 +17,7 @@ the right answers follow from rules that only a lesson in the prompt states (`ru
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -51,6 +52,7 @@ _OTHER_REMAINDERS = range(8, 10)
 
 
 def _checked(place: str) -> str:
+    place = unicodedata.normalize("NFC", place)
     if not _NAME.fullmatch(place):
         raise ValueError(f"{place!r} is no name: Latin letters, with single spaces, hyphens or apostrophes between")
     return place
