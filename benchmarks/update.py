@@ -71,7 +71,7 @@ WANTED = {
     "unshared": Wanted(padding_free=0.95, limit=0.9),
     "large": Wanted(process_gb=8.0),
     "demo": Wanted(padding_free=0.95),
-    "text": Wanted(padding_free=0.95),
+    "text": Wanted(trl=6.0, padding_free=4.0, limit=0.8),
 }
 
 

@@ -130,13 +130,14 @@ def _row(prompt: Sequence[int], completion: Sequence[int], trajectory_id: str) -
 def comparable(rows: Sequence[Row]) -> list[Row]:
     """The rows with what every peer can express and what leaves no gradient 0.
 
-    GRPO's weights, 1 / (rows x tokens of the row), and an advantage that is drawn for each trajectory.
+    GRPO's weights, 1 / (rows x tokens of the row), and an advantage that is drawn for each trajectory. Tool output has
+    a loss too: the peers here know no mask.
     """
     rng = random.Random(1)
     advantages = {row.trajectory_id: rng.gauss(0, 1) for row in rows}
     weights = row_weights([len(row.completion_ids) for row in rows], "seq-mean-token-mean")
     return [
-        replace(row, advantage=advantages[row.trajectory_id], weight=weight, kl_weight=weight)
+        replace(row, sampled=(), advantage=advantages[row.trajectory_id], weight=weight, kl_weight=weight)
         for row, weight in zip(rows, weights, strict=True)
     ]
 
@@ -148,7 +149,7 @@ def recipe_rows(shape: str) -> tuple[PreTrainedModel, list[Row]]:
     """
     with Build(load_recipe(*RECIPES[shape])) as build:
         parts = parts_of(build)
-        rows = asyncio.run(_rollout(parts))
+        rows = asyncio.run(_rollout(parts, build.recipe.trained))
         return copy.deepcopy(parts.student.model), comparable(rows)  # a copy leaves the learner's hooks behind
 
 
@@ -168,13 +169,13 @@ async def short_warm_start(parts: Parts, seed: int) -> None:
     )
 
 
-async def _rollout(parts: Parts) -> tuple[Row, ...]:
+async def _rollout(parts: Parts, role: str) -> tuple[Row, ...]:
     seed = derive_seed("update benchmark")
     if parts.warm_start is not None:
         await short_warm_start(parts, seed)
     tasks = parts.source.sample("train", 8, seed)
     groups = await rollout(parts.make_environment(), tasks, group_size=8, seed=seed)
-    return build_rows([group.trajectories for group in groups]).rows
+    return build_rows([group.trajectories for group in groups], role=role).rows
 
 
 # --- what a batch takes -----------------------------------------------------------------------------------------------

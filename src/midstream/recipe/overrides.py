@@ -314,7 +314,7 @@ def _file_set(path: str, others: Sequence[Table]) -> Table:
 
 
 def _reward_table(table: Table, reward: str | Table) -> Table:
-    """A reward's table as it is; of a type, the recipe's own, or one with defaults, and an engine if it asks a model."""
+    """A table as it is; of a type the recipe's own, or one with defaults, and an engine if it asks a model."""
     if not isinstance(reward, str):
         return dict(reward)
     if table["reward"].get("type") == reward:
