@@ -65,8 +65,7 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` is its type,
-    `my_reward.py:function`, or its table.
+    the validation that are drawn from it. `reward` is a type, `my_reward.py:function`, or a whole table.
     """
 
     tasks: str | None
@@ -77,8 +76,8 @@ class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
     `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is
-    the number of tasks of each set, drawn at random; `reward` scores the answers: its type,
-    `my_reward.py:function`, or its table.
+    the number of tasks of each set, drawn at random; `reward` scores the answers: a type, `my_reward.py:function`, or a
+    whole table.
     """
 
     benchmarks: Sequence[str]
