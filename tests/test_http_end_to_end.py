@@ -83,7 +83,7 @@ def test_planner_calls_carry_what_the_server_sampled(trained, model_directory):
             logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1] / 0.8
         own = logits.log_softmax(-1).gather(1, torch.tensor(call.completion_ids)[:, None])[:, 0]
         assert call.logprobs == pytest.approx(own.tolist(), abs=1e-4)
-        messages = [message.model_dump() for message in call.messages]
+        messages = [message.wire() for message in call.messages]
         assert list(call.prompt_ids) == tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         )

@@ -350,7 +350,7 @@ class Lockstep:
 
     async def sample(self, request: Request) -> Call:
         assert request.order in self.live
-        body = {"messages": [message.model_dump() for message in request.messages]}
+        body = {"messages": [message.wire() for message in request.messages]}
         return Call(role=request.role, messages=request.messages, completion=perfect(body))
 
     async def close(self) -> None: ...

@@ -165,7 +165,7 @@ def test_what_the_server_sent_is_what_is_stored(url, local):
     """Chats, token ids in, and a stream of either: all of one seed are one sample, stored as the wire had it."""
     request = chat(WORDS[0], seed=3)
     body = {
-        "model": "m", "messages": [one.model_dump() for one in request.messages], "temperature": 0.8, "top_p": 1.0,
+        "model": "m", "messages": [one.wire() for one in request.messages], "temperature": 0.8, "top_p": 1.0,
         "seed": 3, "max_tokens": 12, "logprobs": True, "return_token_ids": True, "top_k": 0, "min_p": 0.0,
         "repetition_penalty": 1.0,
     }  # fmt: skip

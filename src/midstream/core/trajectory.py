@@ -60,10 +60,19 @@ class Usage(Frozen):
 
 
 class Message(Frozen):
-    """One chat message; a tool's answer has the role "tool"."""
+    """One chat message; a tool's answer has the role "tool".
+
+    `fields` are what role and content do not hold of a message that another program sent: its tool calls, its ids, its
+    role "developer", its content as parts. `content` is then the text of these parts.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    fields: dict[str, JsonValue] = {}
+
+    def wire(self) -> dict[str, Any]:
+        """The message as it was sent, and as a server gets it."""
+        return {"role": self.role, "content": self.content, **self.fields}
 
 
 class ErrorInfo(Frozen):

@@ -51,7 +51,7 @@ class FunctionEngine(Engine):
 
     async def sample(self, request: Request) -> Call:
         """The function's reply. Raises `EngineError` if it raises, or returns no text."""
-        messages = [message.model_dump() for message in request.messages]
+        messages = [message.wire() for message in request.messages]
         if request.prompt:
             messages = [{"role": "user", "content": request.prompt}]
         values = {"messages": messages, "request": request, "seed": request.seed}

@@ -100,8 +100,8 @@ def _is_continued(call: Call, later: Sequence[Call]) -> bool:
     )
 
 
-def _dumped(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _dumped(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.wire() for message in messages]
 
 
 def _origin(part: str, trajectory: Trajectory) -> dict[str, str]:

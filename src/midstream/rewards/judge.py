@@ -165,7 +165,7 @@ class Judge:
 
     async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[Verdict, bool]:
         """The verdict, and whether the judge was asked now."""
-        said = [message.model_dump() for message in messages]
+        said = [message.wire() for message in messages]
         identity = [self._model, self._sampling.model_dump(), self._config.structured_output, said, vote]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         fresh = False

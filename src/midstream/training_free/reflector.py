@@ -196,7 +196,7 @@ class Reflector:
                 code="missing-key",
                 fix=f"name one in practice.{purpose.role} or practice.reflector",
             )
-        messages = [message.model_dump() for message in request.messages]
+        messages = [message.wire() for message in request.messages]
         content = [engine.name, messages, request.sampling.model_dump(), request.seed, request.json_schema]
         text = json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")
         key = "/".join([*map(str, purpose), hashlib.blake2b(text, digest_size=16).hexdigest()])

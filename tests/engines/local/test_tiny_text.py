@@ -117,7 +117,7 @@ def test_a_stream_is_the_ids_of_its_conversation(system: str):
     assert [turn.observation.status for turn in trajectory.turns] == ["ok"] * 3
     last = trajectory.calls[-1]
     messages = [
-        message.model_dump()
+        message.wire()
         for message in (*engine.requests[-1].messages, Message(role="assistant", content=last.completion))
     ]
     tools = [dict(tool) for tool in engine.requests[-1].tools]

@@ -281,7 +281,7 @@ def test_the_next_request_brings_the_results():
     assert server.bodies[0]["messages"] == as_fields(said)
     assert "tools" not in server.bodies[1]
     assert server.bodies[2]["tools"] == [ADD]
-    assert server.bodies[1]["messages"] == server.bodies[2]["messages"] == [one.model_dump() for one in said]
+    assert server.bodies[1]["messages"] == server.bodies[2]["messages"] == [one.wire() for one in said]
 
 
 @pytest.mark.parametrize("stream", [False, True])

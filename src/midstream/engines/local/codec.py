@@ -6,6 +6,7 @@ of tool output do not depend on it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -114,9 +115,13 @@ class TokenizerCodec:
 
         Agents escape the tokens of chat templates known to them (`core.text.neutral`); this is for all others.
         """
-        table = message.model_dump()
+        table: dict[str, Any] = message.wire() | {"role": message.role, "content": message.content}
         if message.role in ("user", "tool"):
             table["content"] = self._special.sub(unicode_escape, message.content)
+        if calls := table.get("tool_calls"):  # templates write the arguments themselves
+            table["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in calls
+            ]
         return table
 
     def _apply(self, messages: Sequence[Message], **settings: Any) -> Any:
@@ -144,3 +149,13 @@ class TokenizerCodec:
                 cause="it knows no such role (Gemma's first versions take no system message) or setting",
                 fix="name another model, or correct chat_template_kwargs",
             ) from failure
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """The arguments of a call as an object, if they are one."""
+    text = call["function"].get("arguments") or "{}"
+    try:
+        parsed = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
+    return parsed if isinstance(parsed, dict) else text

@@ -105,8 +105,9 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
         body["tools"] = [dict(tool) for tool in request.tools]
         sent["tools"] = len(request.tools)
     if chat:
-        plain = [{"role": message.role, "content": message.content} for message in request.messages]
-        messages = as_fields(request.messages) if request.tools and not config.text_calls else plain
+        foreign = any(message.fields for message in request.messages)  # with its calls as fields already
+        as_text = foreign or not request.tools or config.text_calls
+        messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
         body.setdefault("messages", messages)
     else:
         body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
