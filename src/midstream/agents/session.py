@@ -1,0 +1,283 @@
+"""A session: one run of an agent of another program, made of its requests to midstream's models.
+
+    request  "... 12 * 7 ?"  -> call, which calls the tool `times`           turn 1: call, action, command
+    request  ... tool: "84"  -> call, "84"                                   turn 1: observation; closing call
+
+Each answered request is a `Call` on the exact prompt that was sampled from. A reply that calls tools ends a turn for
+each call; the tool's answer is found in a later request, by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field, JsonValue
+
+from midstream.agents.rendering import render_lessons
+from midstream.agents.running import Draft, Record
+from midstream.core.data import unfit
+from midstream.core.errors import DeadlineError, InfrastructureError, MidstreamError, PromptTooLongError
+from midstream.core.protocols import LockstepEngine, Request, RunContext
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
+from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.parsers import parse
+from midstream.gateway.server import Gateway, now
+from midstream.gateway.settings import POLICY
+
+
+@dataclass(kw_only=True)
+class Asking:
+    """One request of the agent, and what became of it (`gateway.server.Reply`)."""
+
+    number: int  # from 0, in the order of arrival
+    drafts: list[Draft]  # its turns: one, or one for each tool call of the reply
+    call: Call | None = None
+    answered: Answered = field(init=False)
+    delivered: bool = False
+    done_s: float = 0.0  # when it was answered, as a time of `time.monotonic()`
+
+    def turns(self) -> list[Draft]:
+        """Its turns, with the call in the first."""
+        if self.call is not None:
+            call = self.call if self.delivered else self.call.model_copy(update={"delivered": False})
+            self.drafts[0].calls = [call]
+        return self.drafts
+
+
+class Session:
+    """One run under way: what its agent asked, and the limits that it meets (`gateway.server.Served`).
+
+    All of it happens in the event loop in which it was made. `failure` is set when something around the model failed:
+    the agent's run is then over, whatever the agent makes of it.
+    """
+
+    def __init__(self, gateway: Gateway, context: RunContext, settings: SessionSettings) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.gateway, self.context, self.settings = gateway, context, settings
+        self.failure: asyncio.Future[MidstreamError] = self.loop.create_future()
+        self.reward: Score | None = None
+        self.limit: StopReason | None = None  # the limit that the latest request met
+        self.counts: Counter[str] = Counter()  # of what was refused, sent again, not delivered
+        self.active_s = time.monotonic()  # when the latest request came or was answered
+        self.over = False
+        self._asked: list[Asking] = []
+        self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
+        self._under_way: set[asyncio.Task[Asking]] = set()
+        self._same: Counter[str] = Counter()
+        self._tools: dict[str, tuple[Asking, Draft]] = {}  # by id of a tool call without an answer
+        # An engine that waits for all trajectories answers one request of each at a time.
+        lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
+        self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if lockstep else nullcontext()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its models."""
+        others = [name for name in self.context.engines if name not in (POLICY, "*")]
+        return [*self.trained, *others]
+
+    @property
+    def trained(self) -> list[str]:
+        """The names under which the policy answers."""
+        return [name for name, model in self.gateway.config.models.items() if model.train] or [POLICY]
+
+    @property
+    def idle(self) -> bool:
+        """Whether the agent waits for no model."""
+        return not self._under_way
+
+    @property
+    def calls(self) -> list[Call]:
+        """The answered requests so far."""
+        return [asking.call for asking in self._asked if asking.call is not None]
+
+    # -- what the gateway calls ------------------------------------------------------------------------------------
+
+    async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Asking:
+        """Answer a request; one that a client `retried` gets the answer of the first of its body."""
+        self.active_s = time.monotonic()
+        if self.over:
+            raise self._refused(409, "session-ended", "this session has ended; its agent may ask no more")
+        task = self._replies.get(digest) if retried else None
+        if task is None:
+            task = asyncio.ensure_future(self._answer(asked, digest))
+            self._replies.setdefault(digest, task)
+            self._under_way.add(task)
+            task.add_done_callback(self._ended)
+        else:
+            self.counts["retried"] += 1
+        return await asyncio.shield(task)  # who hangs up does not take the sample from a retry
+
+    async def take_reward(self, body: Any) -> None:
+        """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
+        value = body.get("reward") if isinstance(body, dict) else None
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise FormError(400, "reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+        if self.over:
+            raise FormError(409, "session-ended", "this session has ended; it takes no reward")
+        self.reward = Score(float(value), feedback=str(body.get("feedback", "")))
+
+    # -- a request -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, asked: Asked, digest: str) -> Asking:
+        role = POLICY if asked.model in self.trained else asked.model
+        if role not in self.context.engines:
+            role = "*"
+        if role not in self.context.engines or asked.model == "*":
+            names = ", ".join(self.names)
+            raise self._refused(404, "unknown-model", f"no model {asked.model!r:.100}; there are: {names}", "model")
+        self._observe(asked.messages)
+        self._check_limits()
+        asking = Asking(number=len(self._asked), drafts=[Draft(index=len(self._asked) + 1)])
+        self._asked.append(asking)
+        # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
+        seed = derive_seed(self.context.seed, digest, self._same[digest])
+        self._same[digest] += 1
+        context = self.context.begin(role, asking.drafts[0].index)
+        own = self.settings.caller_sampling or role != POLICY
+        try:
+            async with self._place:
+                call = await context.sample(
+                    Request(
+                        role=role,
+                        messages=with_lessons(asked.messages, context.lessons),
+                        tools=asked.tools,
+                        sampling=self._sampling(asked, own=own),
+                        seed=asked.seed if own and asked.seed is not None else seed,
+                        json_schema=asked.json_schema,
+                    )
+                )
+        except PromptTooLongError as failure:
+            self.limit = "context_limit"
+            if not self.calls:
+                self._fail(failure)  # nothing is sampled yet: the task alone is too long
+            raise self._refused(400, "context_length_exceeded", failure.what, "messages") from failure
+        except MidstreamError as failure:
+            self._fail(failure)
+            raise self._refused(503, failure.code, f"the model cannot answer: {failure.what}") from failure
+        asked_for: dict[str, JsonValue] = {**asked.sampling, **({} if asked.seed is None else {"seed": asked.seed})}
+        asked_for = {key: list(value) if isinstance(value, tuple) else value for key, value in asked_for.items()}
+        sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": seed}
+        asking.call = call.model_copy(update={"sent": sent})
+        context.emit("call", call)
+        self.limit = None
+        parsed = parse(call.completion, self.gateway.config.parser, tools=bool(asked.tools), seed=seed)
+        asking.answered = Answered(
+            id=f"{seed:016x}",
+            model=asked.model,
+            created=now(),
+            text=parsed.text,
+            thoughts=parsed.thoughts,
+            tool_uses=parsed.tool_uses,
+            finish="length" if call.finish_reason == "length" else "stop",
+            prompt_tokens=call.usage.prompt_tokens,
+            completion_tokens=call.usage.completion_tokens,
+        )
+        for place, use in enumerate(parsed.tool_uses):
+            if place:
+                asking.drafts.append(Draft(index=asking.number + 1))
+            draft = asking.drafts[-1]
+            arguments = use.parsed()
+            draft.action = Action(tool=use.name, context=use.arguments)
+            draft.command = Command(tool=use.name, arguments=arguments)
+            draft.add("action", context.emit)
+            draft.add("command", context.emit)
+            self._tools[use.id] = (asking, draft)
+        asking.done_s = time.monotonic()
+        return asking
+
+    def _sampling(self, asked: Asked, *, own: bool) -> Sampling:
+        """The recipe's sampling, or the caller's; a caller's stops hold, and its limit if that is lower."""
+        recipe = self.settings.sampling
+        given = dict(asked.sampling) if own else {}
+        given["stop"] = (*recipe.stop, *asked.sampling.get("stop", ()))
+        given["max_tokens"] = min(asked.sampling.get("max_tokens", recipe.max_tokens), recipe.max_tokens)
+        return Sampling.model_validate(recipe.model_dump() | given)
+
+    def _observe(self, messages: Sequence[Message]) -> None:
+        """Find the answers of tools in the messages of a request."""
+        for message in messages:
+            if message.role == "tool" and (waiting := self._tools.pop(str(message.fields.get("tool_call_id")), None)):
+                asking, draft = waiting
+                took = time.monotonic() - asking.done_s
+                draft.observation = Observation(status="ok", text=message.content, duration_s=took)
+                draft.add("observation", self.context.emitter(POLICY, draft.index))
+
+    def _check_limits(self) -> None:
+        """Refuse a request past a limit: it is the agent's own doing, and its run is scored."""
+        settings, sampled = self.settings, sum(call.usage.completion_tokens for call in self.calls)
+        if len(self._asked) >= settings.max_calls:
+            self.limit = "turn_limit"
+            words = f"the agent has made {len(self._asked)} calls, the most that agent.max_calls allows"
+            raise self._refused(400, "call-limit", words)
+        if settings.max_tokens is not None and sampled >= settings.max_tokens:
+            self.limit = "token_limit"
+            words = f"the agent's model has written {sampled} tokens; agent.max_tokens is {settings.max_tokens}"
+            raise self._refused(400, "token-limit", words)
+
+    def _refused(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
+        self.counts[f"refused: {code}"] += 1
+        return FormError(status, code, words, param)
+
+    def _fail(self, failure: MidstreamError) -> None:
+        if not self.failure.done():
+            self.failure.set_result(failure)
+
+    def _ended(self, task: asyncio.Task[Asking]) -> None:
+        self._under_way.discard(task)
+        self.active_s = time.monotonic()
+        if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):
+            return
+        self._fail(InfrastructureError(f"a request failed: {error!r}", code="gateway-failed", retryable=False))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def end(self, record: Record) -> None:
+        """End the session: requests under way are dropped, and what was answered is written as turns."""
+        self.over = True
+        for task in list(self._under_way):
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        if not self.failure.done():
+            self.failure.cancel()
+        answered = [asking for asking in self._asked if asking.call is not None]
+        self.counts["not delivered"] += sum(not asking.delivered for asking in answered)
+        drafts = [draft for asking in answered for draft in asking.turns()]
+        if drafts and drafts[-1].action is None:
+            record.closing_calls = tuple(drafts.pop().calls)
+        for index, draft in enumerate(drafts, 1):
+            draft.index = index
+            draft.events = ["call"] * len(draft.calls) + draft.events
+            record.turns.append(draft.turn())
+        record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
+        record.reward = self.reward
+
+
+class SessionSettings:
+    """Replaced below; the fields that a session reads."""
+
+    sampling: Sampling
+    caller_sampling: bool
+    max_calls: int
+    max_tokens: int | None
+    idle_s: float
+
+
+def with_lessons(messages: tuple[Message, ...], lessons: str) -> tuple[Message, ...]:
+    """The messages with lessons at the end of the system message, or in one of their own."""
+    text = render_lessons(lessons).strip()
+    if not text:
+        return messages
+    if not messages or messages[0].role != "system":
+        return (Message(role="system", content=text), *messages)
+    first, *others = messages
+    fields = {key: value for key, value in first.fields.items() if key != "content"}
+    content = f"{first.content}\n\n{text}" if first.content else text
+    return (first.model_copy(update={"content": content, "fields": fields}), *others)

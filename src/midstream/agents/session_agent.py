@@ -1,0 +1,322 @@
+"""An agent of another program: a function that takes `session`, or a command. It asks midstream's models over HTTP.
+
+    async def solve(task, session):
+        client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
+        reply = await client.chat.completions.create(
+            model=session.model, messages=[{"role": "user", "content": task.question}])
+        return reply.choices[0].message.content
+
+A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL and
+ANTHROPIC_API_KEY, MIDSTREAM_TASK (a JSON file: id, question, metadata) and MIDSTREAM_ANSWER (the file to write).
+A function that is not `async` is a command too: it has a process, which can be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from midstream.agents.running import AgentSettings, Record, RecordedAgent
+from midstream.agents.session import Session
+from midstream.core.component import Context
+from midstream.core.data import Frozen
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError
+from midstream.core.own_settings import OwnFunction, own_values
+from midstream.core.protocols import RunContext
+from midstream.core.task import Task
+from midstream.core.trajectory import Sampling
+from midstream.gateway.server import Gateway
+
+GIVEN = ("task", "session", "question")
+_MARK = "MIDSTREAM_SESSION"  # in the environment of a command and of all that it starts
+_KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
+_LONGEST_ANSWER = 1 << 20  # characters
+_END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
+
+
+class Outcome(Frozen):
+    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words."""
+
+    answer: str | None = None
+    reward: float | None = Field(default=None, ge=0, le=1)
+    feedback: str = ""
+
+
+class SessionSettings(AgentSettings):
+    """Settings of an agent of another program.
+
+    Attributes:
+        sampling: how the policy samples, whatever the agent asks for; the default of other models
+        caller_sampling: use the temperature, top_p and seed that the agent sends for the policy too; not for training
+        max_calls: requests of one run; the next is refused, and the run is scored
+        max_tokens: tokens that models write in one run, likewise
+        idle_s: seconds without a request after which the agent's run is an error
+    """
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+    caller_sampling: bool = False
+    max_calls: int = Field(default=200, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    idle_s: float = Field(default=600.0, gt=0)
+
+
+class CommandSettings(SessionSettings):
+    """A program as an agent.
+
+    Attributes:
+        command: the program and its arguments; it runs in the working directory of the run, or in `cwd`
+        cwd: a directory
+    """
+
+    command: tuple[str, ...] = Field(min_length=1)
+    cwd: Path | None = None
+
+    def build(self, context: Context) -> CommandAgent:
+        """The agent."""
+        return CommandAgent(Path(self.command[0]).name, self, context and context.gateway, self.command)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a function's client finds its session: for OpenAI's clients as they are, for Anthropic's without "/v1"."""
+
+    base_url: str
+    api_key: str
+    model: str
+    anthropic_base_url: str
+
+
+class SessionAgent(RecordedAgent):
+    """An agent that asks through the gateway; a subclass implements `drive`."""
+
+    shows_lessons = True
+
+    def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
+        self.name, self.settings, self.gateway = name, settings, gateway
+
+    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+        """Have the program answer one task, and record what it asked."""
+        session = Session(self.gateway, context, self.settings)
+        outcome = Outcome()
+        try:
+            async with self.gateway.serving(session) as key:
+                url = self.gateway.url(key)
+                outcome = await self._attended(session, self.drive(task, session, Address(f"{url}/v1", key, session.names[0], url)))
+        finally:
+            await session.end(record)
+        if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
+            raise _failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
+        record.answer = record.final = outcome.answer
+        if outcome.reward is not None:
+            record.reward = Score(outcome.reward, feedback=outcome.feedback)
+        if outcome.answer is not None:
+            record.stop_reason = "answered"
+        else:
+            record.stop_reason = session.limit or "ended"
+
+    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+        """Run the program."""
+        raise NotImplementedError
+
+    async def _attended(self, session: Session, work: Any) -> Outcome:
+        """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
+        running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
+        deadline_s = session.context.deadline_s or float("inf")
+        try:
+            while True:
+                idle_s = self.settings.idle_s - (time.monotonic() - session.active_s) if session.idle else self.settings.idle_s
+                left_s = min(idle_s, deadline_s - time.monotonic())
+                await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
+                if session.failure.done():
+                    raise session.failure.result()
+                if running.done():
+                    break
+                if time.monotonic() >= deadline_s:
+                    raise _failed(f"agent {self.name!r} was still running at its deadline", "raise rollout.deadline_s")
+                if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
+                    words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
+                    raise _failed(words, "raise agent.idle_s, or find out what it waits for")
+            try:
+                return running.result()
+            except MidstreamError:
+                if session.limit is None:
+                    raise
+                return Outcome()  # it ended because of the limit, which is the policy's doing
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running}, timeout=2 * _END_S)
+
+
+def _failed(what: str, fix: str, cause: str = "") -> InfrastructureError:
+    return InfrastructureError(what, code="agent-failed", cause=cause, fix=fix)
+
+
+class FunctionSessionAgent(SessionAgent):
+    """An `async` function as an agent."""
+
+    def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
+        super().__init__(function.name, settings, gateway)
+        self._function = function
+
+    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+        """Call the function."""
+        try:
+            answer = await self._function.called(self.settings, {"task": task, "session": address, "question": task.question})
+        except InfrastructureError as failure:
+            raise _failed(failure.what, failure.fix, failure.cause) from failure  # tried again, unlike other parts' failures
+        if isinstance(answer, Outcome):
+            return answer
+        if not isinstance(answer, str | None):
+            raise self._function.wrong(answer, "return the answer as text, an Outcome, or None")
+        return Outcome(answer=answer)
+
+
+class CommandAgent(SessionAgent):
+    """A program as an agent, in a process group of its own."""
+
+    def __init__(self, name: str, settings: SessionSettings, gateway: Gateway, command: Sequence[str]) -> None:
+        super().__init__(name, settings, gateway)
+        self._command = command
+
+    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+        """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
+        with tempfile.TemporaryDirectory(prefix="midstream-session-") as directory:
+            asked, answer = Path(directory, "task.json"), Path(directory, "answer")
+            shown = {"id": task.id, "question": task.question, "metadata": task.metadata}
+            asked.write_text(json.dumps(shown), encoding="utf-8")
+            environment = os.environ | {
+                "OPENAI_BASE_URL": address.base_url,
+                "OPENAI_API_KEY": address.api_key,
+                "OPENAI_MODEL": address.model,
+                "ANTHROPIC_BASE_URL": address.anthropic_base_url,
+                "ANTHROPIC_API_KEY": address.api_key,
+                "ANTHROPIC_MODEL": address.model,
+                "MIDSTREAM_TASK": str(asked),
+                "MIDSTREAM_ANSWER": str(answer),
+                _MARK: address.api_key,
+            }
+            status, lines = await self._run(environment, address.api_key)
+            if status:
+                how = f"exited with {status}" if status > 0 else f"was ended by signal {-status}"
+                raise _failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
+            if not answer.is_file():
+                return Outcome()
+            with answer.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(_LONGEST_ANSWER)
+            return self.outcome(text)
+
+    def outcome(self, text: str) -> Outcome:
+        """The outcome in the file that the program wrote: its text, without white space around it."""
+        return Outcome(answer=text.strip())
+
+    async def _run(self, environment: Mapping[str, str], mark: str) -> tuple[int, list[str]]:
+        """The program's exit status, and the last lines that it printed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=environment,
+                cwd=getattr(self.settings, "cwd", None),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as failure:
+            raise RecipeError(
+                f"agent.command = {list(self._command)} cannot be started: {failure.strerror or failure}",
+                code="command-not-found",
+                fix="name a program that is installed here, by its path",
+            ) from failure
+        assert process.stdout is not None
+        tail = asyncio.ensure_future(_tail(process.stdout))
+        try:
+            status = await process.wait()
+            # What it printed last; a child that it left behind may hold the pipe open.
+            await asyncio.wait({tail}, timeout=0.5)
+        finally:
+            await _end_all(process, mark)
+            tail.cancel()
+            with suppress(asyncio.CancelledError):
+                await tail
+        return status, list(tail.result() if not tail.cancelled() else ())
+
+
+async def _tail(stream: asyncio.StreamReader) -> Sequence[str]:
+    """The last lines of a stream that may have no end, in little memory."""
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    rest = b""
+    while chunk := await stream.read(1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[-_LONGEST_LINE:]
+        lines.extend(line[-_LONGEST_LINE:].decode("utf-8", "replace") for line in whole[-_KEPT_LINES:])
+    return [*lines, rest.decode("utf-8", "replace")] if rest else list(lines)
+
+
+async def _end_all(process: asyncio.subprocess.Process, mark: str) -> None:
+    """End the program's process group, and what left the group but has the session's mark in its environment."""
+    ends = (signal.SIGTERM, signal.SIGKILL)
+    for number, how in enumerate(ends):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, how)
+        for pid in _marked(mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, how)
+        until = time.monotonic() + _END_S
+        while number == 0 and time.monotonic() < until and (process.returncode is None or _marked(mark)):
+            await asyncio.sleep(0.02)
+        if process.returncode is not None and not _marked(mark):
+            return
+    await process.wait()
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes whose environment holds the mark; none where there is no /proc."""
+    wanted, found = f"{_MARK}={mark}".encode(), []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # of another user, or ended
+            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+    return found
+
+
+class ProcessAgent(CommandAgent):
+    """A function that is not `async`, in a process of its own for each run."""
+
+    def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
+        command = (sys.executable, "-m", "midstream.agents.run_function", function.reference, json.dumps(own_values(settings)))
+        super().__init__(function.name, settings, gateway, command)
+
+    def outcome(self, text: str) -> Outcome:
+        """The outcome as `run_function` writes it."""
+        return Outcome.model_validate_json(text)
+
+
+def session_agent(function: OwnFunction) -> type[SessionSettings]:
+    """The settings of a function that takes `session`. Raises `RecipeError` for one that a process cannot import."""
+    is_async = inspect.iscoroutinefunction(function.function)
+    if not is_async and function.reference.startswith("python:"):
+        raise RecipeError(
+            f"{function.reference} takes `session`, is not async, and no file holds it",
+            code="component-invalid",
+            cause="it would run in a process of its own, which imports it",
+            fix="write `async def`, or define it in a file",
+        )
+    made = FunctionSessionAgent if is_async else ProcessAgent
+    return function.settings(
+        SessionSettings, build=lambda config, context: made(function, config, context and context.gateway), asks="always"
+    )

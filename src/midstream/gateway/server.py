@@ -1,0 +1,300 @@
+"""The gateway: an HTTP server through which agents of other programs ask midstream's models.
+
+    POST /s/KEY/v1/chat/completions     OpenAI's chat completions; also /responses, and Anthropic's /messages
+    GET  /s/KEY/v1/models               the names under which models answer
+    POST /s/KEY/reward, /s/KEY/end      the caller's own reward; the end of a session that was opened from outside
+    POST /v1/sessions                   open a session from outside
+    GET  /healthz
+
+Each session has a key, which stands in the path or is sent as the API key. The server has a thread with an event loop of
+its own, so that it answers while an engine computes; sessions and engines belong to the loop of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from hashlib import blake2b
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from midstream.core.errors import UsageError, needs_extra
+from midstream.gateway import anthropic_messages, chat_completions, responses
+from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.settings import ServeConfig
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
+
+T = TypeVar("T")
+Asgi = Any  # a scope, receive or send of ASGI
+
+APIS: Mapping[str, ModuleType] = {
+    "chat/completions": chat_completions,
+    "responses": responses,
+    "messages": anthropic_messages,
+}
+_KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
+_JSON = (b"content-type", b"application/json")
+_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+
+
+class Reply(Protocol):
+    """A session's answer to one request."""
+
+    answered: Answered
+    delivered: bool  # the server sets it when the agent gets the answer
+
+
+class Served(Protocol):
+    """What the gateway asks of a session; it does so in the event loop `loop`."""
+
+    loop: asyncio.AbstractEventLoop
+    names: Sequence[str]
+
+    async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Reply:
+        """Answer a request. Raises `FormError` for what the agent did wrong, or may not do now."""
+        ...
+
+    async def take_reward(self, body: Any) -> None:
+        """Take the caller's own reward. Raises `FormError`."""
+        ...
+
+
+class Gateway:
+    """The server of one run; it starts with its first session."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.address = ""
+        self.sessions: dict[str, Served] = {}  # by key
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    @asynccontextmanager
+    async def serving(self, session: Served) -> AsyncGenerator[str]:
+        """Answer the requests of a session while the block lasts; yields its key. Its address is `url(key)`."""
+        self.start()
+        key = secrets.token_urlsafe(24)
+        self.sessions[key] = session
+        try:
+            yield key
+        finally:
+            del self.sessions[key]
+            self._ended[key] = None
+            while len(self._ended) > _KEPT:
+                self._ended.popitem(last=False)
+
+    def url(self, key: str) -> str:
+        """The address of a session; an OpenAI client's `base_url` is this and "/v1"."""
+        return f"{self.address}/s/{key}"
+
+    def start(self) -> None:
+        """Start the server, if it does not run. Raises `UsageError` if its address is taken."""
+        if self._thread is not None:
+            return
+        with needs_extra("agents of other programs need starlette and uvicorn, not installed here", "serve"):
+            import uvicorn
+        host, port = self.config.host, self.config.port
+        try:
+            listening = socket.create_server((host, port), backlog=2048)
+        except OSError as failure:
+            raise UsageError(
+                f"the gateway cannot listen on {host}:{port}: {failure.strerror or failure}",
+                code="address-taken",
+                fix="set another serve.port, or 0 for any free one",
+            ) from failure
+        self.address = f"http://{host}:{listening.getsockname()[1]}"
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
+        settings = uvicorn.Config(
+            self.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none"
+        )
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop the server; a later session starts it again."""
+        if self._thread is not None:
+            self._server.should_exit = True
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def app(self) -> Starlette:
+        """The routes."""
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse
+        from starlette.routing import Route
+
+        async def health(_: HttpRequest) -> Response:
+            return JSONResponse({"status": "ok", "sessions": len(self.sessions)})
+
+        async def models(request: HttpRequest) -> Response:
+            try:
+                session = self.session(request.scope)
+            except FormError as error:
+                return _refused(chat_completions, error)
+            listed = [{"id": name, "object": "model", "owned_by": "midstream"} for name in session.names]
+            return JSONResponse({"object": "list", "data": listed})
+
+        async def reward(request: HttpRequest) -> Response:
+            try:
+                session = self.session(request.scope)
+                body = _parsed(await _body(request.scope, request.receive, 1 << 20))
+                await _in_loop_of(session, session.take_reward(body))
+            except FormError as error:
+                return _refused(chat_completions, error)
+            return JSONResponse({"status": "ok"})
+
+        both = ("/s/{key}/v1", "/v1")
+        return Starlette(
+            routes=[
+                Route("/healthz", health),
+                Route("/s/{key}/reward", reward, methods=["POST"]),
+                *(Route(f"{start}/models", models) for start in both),
+                *(
+                    Route(f"{start}/{path}", _Asks(self, api), methods=["POST"])
+                    for start in both
+                    for path, api in APIS.items()
+                ),
+            ]
+        )
+
+    def session(self, scope: Asgi) -> Served:
+        """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
+        headers = dict(scope["headers"])
+        bearer = headers.get(b"authorization", b"").decode("latin-1")
+        sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else headers.get(b"x-api-key", b"").decode("latin-1")
+        path = scope.get("path_params", {}).get("key", "")
+        if path and sent and path != sent:
+            raise FormError(400, "key-conflict", "the key in the path and the API key are of different sessions")
+        key = path or sent
+        session = self.sessions.get(key)
+        if session is None and key in self._ended:
+            raise FormError(409, "session-ended", "this session has ended; its agent may ask no more")
+        if session is None:
+            raise FormError(401, "unknown-session", "no session has this key; use base_url and api_key as they were given")
+        return session
+
+
+class _Asks:
+    """The ASGI application of one API: a request to a model, and its answer whole or as events."""
+
+    def __init__(self, gateway: Gateway, api: ModuleType) -> None:
+        self._gateway, self._api = gateway, api
+
+    async def __call__(self, scope: Asgi, receive: Asgi, send: Asgi) -> None:
+        """Answer one request."""
+        api, gateway = self._api, self._gateway
+        try:
+            session = gateway.session(scope)
+            body = await _body(scope, receive, gateway.config.max_body_mb << 20)
+            asked = api.read(_parsed(body))
+            # SDKs mark what they send again; without the mark, an equal request is a new one.
+            retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
+            asking = session.ask(asked, blake2b(body, digest_size=16).hexdigest(), retried=retried)
+            answer = asyncio.ensure_future(_in_loop_of(session, asking))
+        except FormError as error:
+            return await _send(send, error.status, api.error(error.status, error.code, str(error), error.param))
+        gone = asyncio.ensure_future(_hung_up(receive))
+        streaming = False
+        try:
+            while True:
+                await asyncio.wait({answer, gone}, timeout=gateway.config.heartbeat_s, return_when="FIRST_COMPLETED")
+                if answer.done() or gone.done():
+                    break
+                if asked.stream:  # from here on, an error has to be an event
+                    if not streaming:
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+                        streaming = True
+                    await send({"type": "http.response.body", "body": api.heartbeat.encode(), "more_body": True})
+            if not answer.done():
+                return None  # the session goes on sampling, for a marked retry
+            try:
+                reply = answer.result()
+            except FormError as error:
+                content = api.error(error.status, error.code, str(error), error.param)
+                if not streaming:
+                    return await _send(send, error.status, content)
+                event = f"event: error\ndata: {json.dumps(content)}\n\n".encode()
+                return await send({"type": "http.response.body", "body": event})
+            reply.delivered = not gone.done()  # before the last byte: the agent may end with it
+            if not asked.stream:
+                return await _send(send, 200, api.write(reply.answered))
+            if not streaming:
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            for event in api.events(reply.answered, asked):
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            return await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+
+async def _in_loop_of(session: Served, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a session's coroutine, which runs in the loop of its run."""
+    try:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, session.loop))
+    except (asyncio.CancelledError, RuntimeError) as stopped:  # the run has ended, and perhaps its loop
+        work.close()
+        if isinstance(stopped, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+            raise  # this server stops
+        raise FormError(409, "session-ended", "the session ended before its request was answered") from stopped
+
+
+async def _body(scope: Asgi, receive: Asgi, limit: int) -> bytes:
+    """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise FormError(400, "body-incomplete", "the connection closed before the whole request had arrived")
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise FormError(413, "body-too-long", f"a request has at most {limit >> 20} MB (serve.max_body_mb)")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FormError(400, "body-invalid", f"the request is not JSON: {error}") from error
+
+
+async def _hung_up(receive: Asgi) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Asgi, status: int, content: Any) -> None:
+    body = json.dumps(content).encode()
+    # What went wrong here was tried again already, or would go wrong again.
+    headers = [_JSON, (b"content-length", str(len(body)).encode()), (b"x-should-retry", b"false")]
+    with suppress(OSError):
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _refused(api: ModuleType, error: FormError) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(api.error(error.status, error.code, str(error), error.param), status_code=error.status)
+
+
+def now() -> int:
+    """Unix seconds."""
+    return int(time.time())

@@ -1,0 +1,61 @@
+"""Settings of `[serve]`: which model answers under which name, and where the gateway listens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from midstream.core.data import Settings
+from midstream.gateway.parsers import PARSERS
+
+POLICY = "policy"  # the name of the model that is trained, unless [serve.models] has others
+
+
+class ServedModel(Settings):
+    """What answers under one name.
+
+    Attributes:
+        engine: one of `[engines]`
+        train: its calls are those that training learns from, and that lessons are for
+    """
+
+    engine: str
+    train: bool = False
+
+
+class ServeConfig(Settings):
+    """Settings of the gateway, the server that agents of other programs ask.
+
+    Attributes:
+        models: what answers under which name; "*" is any other name. By default `policy`, the agent's `engine`, trained
+        parser: how the model writes tool calls: `hermes` (Qwen), `qwen3_coder`, `llama3_json`, `mistral` or `none`
+        batching: of an engine in process: `continuous` answers each request as it comes; `lockstep` waits until all
+            running trajectories ask, so that a run repeats bit for bit, and answers one request of each at a time
+        host: the address to listen on
+        port: its port; 0 is any free one
+        heartbeat_s: how often a waiting stream gets a sign of life
+        max_body_mb: the largest request
+    """
+
+    models: dict[str, ServedModel] = {}
+    parser: str = "hermes"
+    batching: Literal["continuous", "lockstep"] = "continuous"
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    heartbeat_s: float = Field(default=10.0, gt=0)
+    max_body_mb: int = Field(default=32, ge=1)
+
+    @field_validator("parser")
+    @classmethod
+    def _known_parser(cls, name: str) -> str:
+        if name not in PARSERS:
+            raise ValueError(f"the parsers are: {', '.join(PARSERS)}")
+        return name
+
+    @field_validator("models")
+    @classmethod
+    def _one_policy(cls, models: dict[str, ServedModel]) -> dict[str, ServedModel]:
+        if len({model.engine for model in models.values() if model.train}) > 1:
+            raise ValueError("the names with train = true have different engines, and one set of weights is trained")
+        return models
