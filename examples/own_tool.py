@@ -19,7 +19,7 @@ from midstream.agents.prompted import (
     PromptedVerifier,
     VerifierConfig,
 )
-from midstream.core.protocols import Engine, Request
+from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
 from midstream.worlds.gazetteer.programs import VerifiedResultGenerator
@@ -69,7 +69,7 @@ async def main() -> None:
     )
     engines: dict[str, Engine] = dict.fromkeys(REPLIES, ScriptedEngine(reply))
     task = Task(id="everest", question="How high is Mount Everest (8848 m) in feet?", answer="")
-    trajectory = await agent.run(task, [convert_length], engines, seed=0)
+    trajectory = await agent.run(task, RunContext(tools=[convert_length], engines=engines))
     turn = trajectory.turns[0]
     print(f"command {turn.command and turn.command.arguments}, answer {trajectory.answer}")
 

@@ -18,8 +18,8 @@ solve tasks tool train
 """.split()
 MORE = """
 Action Agent Build Call Command EngineError Environment ExactMatch Executor Generator Memory Message ModuleContext
-Observation OpenAICompatibleEngine Planner Recipe RecipeError Request Reward RewardError RunDirectory Sampling
-ToolServerError TrainingError Verdict Verifier load_recipe parse_recipe
+Observation OpenAICompatibleEngine Planner Recipe RecipeError Request Reward RewardError RunContext RunDirectory
+Sampling ToolServerError TrainingError Verdict Verifier load_recipe parse_recipe
 """.split()
 
 

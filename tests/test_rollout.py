@@ -20,6 +20,7 @@ from midstream.core.errors import (
     ToolServerError,
 )
 from midstream.core.lessons import digest
+from midstream.core.protocols import RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage
@@ -44,9 +45,10 @@ class StubAgent:
     live: int = 0
     most_live: int = 0
 
-    async def run(self, task, tools, engines, *, seed, order=0, lessons=None, deadline_s=None, **rest) -> Trajectory:
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        seed = context.seed
         self.tasks.append(task)
-        self.lessons[task.question] = lessons
+        self.lessons[task.question] = context.lessons
         self.attempts[seed] = self.attempts.get(seed, 0) + 1
         self.live, self.most_live = self.live + 1, max(self.most_live, self.live + 1)
         try:
@@ -54,7 +56,7 @@ class StubAgent:
             answer = self.step(task, seed, self.attempts[seed])
         finally:
             self.live -= 1
-        turn = Turn(index=1, observation=Observation(status="ok", text=f"{order}"))
+        turn = Turn(index=1, observation=Observation(status="ok", text=f"{context.order}"))
         return Trajectory(id="x", task_id=task.id, question=task.question, seed=seed, answer=answer, turns=(turn,))
 
 
@@ -243,8 +245,8 @@ def test_a_judge_that_fails_is_asked_again_about_the_same_run():
             return Score(value=1.0, calls=(call,))
 
     class Costly(StubAgent):
-        async def run(self, *args: Any, **settings: Any) -> Trajectory:
-            return (await super().run(*args, **settings)).model_copy(update={"cost_usd": 10.0, "request_failures": 4})
+        async def run(self, task: Task, context: RunContext) -> Trajectory:
+            return (await super().run(task, context)).model_copy(update={"cost_usd": 10.0, "request_failures": 4})
 
     agent, restarts = Costly(), []
     env = environment(agent, Flaky(), max_attempts=3)
@@ -259,8 +261,8 @@ def test_a_judge_that_fails_is_asked_again_about_the_same_run():
 
 def test_a_trajectory_with_an_error_is_not_scored():
     class Broken(StubAgent):
-        async def run(self, *args: Any, **settings: Any) -> Trajectory:
-            return (await super().run(*args, **settings)).model_copy(update={"status": "error"})
+        async def run(self, task: Task, context: RunContext) -> Trajectory:
+            return (await super().run(task, context)).model_copy(update={"status": "error"})
 
     trajectories = flat(run(environment(Broken())))
     assert [(one.status, one.reward) for one in trajectories] == [("error", None)] * len(TASKS)
@@ -272,9 +274,9 @@ def test_what_no_trajectory_can_fix_ends_the_rollout_at_once(failure):
     never = asyncio.Event()
 
     class Patient(StubAgent):
-        async def run(self, task: Task, *args: Any, **settings: Any) -> Trajectory:
+        async def run(self, task: Task, context: RunContext) -> Trajectory:
             if number(task) == "2":
-                return await agent.run(task, *args, **settings)
+                return await agent.run(task, context)
             self.live += 1
             try:
                 await never.wait()
@@ -295,9 +297,9 @@ def test_deadline_is_set_again_for_each_attempt():
     limits: list[float] = []
 
     class Late(StubAgent):
-        async def run(self, *args: Any, deadline_s: float | None = None, **settings: Any) -> Trajectory:
-            assert deadline_s is not None
-            limits.append(deadline_s - time.monotonic())
+        async def run(self, task: Task, context: RunContext) -> Trajectory:
+            assert context.deadline_s is not None
+            limits.append(context.deadline_s - time.monotonic())
             await asyncio.sleep(0.3)
             raise EngineError("late")
 

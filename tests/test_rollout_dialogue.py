@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.agentflow import AgentFlow
+from midstream.agents.interleaved import Interleaved
+from midstream.agents.own_agent import own_agent
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import OVER, Dialogues, UserTurn
+from midstream.core.protocols import OVER, Dialogues, RunContext, UserTurn
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
 from midstream.recipe.check import check
@@ -66,16 +69,17 @@ class Agent:
     raises: bool = True
     name: str = "talker"
     runs: dict[int, int] = field(default_factory=dict)
-    given: list[dict[str, Any]] = field(default_factory=list)
+    given: list[RunContext] = field(default_factory=list)
 
-    async def run(self, task, tools, engines, *, seed, **rest) -> Trajectory:
-        self.given.append(rest)
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        seed, dialogue = context.seed, context.dialogue
+        self.given.append(context)
         self.runs[seed] = self.runs.get(seed, 0) + 1
         await pause()
         trajectory = Trajectory(id="x", task_id=task.id, question=task.question, seed=seed, cost_usd=1.0)
-        if "dialogue" in rest:
-            first = await rest["dialogue"].begin()
-            await rest["dialogue"].reply(first.text.split()[3].removeprefix("Place"))
+        if dialogue is not None:
+            first = await dialogue.begin()
+            await dialogue.reply(first.text.split()[3].removeprefix("Place"))
         if self.runs[seed] <= self.failing:
             if self.raises:
                 raise ToolServerError("the desk is on fire")
@@ -121,7 +125,7 @@ def test_the_outcome_is_in_the_trajectory_before_it_is_scored():
 def test_without_dialogues_agents_hear_of_none():
     agent = Agent()
     done = flat(run(environment(agent, None)))
-    assert all("dialogue" not in given for given in agent.given)
+    assert [given.dialogue for given in agent.given] == [None] * 6
     assert [one.outcome for one in done] == [{}] * 6
 
 
@@ -183,3 +187,30 @@ def test_an_agent_that_holds_no_dialogues_is_refused_before_any_work(recipe, whe
     }[where]
     with pytest.raises(RecipeError, check=coded("dialogues-not-supported", f"{where}.type = 'desks'")):
         check(load_recipe(recipe, [override]))
+
+
+class Silent:
+    name = "silent"
+
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+class Talker(Silent):
+    dialogues = True
+
+
+class OwnStream(Interleaved):
+    pass
+
+
+class OwnFlow(AgentFlow):
+    pass
+
+
+@pytest.mark.parametrize(("agent", "holds"), [(Silent, False), (Talker, True), (OwnStream, True), (OwnFlow, False)])
+def test_an_agent_of_your_own_says_that_it_holds_dialogues(agent, holds):
+    assert own_agent("agent", "mine.py:Agent", agent).dialogues is holds

@@ -36,7 +36,7 @@ _NAMES = {
 # Names for components of your own, and for work without these functions.
 _MORE = {
     "core.errors": "EngineError RecipeError RewardError ToolServerError TrainingError",
-    "core.protocols": "Agent Executor Generator ModuleContext Planner Request Reward Verifier",
+    "core.protocols": "Agent Executor Generator ModuleContext Planner Request Reward RunContext Verifier",
     "core.trajectory": "Action Call Command Memory Message Observation Sampling Verdict",
     "engines.openai.engine": "OpenAICompatibleEngine",
     "recipe.build": "Build",
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     )
     from midstream.core.protocols import (
         Agent as Agent, Engine as Engine, Executor as Executor, Generator as Generator,
-        ModuleContext as ModuleContext, Planner as Planner, Request as Request, Reward as Reward, Tool as Tool,
-        ToolResult as ToolResult, Verifier as Verifier,
+        ModuleContext as ModuleContext, Planner as Planner, Request as Request, Reward as Reward,
+        RunContext as RunContext, Tool as Tool, ToolResult as ToolResult, Verifier as Verifier,
     )
     from midstream.core.task import Task as Task
     from midstream.core.trajectory import (

@@ -27,7 +27,7 @@ from midstream.core.errors import (
 )
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
-from midstream.core.protocols import Agent, Dialogue, Dialogues, Engine, LockstepEngine, Reward, Tool
+from midstream.core.protocols import Agent, Dialogue, Dialogues, Engine, LockstepEngine, Reward, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Trajectory
@@ -319,18 +319,17 @@ class _Run:
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
         try:
-            trajectory = await environment.agent.run(
-                task.without_answer(),
-                environment.tools,
-                environment.engines,
+            context = RunContext(
+                tools=environment.tools,
+                engines=environment.engines,
                 seed=self.seed,
                 order=self.order,
                 lessons=self.lessons,
                 deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
                 listener=self.listener,
-                # Only agents for dialogues need to have this parameter.
-                **({} if dialogue is None else {"dialogue": dialogue}),
+                dialogue=dialogue,
             )
+            trajectory = await environment.agent.run(task.without_answer(), context)
             if dialogue is None or trajectory.status != "ok":
                 return trajectory
             return trajectory.model_copy(update={"outcome": dialogue.outcome()})

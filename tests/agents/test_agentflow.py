@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.protocols import ModuleContext, ToolResult
+from midstream.core.protocols import ModuleContext, RunContext, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import (
@@ -119,7 +119,8 @@ def run(
     limit = None if deadline_s is None else time.monotonic() + deadline_s
     task = Task(id="t", question=QUESTION, answer="")
     made = agent(modules, **config)
-    return asyncio.run(made.run(task, [tool or Echo()], {}, seed=5, order=2, deadline_s=limit, listener=listener))
+    context = RunContext(tools=[tool or Echo()], seed=5, order=2, deadline_s=limit, listener=listener)
+    return asyncio.run(made.run(task, context))
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -509,7 +510,8 @@ def test_each_module_gets_its_engine_its_lessons_and_a_seed_of_its_own():
     task = Task(id="t", question=QUESTION, answer="")
     flow = agent(modules, max_turns=2)
     lessons = {"planner": "look up first", "executor": "round up"}
-    asyncio.run(flow.run(task, [Echo()], engines, seed=5, order=2, lessons=lessons, deadline_s=1e12))
+    given = RunContext(tools=[Echo()], engines=engines, seed=5, order=2, lessons=lessons, deadline_s=1e12)
+    asyncio.run(flow.run(task, given))
     for role, _, context in modules.seen:
         assert context.engine is engines.get(role)
         assert (context.order, context.lessons, context.deadline_s) == (2, lessons.get(role, ""), 1e12)
@@ -539,7 +541,7 @@ def analyzed(modules: Modules, analyst: Thinks) -> Trajectory:
         planner=modules, executor=modules, verifier=modules, generator=modules, analyst=analyst,
         config=LoopConfig(max_turns=2),
     )  # fmt: skip
-    return asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), [Echo()], {}, seed=5))
+    return asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), RunContext(tools=[Echo()], seed=5)))
 
 
 def test_an_analysis_is_seen_by_all_but_the_executor_recorded_and_counted():
@@ -612,7 +614,7 @@ def test_64_runs_at_once_on_one_agent_do_not_meet():
     tasks = [Task(id=f"t{i}", question=f"question-{i}-", answer="") for i in range(64)]
 
     async def one(i: int) -> Trajectory:
-        return without_times(await flow.run(tasks[i], [tool], {}, seed=i, order=i))
+        return without_times(await flow.run(tasks[i], RunContext(tools=[tool], seed=i, order=i)))
 
     async def together() -> list[Trajectory]:
         return await asyncio.gather(*(one(i) for i in range(64)))
@@ -635,5 +637,5 @@ def test_the_agent_keeps_nothing_of_a_run():
     task = Task(id="t", question="q", answer="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AgentFlow, "__setattr__", lambda self, name, value: pytest.fail(f"{name} set on the agent"))
-        asyncio.run(flow.run(task, [Jitter(name="jitter")], {}, seed=1))
+        asyncio.run(flow.run(task, RunContext(tools=[Jitter(name="jitter")], seed=1)))
     assert vars(flow) == before

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.core.protocols import Request, Tool, ToolResult
+from midstream.core.protocols import Request, RunContext, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
 
@@ -68,7 +68,8 @@ def requests() -> list[Request]:
         config=LoopConfig(),
     )
     engines: dict[str, Any] = dict.fromkeys(("planner", "executor", "verifier", "generator", "analyst"), engine)
-    trajectory = asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), TOOLS, engines, seed=1))
+    context = RunContext(tools=TOOLS, engines=engines, seed=1)
+    trajectory = asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), context))
     assert (trajectory.answer, trajectory.stop_reason, trajectory.error) == ("57", "verified", None)
     return engine.requests
 

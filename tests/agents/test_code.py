@@ -23,7 +23,7 @@ from midstream.agents.prompted import (
     parse_program,
 )
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext
+from midstream.core.protocols import ModuleContext, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Trajectory
 from midstream.engines.scripted import ScriptedEngine
@@ -213,7 +213,7 @@ def solve(program: str) -> Trajectory:
         )
         engines = dict.fromkeys(REPLIES, engine)
         task = Task(id="t", question="How high are Amberbank and Coldmere together ?", answer="")
-        trajectory = await agent.run(task, [tool], engines, seed=0)
+        trajectory = await agent.run(task, RunContext(tools=[tool], engines=engines))
         await agent.close()
         await tool.close()
         return trajectory

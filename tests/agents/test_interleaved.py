@@ -20,7 +20,7 @@ from midstream.core.errors import (
     UnsupportedError,
 )
 from midstream.core.events import TurnEvent
-from midstream.core.protocols import ToolResult
+from midstream.core.protocols import RunContext, ToolResult
 from midstream.core.stream import is_strict, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -442,7 +442,7 @@ def test_what_does_not_fit_is_a_recipe_error(code, engine, settings):
 def test_agentflow_holds_no_dialogue():
     agent = AgentFlow(planner=NOBODY, executor=NOBODY, verifier=NOBODY, generator=NOBODY, config=LoopConfig())
     with pytest.raises(UnsupportedError) as caught:
-        asyncio.run(agent.run(Task(id="t", question="", answer=""), [], {}, seed=1, dialogue=Talk(["Hello."], [[]])))
+        asyncio.run(agent.run(Task(id="t", question="", answer=""), RunContext(dialogue=Talk(["Hello."], [[]]))))
     assert caught.value.code == "dialogues-not-supported"
 
 

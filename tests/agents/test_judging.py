@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.protocols import RunContext, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
@@ -87,7 +87,8 @@ async def run(base_url: str) -> list[Trajectory]:
     )
     engines: dict[str, Any] = dict.fromkeys(("planner", "executor", "verifier", "generator"), engine)
     tasks = [Task(id=str(number), question=question, answer="") for number, (question, *_) in enumerate(cases())]
-    found = [await flow.run(task, [Calculator()], engines, seed=1) for task in tasks]
+    context = RunContext(tools=[Calculator()], engines=engines, seed=1)
+    found = [await flow.run(task, context) for task in tasks]
     await engine.close()
     return found
 

@@ -11,6 +11,7 @@ import pytest
 
 from midstream.core.errors import EngineError
 from midstream.core.metrics import EvaluationResult, FamilyResult
+from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
 from midstream.evaluation import EvaluationConfig, SetConfig, evaluate, sampling_name
@@ -31,8 +32,8 @@ class Recited:
     name: str = "recited"
     seeds: list[int] = field(default_factory=list)
 
-    async def run(self, task: Task, *_: Any, seed: int, **__: Any) -> Trajectory:
-        self.seeds.append(seed)
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        self.seeds.append(context.seed)
         outcome = self.outcomes[task.question]
         if outcome == "broken":
             raise EngineError("503")
@@ -45,7 +46,7 @@ class Recited:
         return Trajectory(
             id="x",
             task_id=task.id,
-            seed=seed,
+            seed=context.seed,
             turns=tuple(turns),
             answer="gold" if right else None,
             stop_reason=stop,

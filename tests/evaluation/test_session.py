@@ -10,6 +10,7 @@ import pytest
 
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
 from midstream.core.events import Note, RunEvent, RunFinished
+from midstream.core.protocols import RunContext
 from midstream.core.trajectory import Call, Trajectory
 from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
@@ -30,7 +31,7 @@ class Agent:
     name: str = "agent"
     asked: list[str] = field(default_factory=list)
 
-    async def run(self, task: Any, *_: Any, seed: int, **__: Any) -> Trajectory:
+    async def run(self, task: Any, context: RunContext) -> Trajectory:
         name = task.question.removeprefix("How high is Place").removesuffix(" ?")  # an agent does not see the id
         self.asked.append(name)
         if name == self.interrupted:
@@ -38,7 +39,7 @@ class Agent:
             raise StorageError("the disk is full")
         if name in self.broken:
             raise EngineError("503")
-        return Trajectory(id=task.id, task_id=task.id, seed=seed, answer=name)
+        return Trajectory(id=task.id, task_id=task.id, seed=context.seed, answer=name)
 
     async def close(self) -> None:
         pass
@@ -127,10 +128,10 @@ class Wordy:
     name: str = "wordy"
     given: int = 0
 
-    async def run(self, task: Any, *_: Any, seed: int, **__: Any) -> Trajectory:
+    async def run(self, task: Any, context: RunContext) -> Trajectory:
         self.given += 1
         call = Call(role="generator", completion=f"{self.given} " * 30_000)
-        return Trajectory(id=task.id, task_id=task.id, seed=seed, closing_calls=(call,))
+        return Trajectory(id=task.id, task_id=task.id, seed=context.seed, closing_calls=(call,))
 
 
 def test_memory_does_not_grow_with_the_number_of_trajectories(directory):

@@ -33,9 +33,9 @@ class Paying:
 
     name = "paying"
 
-    async def run(self, task, tools, engines, *, seed, **named):
+    async def run(self, task, context):
         return ms.Trajectory(
-            id=task.id, task_id=task.id, question=task.question, seed=seed, answer="2", cost_usd=0.5, status="ok"
+            id=task.id, task_id=task.id, question=task.question, seed=context.seed, answer="2", cost_usd=0.5
         )
 
     async def close(self):

@@ -12,6 +12,7 @@ from midstream.agents.interleaved import Interleaved, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics, stream_metrics
+from midstream.core.protocols import RunContext
 from midstream.core.stream import escape_marks
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -171,7 +172,8 @@ def play(*replies: str, max_turns: int = 10) -> Trajectory:
     async def run() -> Trajectory:
         tool = PythonTool(PythonConfig(workers=1, libraries=()), sandbox("unsafe"))
         try:
-            return await agent.run(TASK, [tool], {"policy": ScriptedEngine(list(replies))}, seed=0)
+            context = RunContext(tools=[tool], engines={"policy": ScriptedEngine(list(replies))})
+            return await agent.run(TASK, context)
         finally:
             await tool.close()
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
 from midstream.core.kinds import rules
+from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
 from midstream.evaluation import SetConfig
@@ -339,7 +340,7 @@ def test_a_judge_that_fails_leaves_no_reward_but_its_cost():
 class _Answers:
     name = "answers"
 
-    async def run(self, task: Task, *_: Any, **__: Any) -> Trajectory:
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
         return Trajectory(id="a", task_id="a", question=task.question, answer="Paris", cost_usd=0.5)
 
     async def close(self) -> None:

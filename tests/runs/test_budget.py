@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
-from midstream.core.protocols import LockstepEngine, Request
+from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
 from midstream.runs.journal import read_models
@@ -68,8 +68,8 @@ class Agent:
     def __init__(self, error=None):
         self.error = error
 
-    async def run(self, task, tools, engines, *, seed, order=0):
-        return Trajectory(id=task, task_id=task, question=f"order {order}", seed=seed, error=self.error)
+    async def run(self, task, context):
+        return Trajectory(id=task, task_id=task, question=f"order {context.order}", seed=context.seed, error=self.error)
 
     async def close(self):
         pass
@@ -173,10 +173,10 @@ def test_bytes_are_counted_where_a_server_counts_nothing():
 def test_rollouts_are_counted_before_they_start():
     budget = Budget(BudgetConfig(rollouts=2))
     agent = BudgetedAgent(Agent(), budget)
-    ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
+    ran = [asyncio.run(agent.run("t", RunContext(seed=i, order=4))) for i in range(2)]
     assert [(one.task_id, one.seed, one.question) for one in ran] == [("t", 0, "order 4"), ("t", 1, "order 4")]
     with pytest.raises(BudgetError, check=coded("budget-spent", "2 (rollouts)", fix='--budget "MORE rollouts"')):
-        asyncio.run(agent.run("t", [], {}, seed=2))
+        asyncio.run(agent.run("t", RunContext(seed=2)))
     assert budget.spent() == Spent(rollouts=2)
 
 
@@ -184,7 +184,7 @@ def test_a_rollout_that_could_not_pay_for_its_first_request_does_not_count():
     budget = Budget(BudgetConfig(rollouts=1))
     refused = BudgetedAgent(Agent(ErrorInfo(type="BudgetError", message="spent", retryable=False)), budget)
     for seed in range(3):
-        asyncio.run(refused.run("t", [], {}, seed=seed))
+        asyncio.run(refused.run("t", RunContext(seed=seed)))
     assert budget.spent() == Spent()
 
 

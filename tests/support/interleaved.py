@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from midstream.agents.interleaved import Interleaved, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
-from midstream.core.protocols import Engine, Request, Tool, ToolResult, UserTurn
+from midstream.core.protocols import Engine, Request, RunContext, Tool, ToolResult, UserTurn
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Message, Trajectory
@@ -164,6 +164,6 @@ def play(
     agent = Interleaved(policy=writer, template=named, config=StreamConfig(tools=dict(names or {}), **config))
     own = [Shout()] if tools is None and talk is None else list(tools or ())
     limit = None if deadline_s is None else time.monotonic() + deadline_s
-    rest = {"seed": 5, "deadline_s": limit, **(run or {})} | ({"dialogue": talk} if talk else {})
     engines = {} if engine is None else {"policy": engine}
-    return asyncio.run(agent.run(Task(id="t", question=QUESTION, answer=""), own, engines, **rest))
+    given = {"tools": own, "engines": engines, "seed": 5, "deadline_s": limit, "dialogue": talk, **(run or {})}
+    return asyncio.run(agent.run(Task(id="t", question=QUESTION, answer=""), RunContext(**given)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, Request
+from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
@@ -33,14 +33,14 @@ class SetAnswers:
     name: str = "set answers"
     runs: list[str] = field(default_factory=list)
 
-    async def run(self, task: Task, *rest: Any, seed: int, order: int = 0, **more: Any) -> Trajectory:
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
         self.runs.append(task.question)
-        answer = self.answers[order]
+        answer = self.answers[context.order]
         if answer is FAILS:
             raise EngineError("the endpoint failed")
         turn = Turn(
             index=1,
-            action=Action(sub_goal=f"work on it for the {order}th time", tool="search"),
+            action=Action(sub_goal=f"work on it for the {context.order}th time", tool="search"),
             observation=Observation(status="ok", text="something was found"),
         )
         said = None if answer is None else str(answer)

@@ -484,9 +484,9 @@ class TwoStretches:
 
     name = "two stretches"
 
-    async def run(self, task, tools, engines, *, seed, order=0, **rest):
-        engine = engines["planner"]
-        asked = Request(role="policy", prompt="Question", sampling=Sampling(max_tokens=6), order=order)
+    async def run(self, task, context):
+        engine, seed = context.engines["planner"], context.seed
+        asked = Request(role="policy", prompt="Question", sampling=Sampling(max_tokens=6), order=context.order)
         first = await engine.sample(replace(asked, seed=seed))
         ids = (*first.prompt_ids, *first.completion_ids, *engine.codec.encode_text(" 105\n"))
         limit = Sampling(max_tokens=1 + seed % 5)

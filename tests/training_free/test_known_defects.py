@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midstream import evaluation
-from midstream.core.lessons import Lessons
+from midstream.core.protocols import RunContext
+from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, merge, read_table
@@ -56,8 +57,8 @@ class Recites:
 
     name: str = "recites"
 
-    async def run(self, task, tools, engines, *, seed, lessons: Lessons, **rest) -> Trajectory:
-        return Trajectory(id="", task_id="", question=task.question, answer=lessons.get("planner", "-"))
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        return Trajectory(id="", task_id="", question=task.question, answer=context.lessons.get("planner", "-"))
 
     async def close(self) -> None:
         pass
@@ -85,12 +86,12 @@ def test_a_second_evaluation_counts_its_own_runs_alone():
 class Hangs(Recites):
     """Waits for ever unless it has lessons."""
 
-    async def run(self, task, tools, engines, *, seed, lessons: Lessons, deadline_s=None, **rest) -> Trajectory:
-        if not lessons:
-            assert deadline_s is not None
-            await asyncio.sleep(max(0.0, deadline_s - time.monotonic()))
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        if not context.lessons:
+            assert context.deadline_s is not None
+            await asyncio.sleep(max(0.0, context.deadline_s - time.monotonic()))
             raise TimeoutError("the deadline that was passed on")
-        return await super().run(task, tools, engines, seed=seed, lessons=lessons)
+        return await super().run(task, context)
 
 
 def test_a_runs_deadline_reaches_every_rollout_of_the_gate():

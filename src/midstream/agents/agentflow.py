@@ -20,16 +20,16 @@ from pydantic import Field
 
 from midstream.agents.fitting import fitting, smaller_memories
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
+from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import (
     Analyst,
-    Dialogue,
     Executor,
     Generator,
     ModuleContext,
     Planner,
+    RunContext,
     Tool,
     Verifier,
 )
@@ -77,21 +77,19 @@ class AgentFlow(RecordedAgent):
     def __post_init__(self) -> None:
         self.write_result = result_writer(self.config.observation_format)
 
-    async def work(
-        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
-    ) -> None:
+    async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Algorithm 1: turns until a STOP verdict or a limit, then the answer."""
         question, memory = task.question, Memory()
         try:
-            async with until(contexts.deadline_s):
+            async with until(context.deadline_s):
                 if self.analyst is not None:
-                    context = contexts.begin("analyst", 0)
-                    record.analysis, record.opening_calls = await self.analyst.analyze(question, tools, context)
+                    module = context.begin("analyst", 0)
+                    record.analysis, record.opening_calls = await self.analyst.analyze(question, context.tools, module)
                     memory = Memory(analysis=record.analysis)
-                    context.emit("analysis", record.analysis)
+                    module.emit("analysis", record.analysis)
                 for _ in range(self.config.max_turns):
                     clock = time.monotonic()
-                    await self._turn(record.begin_turn(), memory, question, tools, contexts)
+                    await self._turn(record.begin_turn(), memory, question, context)
                     turn = record.end_turn()
                     stop = turn.verdict is not None and turn.verdict.memory_sufficient
                     if self.config.memory_update == "every_turn" or not stop:
@@ -107,11 +105,10 @@ class AgentFlow(RecordedAgent):
             turn = record.end_at_limit(failure)
             if turn.observation is not None:
                 memory = memory.append(self._memory_record(turn, None))
-        contexts = contexts.for_answer(self.config.answer_s)
-        context = contexts.begin("generator", len(record.turns) + 1)
-        async with until(context.deadline_s):
-            await self._answer(record, memory, question, context)
-        context.emit("answer", record.answer)
+        module = context.for_answer(self.config.answer_s).begin("generator", len(record.turns) + 1)
+        async with until(module.deadline_s):
+            await self._answer(record, memory, question, module)
+        module.emit("answer", record.answer)
 
     async def close(self) -> None:
         """Close the code runner."""
@@ -135,26 +132,24 @@ class AgentFlow(RecordedAgent):
                 record.final = calls[-1].completion if calls else ""
                 return
 
-    async def _turn(
-        self, draft: Draft, memory: Memory, question: str, tools: Sequence[Tool], contexts: Contexts
-    ) -> None:
+    async def _turn(self, draft: Draft, memory: Memory, question: str, context: RunContext) -> None:
         """One decision: plan, act, observe, verify. A malformed action costs the turn: nothing is executed."""
-        context = contexts.begin("planner", draft.index)
-        draft.action, calls = await self.planner.plan(question, tools, memory, context)
-        draft.add("action", context.emit, calls)
+        tools, module = context.tools, context.begin("planner", draft.index)
+        draft.action, calls = await self.planner.plan(question, tools, memory, module)
+        draft.add("action", module.emit, calls)
         if draft.action.error:
             draft.observation = Observation(status="error", text=draft.action.error)
         else:
-            context = contexts.begin("executor", draft.index)
-            draft.command, calls = await self.executor.command(draft.action, tools, context)
-            draft.add("command", context.emit, calls)
+            module = context.begin("executor", draft.index)
+            draft.command, calls = await self.executor.command(draft.action, tools, module)
+            draft.add("command", module.emit, calls)
             draft.observation, calls = await self._observe(draft.command, tools)
             draft.add_calls(calls)
-        draft.add("observation", context.emit)
-        context = contexts.begin("verifier", draft.index)
+        draft.add("observation", module.emit)
+        module = context.begin("verifier", draft.index)
         newest = self._memory_record(draft)
-        draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, context)
-        draft.add("verdict", context.emit, calls)
+        draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, module)
+        draft.add("verdict", module.emit, calls)
 
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
         """The result of a command, and the requests that its tool made; an invalid command is an error observation."""

@@ -21,11 +21,11 @@ from pydantic import Field, JsonValue
 
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import ResultForm, render_lessons, result_writer
-from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
+from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.protocols import Dialogue, ModuleContext, Tool, UserTurn
+from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
@@ -60,46 +60,36 @@ class StreamConfig(Settings):
 class Interleaved(RecordedAgent):
     """A policy and its template as an agent (`core.protocols.Agent`)."""
 
-    holds_dialogues = True
+    dialogues = True
 
     def __init__(self, *, policy: Policy, template: Template, config: StreamConfig, name: str = "interleaved") -> None:
         self.policy, self.template, self.config, self.name = policy, template, config, name
         self.write_result = result_writer(config.observation_format)
 
-    async def work(
-        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
-    ) -> None:
+    async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
-        if dialogue is not None and self.template.appends == "inline":
+        if context.dialogue is not None and self.template.appends == "inline":
             raise RecipeError(
                 f"the template {self.template.name!r} cannot hold a dialogue: it writes one reply to one question",
                 code="template-mismatch",
                 fix='choose one with appends = "message", such as artist-function-calling or native',
             )
-        if contexts.lessons.get(POLICY) and not self.template.shows_lessons:
+        if context.lessons.get(POLICY) and not self.template.shows_lessons:
             raise RecipeError(
                 f"the template {self.template.name!r} has no place for the policy's lessons",
                 code="template-mismatch",
                 fix="put {{lessons}} into its prompt, or run without the library",
             )
-        await _Run(self, record, tools, contexts, dialogue).run(task.question)
+        await _Run(self, record, context).run(task.question)
 
 
 class _Run:
     """One run under way: its stream, its record, and what the user said last."""
 
-    def __init__(
-        self,
-        agent: Interleaved,
-        record: Record,
-        tools: Sequence[Tool],
-        contexts: Contexts,
-        dialogue: Dialogue | None,
-    ) -> None:
+    def __init__(self, agent: Interleaved, record: Record, context: RunContext) -> None:
         self.policy, self.template, self.config = agent.policy, agent.template, agent.config
         self.write_result = agent.write_result
-        self.own_tools, self.contexts, self.dialogue = tools, contexts, dialogue
-        self.record = record
+        self.context, self.dialogue, self.record = context, context.dialogue, record
         self.user: UserTurn | None = None
         self.calling = 0  # replies with calls in this user turn
         self.last = False  # the deadline has passed, and the next reply is the last
@@ -109,13 +99,13 @@ class _Run:
         """The whole run."""
         first = UserTurn(text=question, tools=())
         if self.dialogue is not None:
-            async with until(self.contexts.deadline_s):
+            async with until(self.context.deadline_s):
                 self.user = first = await self.dialogue.begin()
         self.tools = self._tools(first)
         rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
         values = {
             "tools": render_offers(self.tools, self.template),
-            "lessons": render_lessons(self.contexts.lessons.get(POLICY, "")),
+            "lessons": render_lessons(self.context.lessons.get(POLICY, "")),
             "query": neutral(first.text),
         }
         system = (rules + self.template.filled(self.template.system, **values)).strip()
@@ -125,7 +115,7 @@ class _Run:
             prompt = (Message(role="system", content=system), *prompt)
         self.stream = Stream(
             template=self.template, messages=prompt, tools=self.tools, max_tokens=self.config.max_tokens
-        ).encoded(getattr(self.contexts.engines.get(POLICY), "codec", None))
+        ).encoded(getattr(self.context.engines.get(POLICY), "codec", None))
         while not self.over:
             if self.stream.remaining <= 0:
                 self.record.stop_reason = "token_limit"
@@ -134,14 +124,14 @@ class _Run:
             await self._reply()
 
     def _tools(self, user: UserTurn) -> dict[str, Tool]:
-        return tools_by_name([*self.own_tools, *user.tools], self.template, self.config.tools)
+        return tools_by_name([*self.context.tools, *user.tools], self.template, self.config.tools)
 
     async def _reply(self) -> None:
         """One reply, and what follows from it: tool calls, the user's words, or the end."""
         draft = self.record.begin_turn()
         if self.user is not None:
             draft.user = self.user.text
-            draft.add("user", self.contexts.emitter(POLICY, draft.index))
+            draft.add("user", self.context.emitter(POLICY, draft.index))
             draft.add_calls(self.user.calls)
             self.user = None
         ending = await self._sample(draft)
@@ -162,7 +152,7 @@ class _Run:
         else:
             self.record.answer = answer_of(self.stream.pieces, self.template)
             self.record.final = "".join(call.completion for call in draft.calls)
-            self.contexts.emitter(POLICY, draft.index)("answer", self.record.answer)
+            self.context.emitter(POLICY, draft.index)("answer", self.record.answer)
             reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
             self._end("time_limit" if self.last else reason)
 
@@ -172,10 +162,10 @@ class _Run:
         A closing mark that closes nothing (one that a thought mentions, or a program prints) stops sampling too. The
         policy then continues as if nothing had happened; a reply of nothing but such marks ends after `_VAIN_STOPS`.
         """
-        context = self.contexts.begin(POLICY, draft.index)
+        module = self.context.begin(POLICY, draft.index)
         for _ in range(_VAIN_STOPS):
             try:
-                call = await self._call(draft, context)
+                call = await self._call(draft, module)
                 if self.template.native and not self.stream.pieces:  # or nobody could learn from the transcript
                     tools: list[JsonValue] = [dict(tool) for tool in self.stream.request().tools]
                     call = call.model_copy(update={"sent": {**call.sent, "tools": tools}})
@@ -186,34 +176,34 @@ class _Run:
                 return "full"
             self.stream = self.stream.with_reply(call, draft.index)
             draft.add_calls([call])
-            context.emit("call", call)
+            module.emit("call", call)
             if not any(stop in call.completion for stop in self.stream.stops):
                 return "cut" if call.finish_reason == "length" else "ended"
             if any(block.closed and block.kind in ("call", "answer") for block in self.stream.latest):
                 return "stopped"
             if self.stream.remaining <= 0:
                 return "cut"
-            context.emit("start", None)
+            module.emit("start", None)
         return "ended"
 
-    async def _call(self, draft: Draft, context: ModuleContext) -> Call:
+    async def _call(self, draft: Draft, module: ModuleContext) -> Call:
         """One request; if it meets the deadline, another one with time for a last reply."""
-        context = replace(context, deadline_s=self.contexts.deadline_s)
-        seed = derive_seed(context.seed, len(draft.calls))
+        deadline_s, seed = self.context.deadline_s, derive_seed(module.seed, len(draft.calls))
+        asked = replace(module, deadline_s=deadline_s, seed=seed)
         try:
-            async with until(context.deadline_s):
-                return stopped_at_mark(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
+            async with until(deadline_s):
+                return stopped_at_mark(await self.policy.reply(self.stream, asked), self.stream)
         except DeadlineError as failure:
             if not self._begin_last():
                 raise
             draft.add_calls(failure.calls)
-            return await self._call(draft, context)
+            return await self._call(draft, module)
 
     def _begin_last(self) -> bool:
         """Give the policy time for a last reply; false if it had it, or if a dialogue would need more than that."""
         if self.last or self.dialogue is not None:
             return False
-        self.last, self.contexts = True, self.contexts.for_answer(self.config.answer_s)
+        self.last, self.context = True, self.context.for_answer(self.config.answer_s)
         return True
 
     async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
@@ -230,7 +220,7 @@ class _Run:
 
     async def _observe(self, draft: Draft, call: ToolCall) -> str:
         """Run one call, and return its observation's text; of an invalid one, what is wrong with it."""
-        emit = self.contexts.emitter(POLICY, draft.index)
+        emit = self.context.emitter(POLICY, draft.index)
         draft.action, draft.command = call.action, call.command
         draft.add("action", emit)
         if draft.command is not None:
@@ -239,7 +229,7 @@ class _Run:
         if not problem and not self.last:
             assert draft.command is not None, "a call that can be read has a command"
             try:
-                async with until(self.contexts.deadline_s):
+                async with until(self.context.deadline_s):
                     draft.observation, inner = await observe(
                         self.tools[call.tool], draft.command.arguments, self.write_result
                     )
@@ -256,8 +246,8 @@ class _Run:
         """Send the reply to the user, and append the user's answer to the stream."""
         self.record.answer = text = said(self.stream.pieces, self.template)
         draft.events.append("answer")
-        self.contexts.emitter(POLICY, draft.index)("answer", text)
-        async with until(self.contexts.deadline_s):
+        self.context.emitter(POLICY, draft.index)("answer", text)
+        async with until(self.context.deadline_s):
             self.user = await dialogue.reply(text)
         if self.user.over:
             draft.add_calls(self.user.calls)

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import Contexts, Draft, Record, RecordedAgent, observe, until
+from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
 from midstream.core.component import ComponentConfig, Kind
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error_async
-from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
-from midstream.core.protocols import Agent, Dialogue, LockstepEngine, Request, Tool
+from midstream.core.own_settings import OwnFunction, class_or_object
+from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
@@ -41,7 +41,7 @@ class AgentSettings(ComponentConfig):
 
     asks = "optional"
     role: ClassVar[str] = ROLE  # of the calls that are trained
-    dialogues: ClassVar[bool] = False  # it takes tasks that are dialogues
+    dialogues: ClassVar[bool] = False  # it holds dialogues
 
 
 class FunctionAgentSettings(AgentSettings):
@@ -71,8 +71,8 @@ class ToolText(str):
 class _Run:
     """One run under way: its record, and one draft for each turn, in the order in which they began."""
 
-    def __init__(self, contexts: Contexts, settings: FunctionAgentSettings) -> None:
-        self.contexts, self.settings = contexts, settings
+    def __init__(self, context: RunContext, settings: FunctionAgentSettings) -> None:
+        self.context, self.settings = context, settings
         self.write = result_writer(settings.observation_format)
         self.drafts: list[Draft] = []
         self.asked = 0  # requests so far, each of which has its own seed
@@ -100,7 +100,7 @@ class Model:
 
     def __init__(self, run: _Run, role: str) -> None:
         self._run, self._role = run, role
-        engine = run.contexts.engines.get(role)
+        engine = run.context.engines.get(role)
         # An engine in this process answers one request of a trajectory at a time.
         one_by_one = isinstance(engine, LockstepEngine)
         self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if one_by_one else nullcontext()
@@ -124,22 +124,22 @@ class Model:
             json_schema: the schema of a reply in JSON, for servers that can hold to one.
         """
         run, draft = self._run, self._run.draft()
-        context = run.contexts.begin(self._role, draft.index)
+        module = run.context.begin(self._role, draft.index)
         changed = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop) or None}
         given = {key: value for key, value in changed.items() if value is not None}
         request = Request(
             role=self._role,
             messages=_chat(messages),
             sampling=Sampling.model_validate(run.settings.sampling.model_dump() | given),
-            seed=derive_seed(context.seed, run.asked),
+            seed=derive_seed(module.seed, run.asked),
             json_schema=json_schema,
         )
         run.asked += 1
         place = len(draft.calls)
         draft.add_calls([_PENDING])
         async with self._place:
-            call = draft.calls[place] = await context.sample(request)
-        context.emit("call", call)
+            call = draft.calls[place] = await module.sample(request)
+        module.emit("call", call)
         reply = Reply(call.completion)
         reply.call = call
         return reply
@@ -156,7 +156,7 @@ class CallableTool:
         """Call the tool within its limits; arguments that it does not take are an answer that is not ok."""
         run = self._run
         draft = run.draft()
-        emit = run.contexts.emitter(ROLE, draft.index)
+        emit = run.context.emitter(ROLE, draft.index)
         draft.action = Action(tool=self.name, context=to_json(arguments))
         draft.add("action", emit)
         problem = await schema_error_async(arguments, self.parameters)
@@ -180,22 +180,20 @@ class FunctionAgent(RecordedAgent):
         self.name, self._function, self._settings = function.name, function, settings
         self.shows_lessons = "lessons" in function.takes
 
-    async def work(
-        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
-    ) -> None:
+    async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Call the function for one task; where a prompt no longer fits the model, it ends without an answer."""
-        run = _Run(contexts, self._settings)
+        run = _Run(context, self._settings)
         values = {
             "question": task.question,
             "task": task,
-            "tools": {tool.name: CallableTool(run, tool) for tool in tools},
+            "tools": {tool.name: CallableTool(run, tool) for tool in context.tools},
             "model": Model(run, ROLE),
-            "models": {role: Model(run, role) for role in contexts.engines},
-            "lessons": contexts.lessons.get(ROLE, ""),
+            "models": {role: Model(run, role) for role in context.engines},
+            "lessons": context.lessons.get(ROLE, ""),
         }
         broken = True
         try:
-            async with until(contexts.deadline_s):
+            async with until(context.deadline_s):
                 answer = await self._function.called(self._settings, values)
             if not isinstance(answer, str | None):
                 raise self._function.wrong(answer, "return the answer as text, or None")
@@ -210,14 +208,14 @@ class FunctionAgent(RecordedAgent):
         finally:
             run.written(record, broken=broken)
         record.final = record.answer or ""
-        contexts.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
+        context.emitter(ROLE, len(record.turns) + 1)("answer", record.answer)
 
 
 def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
     """The settings of an agent of your own: a function, or a class or object with `run`."""
     if made := class_or_object(kind, AgentSettings, reference, value, Agent, "run"):
         made.role = getattr(value, "role", ROLE)  # type: ignore[attr-defined]
-        made.dialogues = "dialogue" in parameters_of(reference, value.run)  # type: ignore[attr-defined]
+        made.dialogues = getattr(value, "dialogues", False)  # type: ignore[attr-defined]
         return made
     function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
     asks = "always" if "model" in function.takes else "optional"

@@ -1,4 +1,4 @@
-"""What every agent loop shares: the turn under way, the record of a run, its limits, and module contexts."""
+"""What every agent loop shares: the turn under way, the record of a run, and its limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
 from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
-from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
-from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Dialogue, Engine, ModuleContext, Tool
-from midstream.core.seeds import derive_seed
+from midstream.core.events import Emit
+from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.text import spoken
 from midstream.core.tool_calls import call_tool
@@ -126,83 +124,30 @@ async def until(deadline_s: float | None) -> AsyncGenerator[None]:
         raise DeadlineError("a tool or a module was still running at the deadline", code="deadline") from failure
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contexts:
-    """Makes each module's context: its engine and a seed from (run, turn, module)."""
-
-    engines: Mapping[str, Engine]
-    seed: int
-    order: int
-    lessons: Lessons
-    deadline_s: float | None
-    listener: TurnListener | None
-
-    def for_answer(self, answer_s: float) -> Contexts:
-        """Contexts with at least `answer_s` seconds from now, also after the deadline."""
-        if self.deadline_s is None:
-            return self
-        return replace(self, deadline_s=max(self.deadline_s, time.monotonic() + answer_s))
-
-    def begin(self, module: str, turn: int) -> ModuleContext:
-        """The context of a module that begins now; emits "start"."""
-        emit = self.emitter(module, turn)
-        emit("start", None)
-        return ModuleContext(
-            engine=self.engines.get(module),
-            seed=derive_seed(self.seed, turn, module),
-            order=self.order,
-            lessons=self.lessons.get(module, ""),
-            deadline_s=self.deadline_s,
-            emit=emit,
-        )
-
-    def emitter(self, module: str, turn: int) -> Emit:
-        """The function that sends a module's events in a turn to the listener."""
-        listener = self.listener
-        if listener is None:
-            return ignore_event
-        return lambda kind, value: listener(TurnEvent(turn=turn, role=module, kind=kind, value=value))
-
-
 class RecordedAgent:
     """An agent (`core.protocols.Agent`) whose runs are recorded; a subclass implements `work`."""
 
     name: str
-    holds_dialogues = False
+    dialogues = False  # whether it holds dialogues
 
-    async def run(
-        self,
-        task: Task,
-        tools: Sequence[Tool],
-        engines: Mapping[str, Engine],
-        *,
-        seed: int,
-        order: int = 0,
-        lessons: Lessons = NO_LESSONS,
-        deadline_s: float | None = None,
-        listener: TurnListener | None = None,
-        dialogue: Dialogue | None = None,
-    ) -> Trajectory:
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
         """Run a task once.
 
         A failed engine or tool, or a deadline that leaves no answer, gives a trajectory with `status="error"`, the
         turns so far and the broken one as far as it got: a failure around the model is not the model's. Raises
         `UnsupportedError` for a dialogue, if the agent holds none.
         """
-        if dialogue is not None and not self.holds_dialogues:
+        if context.dialogue is not None and not self.dialogues:
             raise UnsupportedError(
                 f"the agent {self.name} was given a task that is a dialogue, and answers single questions",
                 code="dialogues-not-supported",
-                fix='set agent.type = "interleaved", or write a class with `run`',
+                fix='set agent.type = "interleaved", or write a class with `run` and `dialogues = True`',
             )
-        contexts = Contexts(
-            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
-        )
         record = Record()
         started, clock = time.time(), time.monotonic()
         error: ErrorInfo | None = None
         try:
-            await self.work(record, task, tools, contexts, dialogue)
+            await self.work(record, task, context)
         except DeadlineError as failure:
             record.stop_reason = "time_limit"
             late = DeadlineError(
@@ -224,7 +169,7 @@ class RecordedAgent:
             task_id=task.id,
             question=task.question,
             agent=self.name,
-            seed=seed,
+            seed=context.seed,
             turns=tuple(record.turns),
             opening_calls=record.opening_calls,
             analysis=record.analysis,
@@ -240,9 +185,7 @@ class RecordedAgent:
             duration_s=time.monotonic() - clock,
         )
 
-    async def work(
-        self, record: Record, task: Task, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
-    ) -> None:
+    async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Fill the record, and keep the deadline; what is raised ends the turn under way."""
         raise NotImplementedError
 

@@ -32,7 +32,6 @@ from midstream.core.threads import in_thread
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 _TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "library")  # keys that tables have anyway
-_OPTIONAL = {"dialogue"}  # an agent for questions alone need not take it
 _SHOWN = 500  # characters of a message
 
 
@@ -185,7 +184,7 @@ def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
         try:
             inspect.signature(getattr(value, name)).bind(
                 *(None for parameter in passed if parameter.name not in by_name),
-                **dict.fromkeys(by_name - _OPTIONAL),
+                **dict.fromkeys(by_name),
             )
         except TypeError as error:
             shown = ", ".join(parameter.name for parameter in passed)

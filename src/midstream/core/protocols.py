@@ -6,16 +6,18 @@ the methods satisfies the protocol, without a base class and without registratio
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
 from midstream.core.errors import RecipeError
-from midstream.core.events import Emit, TurnListener, ignore_event
-from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
+from midstream.core.lessons import Lessons
+from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import (
     Action,
@@ -292,26 +294,54 @@ class Dialogues(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunContext:
+    """Everything that one run of an agent gets besides its task."""
+
+    tools: Sequence[Tool] = ()
+    engines: Mapping[str, Engine] = field(default_factory=dict)  # by module name
+    seed: int = 0  # of everything random in this run
+    order: int = 0  # index of the trajectory in its rollout (`Request.order`)
+    lessons: Lessons = field(default_factory=dict)  # for the prompts, by module name
+    deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
+    listener: TurnListener | None = None  # receives the events of every turn
+    dialogue: Dialogue | None = None  # the simulated user and state, opened for this run alone
+
+    def for_answer(self, answer_s: float) -> RunContext:
+        """The same with at least `answer_s` seconds from now, also after the deadline."""
+        if self.deadline_s is None:
+            return self
+        return replace(self, deadline_s=max(self.deadline_s, time.monotonic() + answer_s))
+
+    def begin(self, module: str, turn: int) -> ModuleContext:
+        """The context of a module that begins now, with a seed from (run, turn, module); emits "start"."""
+        emit = self.emitter(module, turn)
+        emit("start", None)
+        return ModuleContext(
+            engine=self.engines.get(module),
+            seed=derive_seed(self.seed, turn, module),
+            order=self.order,
+            lessons=self.lessons.get(module, ""),
+            deadline_s=self.deadline_s,
+            emit=emit,
+        )
+
+    def emitter(self, module: str, turn: int) -> Emit:
+        """The function that sends a module's events in a turn to the listener."""
+        listener = self.listener
+        if listener is None:
+            return ignore_event
+        return lambda kind, value: listener(TurnEvent(turn=turn, role=module, kind=kind, value=value))
+
+
 @runtime_checkable
 class Agent(Protocol):
     """Runs tasks over several turns. It keeps no state of a task: one object serves any number of concurrent runs."""
 
     name: str
 
-    async def run(
-        self,
-        task: Task,  # without its gold answer
-        tools: Sequence[Tool],
-        engines: Mapping[str, Engine],  # by module name
-        *,
-        seed: int,  # of everything random in this run
-        order: int = 0,  # index of the trajectory in its rollout (`Request.order`)
-        lessons: Lessons = NO_LESSONS,  # for the prompts, by module name
-        deadline_s: float | None = None,  # when to give up, as a time of `time.monotonic()`
-        listener: TurnListener | None = None,  # receives the events of every turn
-        dialogue: Dialogue | None = None,  # the simulated user and state, opened for this run alone
-    ) -> Trajectory:
-        """Run a task once."""
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        """Run a task, which is without its gold answer, once."""
         ...
 
     async def close(self) -> None:

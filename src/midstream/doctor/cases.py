@@ -20,7 +20,7 @@ from midstream.agents.formats import parse_verdict
 from midstream.agents.interleaved import Interleaved
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
+from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, RunContext, ToolResult, Verifier
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
 
@@ -172,15 +172,15 @@ class PolicyCase(Frozen):
         known = module.template.tool
         named = {case.tool for case in cases.policy}
         offered = [tool for tool in cases.tools if tool.name in named and known in ("", tool.name)]
-        trajectory = await module.run(
-            Task(id="", question=self.question, answer=""),
-            [tool.model_copy(update={"result": self.result}) for tool in offered],
-            {"policy": context.engine} if context.engine else {},
+        run = RunContext(
+            tools=[tool.model_copy(update={"result": self.result}) for tool in offered],
+            engines={"policy": context.engine} if context.engine else {},
             seed=context.seed,
             order=context.order,
             deadline_s=context.deadline_s,
             listener=lambda event: context.emit(event.kind, event.value),
         )
+        trajectory = await module.run(Task(id="", question=self.question, answer=""), run)
         if trajectory.error is not None:
             kind = PromptTooLongError if trajectory.error.type == PromptTooLongError.__name__ else EngineError
             failure = kind(trajectory.error.message)

@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from midstream.core.data import Frozen, Settings
 from midstream.core.errors import BudgetError, EngineError, UsageError
 from midstream.core.metrics import Spent
-from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
+from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.runs.files import storage_errors
@@ -345,9 +344,7 @@ class BudgetedAgent:
     def __init__(self, agent: Agent, budget: Budget) -> None:
         self.agent, self.budget, self.name = agent, budget, agent.name
 
-    async def run(
-        self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
-    ) -> Trajectory:
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
         """Run once, uncounted if its first request was refused.
 
         An agent of your own may ask models that midstream does not know of: what its trajectory cost beyond what its
@@ -357,7 +354,7 @@ class BudgetedAgent:
         number, asked = self.budget.start_rollout(), _Asked()
         token = _asked.set(asked)
         try:
-            found = await self.agent.run(task, tools, engines, seed=seed, **named)
+            found = await self.agent.run(task, context)
         finally:
             _asked.reset(token)
         other = found.cost_usd - asked.cost_usd

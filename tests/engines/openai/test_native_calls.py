@@ -16,7 +16,7 @@ from midstream.agents.interleaved import Interleaved, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import EngineError
 from midstream.core.http import TransientError
-from midstream.core.protocols import Request, ToolResult
+from midstream.core.protocols import Request, RunContext, ToolResult
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
@@ -323,8 +323,8 @@ def test_an_agent_continues_after_invalid_calls():
 
     agent = Interleaved(policy=ModelPolicy(PolicyConfig()), template=load_template("native"), config=StreamConfig())
     with LLMServer(reply) as server:
-        run = agent.run(Task(id="t", question="q", answer="x"), [Says()], {"policy": engine_for(server)}, seed=1)
-        found = asyncio.run(run)
+        context = RunContext(tools=[Says()], engines={"policy": engine_for(server)}, seed=1)
+        found = asyncio.run(agent.run(Task(id="t", question="q", answer="x"), context))
     assert (found.stop_reason, found.answer, found.request_failures) == ("answered", "The end.", 0)
     assert [turn.observation.status for turn in found.turns if turn.observation] == ["ok", "error", "error", "ok"]
     emitted = server.bodies[-1]["messages"][2:]

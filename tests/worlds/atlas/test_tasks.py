@@ -149,7 +149,7 @@ class Searching:
     def __init__(self, queries):
         self.queries = queries
 
-    async def run(self, task, tools, engines, *, seed, **rest):
+    async def run(self, task, context):
         command = Command(tool="local_search", arguments={"query": self.queries[task.question]})
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, command=command),))
 

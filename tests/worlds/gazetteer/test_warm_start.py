@@ -25,7 +25,7 @@ class Planned:
     def __init__(self, actions):
         self.actions = actions
 
-    async def run(self, task, tools, engines, *, seed, **rest):
+    async def run(self, task, context):
         tool, context = self.actions[task.question]
         action = Action(sub_goal="find", tool=tool, context=context)
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
