@@ -292,7 +292,8 @@ class _Run:
                 trajectory = await self._run_agent()
             if trajectory.status == "ok":
                 completed = trajectory
-                reward = await self.environment.reward.score(task, trajectory)
+                # An agent of another program may bring its own reward.
+                reward = trajectory.reward or await self.environment.reward.score(task, trajectory)
                 trajectory = _with_costs(trajectory, reward.calls)
                 if not 0 <= reward.value <= 1:
                     raise RewardError(
@@ -316,8 +317,10 @@ class _Run:
         """The agent's run; for a dialogue task, with a dialogue opened for this run alone, and its outcome."""
         environment, task, deadline_s = self.environment, self.task, self.environment.config.deadline_s
         dialogue: Dialogue | None = None
+        shown = task.without_answer()
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
+            shown = shown.model_copy(update={"metadata": {}})  # what it opens the dialogue from
         try:
             context = RunContext(
                 tools=environment.tools,
@@ -329,7 +332,7 @@ class _Run:
                 listener=self.listener,
                 dialogue=dialogue,
             )
-            trajectory = await environment.agent.run(task.without_answer(), context)
+            trajectory = await environment.agent.run(shown, context)
             if dialogue is None or trajectory.status != "ok":
                 return trajectory
             return trajectory.model_copy(update={"outcome": dialogue.outcome()})

@@ -31,17 +31,8 @@ from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
-ROLE = "policy"  # of the calls of `model`, which are those that training learns from
 _PENDING = Call(role="")  # stands for a request until it is answered
 Chat = str | Sequence[Mapping[str, str] | Message]
-
-
-class AgentSettings(ComponentConfig):
-    """Settings of an agent of your own, next to those that it takes itself."""
-
-    asks = "optional"
-    role: ClassVar[str] = ROLE  # of the calls that are trained
-    dialogues: ClassVar[bool] = False  # it holds dialogues
 
 
 class FunctionAgentSettings(AgentSettings):
@@ -217,6 +208,8 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
         made.role = getattr(value, "role", ROLE)  # type: ignore[attr-defined]
         made.dialogues = getattr(value, "dialogues", False)  # type: ignore[attr-defined]
         return made
+    if "session" in parameters_of(reference, value):
+        return session_agent(OwnFunction(kind, reference, value, SESSION_GIVEN, "a function that takes `session`"))
     function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
     asks = "always" if "model" in function.takes else "optional"
     return function.settings(FunctionAgentSettings, build=lambda config, _: FunctionAgent(function, config), asks=asks)

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pydantic import JsonValue
 
+from midstream.core.component import ComponentConfig
 from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
 from midstream.core.events import Emit
 from midstream.core.protocols import RunContext, Tool
@@ -23,12 +25,14 @@ from midstream.core.trajectory import (
     ErrorInfo,
     EventKind,
     Observation,
+    Score,
     StopReason,
     Trajectory,
     Turn,
     Verdict,
 )
 
+ROLE = "policy"  # of the calls of an own agent that training learns from
 _GRACE_S = 0.25  # engines keep the deadline themselves, and then report the request and its failures
 
 
@@ -74,6 +78,8 @@ class Record:
     answer: str | None = None
     final: str = ""
     stop_reason: StopReason = "turn_limit"
+    reward: Score | None = None  # the agent's own
+    outcome: dict[str, JsonValue] = field(default_factory=dict)
 
     def begin_turn(self) -> Draft:
         """Begin the next turn."""
@@ -122,6 +128,14 @@ async def until(deadline_s: float | None) -> AsyncGenerator[None]:
         if not limit.expired():
             raise  # a time-out of another clock than this run's
         raise DeadlineError("a tool or a module was still running at the deadline", code="deadline") from failure
+
+
+class AgentSettings(ComponentConfig):
+    """Settings of an agent of your own, next to those that it takes itself."""
+
+    asks = "optional"
+    role: ClassVar[str] = ROLE  # of the calls that are trained
+    dialogues: ClassVar[bool] = False  # it holds dialogues
 
 
 class RecordedAgent:
@@ -176,6 +190,8 @@ class RecordedAgent:
             closing_calls=record.closing_calls,
             answer=record.answer,
             final=spoken(record.final).strip(),
+            reward=record.reward,
+            outcome=record.outcome,
             stop_reason=record.stop_reason,
             status="error" if error else "ok",
             error=error,

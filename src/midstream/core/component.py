@@ -27,6 +27,7 @@ from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from midstream.gateway.server import Gateway
     from midstream.core.protocols import Engine, Reward, TaskSource
     from midstream.core.stream_template import Template
     from midstream.sandbox.tiers import Sandbox
@@ -74,6 +75,11 @@ class Context(Protocol):
     @property
     def tool_names(self) -> Sequence[str]:
         """The names of the recipe's tools."""
+        ...
+
+    @property
+    def gateway(self) -> Gateway:
+        """The server through which agents of other programs ask."""
         ...
 
     @property

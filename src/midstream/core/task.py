@@ -10,10 +10,13 @@ from pydantic import JsonValue
 from midstream.core.data import Frozen
 
 
+_EXPLAINS = ("rubric", "solution", "rationale", "explanation")  # metadata of files that agents do not see
+
+
 class Task(Frozen):
     """A question with its gold answer.
 
-    Agents never see more than the question: a rollout passes them the result of `without_answer`.
+    Agents never see the answer: a rollout passes them the result of `without_answer`.
     """
 
     id: str  # unique in its split
@@ -30,8 +33,9 @@ class Task(Frozen):
         return (self.answer, *self.aliases)
 
     def without_answer(self) -> Task:
-        """The task as an agent may see it: only its question (an id may reveal the family)."""
-        return Task(id="", question=self.question, answer="")
+        """The task as an agent may see it: id, question, and metadata that explain no answer (`_EXPLAINS`)."""
+        shown = {key: value for key, value in self.metadata.items() if key not in _EXPLAINS}
+        return Task(id=self.id, question=self.question, answer="", metadata=shown)
 
 
 def same_question(question: str) -> str:

@@ -35,6 +35,7 @@ from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
+from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
@@ -76,7 +77,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     replay: Path | None = None
     budget: Budget | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _budgeted: dict[str, Engine] = field(default_factory=dict)
+    _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     _opened: list[Any] = field(default_factory=list)  # to be closed
@@ -216,14 +217,27 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
                 self._opened.append(self._engines[name])
-        if self.budget is None or not counted:
+        if not counted:
             return self._engines[name]
-        if name not in self._budgeted:
-            prompt, completion = price_of(component.config)
-            self._budgeted[name] = budgeted(
-                self._engines[name], self.budget, price_prompt=prompt, price_completion=completion
-            )
-        return self._budgeted[name]
+        if name not in self._asked:
+            engine = self._engines[name]
+            if self.recipe.continuous and in_process(self.recipe, name):
+                from midstream.engines.local.continuous import ContinuousLocal
+
+                engine = ContinuousLocal(engine)
+                self._opened.append(engine)
+            if self.budget is not None:
+                prompt, completion = price_of(component.config)
+                engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
+            self._asked[name] = engine
+        return self._asked[name]
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        """The server through which agents of other programs ask."""
+        gateway = Gateway(self.recipe.serve)
+        self._opened.append(gateway)
+        return gateway
 
     @cached_property
     def policy(self) -> Policy:
@@ -426,6 +440,10 @@ class _BuildContext:
     @property
     def tool_names(self) -> list[str]:
         return [tool.name for tool in self.build.tools]
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.build.gateway
 
     @property
     def warm_seed(self) -> int:

@@ -97,6 +97,7 @@ _AGENTS = {  # their tables are those of modules too: recipe/schema.py reads the
     "agentflow": "midstream.recipe.schema:AgentConfig",
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
+    "command": "midstream.agents.session_agent:CommandSettings",
 }
 
 _EVERY: dict[Kind, dict[str, str]] = {**COMPONENTS, "agent": _AGENTS}

@@ -20,16 +20,18 @@ from pydantic import Discriminator, Field, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
+from midstream.agents.session_agent import SessionSettings
 from midstream.core.component import Component, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.own import anchored
+from midstream.core.own import anchored, is_reference
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.tables import parse_component, shown, validate
 from midstream.core.text import shorten
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
+from midstream.gateway.settings import ServeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
@@ -150,6 +152,7 @@ class Recipe(Settings):
         training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
+        serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`
         budget: see `[budget]`: limits on what a run may use
     """
@@ -174,6 +177,7 @@ class Recipe(Settings):
     training: TrainingConfig | None = None
     practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
+    serve: ServeConfig = ServeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     budget: BudgetConfig | None = None
 
@@ -189,13 +193,24 @@ class Recipe(Settings):
         return config.role if isinstance(self.agent, OwnAgentConfig) else self.trained
 
     @property
+    def continuous(self) -> bool:
+        """Whether engines in this process answer each request as it comes, for an agent of another program."""
+        own = isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
+        return own and self.serve.batching == "continuous"
+
+    @property
     def modules(self) -> dict[Kind, Component]:
         """The agent's modules, the trained one first, and its analyst, if it has one.
 
         An agent of your own is its one module, once for each model that it asks.
         """
         if isinstance(self.agent, OwnAgentConfig):
-            own, engines = self.agent.policy, self.agent.engines
+            own, engines = self.agent.policy, dict(self.agent.engines)
+            for name, model in self.serve.models.items():  # of another program
+                if model.train:
+                    own = own.model_copy(update={"engine": model.engine})
+                else:
+                    engines[name] = model.engine
             others: Any = {name: own.model_copy(update={"engine": engine}) for name, engine in engines.items()}
             return {"policy": own, **others}
         found: dict[Kind, Component] = {}
@@ -248,6 +263,8 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
 def _own_agent(agent: Any) -> Table:
     """The table of `OwnAgentConfig` from that of an agent of your own."""
     table = dict(agent)
+    if table.get("type") == "python" and "function" in table:  # a longer form
+        table["type"] = table.pop("function")
     others = {key: table.pop(key) for key in ("engines", "library") if key in table}
     policy = parse_component("agent", table, "agent")
     return {"type": policy.type, "policy": policy, **others}
@@ -328,7 +345,9 @@ def _with_prompt_files(table: Any, directory: Path) -> Any:
 
 
 def read_table(name: str) -> Table:
-    """The recipe's table with everything it extends merged in."""
+    """The recipe's table with everything it extends merged in; of an agent, "my_agent.py:solve", that of `own-agent`."""
+    if is_reference(name):
+        return merge(read_table("own-agent"), {"agent": {"type": str(anchored(name, Path.cwd()))}})
     path = find_recipe(name)
     tables: dict[Path, Table] = {}
     while True:
