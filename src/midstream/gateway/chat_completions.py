@@ -1,0 +1,147 @@
+"""OpenAI's Chat Completions API: `POST /v1/chat/completions` (https://platform.openai.com/docs/api-reference/chat).
+
+Thoughts are `reasoning_content` of a message, as vLLM, SGLang and DeepSeek have them, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from midstream.core.trajectory import Message
+from midstream.gateway.forms import (
+    SAMPLING_REFUSED,
+    Answered,
+    Asked,
+    Fields,
+    FormError,
+    chosen_tools,
+    fields_of,
+    function_tool,
+    openai_error,
+    pieces,
+    sampling_of,
+    schema_of,
+    some_messages,
+    sse,
+)
+
+heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
+error = openai_error
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_PARTS = {"text": "text", "refusal": "refusal"}
+_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+    "n": ("send one request for each reply", 1),
+    "logprobs": ("the run records them: remove it",),
+    "functions": ("send tools",),
+    "function_call": ("send tools and tool_choice", "auto", "none"),
+    "modalities": ('send ["text"]', ["text"]),
+    "audio": ("the models write text only: remove it",),
+    "web_search_options": ("send a tool of your own that searches",),
+}
+
+
+def read(body: Any) -> Asked:
+    """A request. Settings that cannot change a reply here, such as `user` or `parallel_tool_calls`, are ignored.
+
+    Raises:
+        FormError: the body is malformed, or asks for what midstream's engines do not do.
+    """
+    fields = fields_of(body)
+    fields.refuse(_REFUSED)
+    tools = []
+    for tool in fields.objects("tools"):
+        if tool.need("type", str) != "function":
+            raise tool.unsupported("type", 'send tools of type "function"')
+        tools.append(function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
+    options = fields.within("stream_options")
+    return Asked(
+        model=fields.need("model", str),
+        messages=some_messages([_message(message) for message in fields.objects("messages")], "messages"),
+        tools=chosen_tools(fields, "tool_choice", tools),
+        sampling=sampling_of(fields, ("max_completion_tokens", "max_tokens"), "stop"),
+        seed=fields.number("seed", int, -(2**63), 2**63 - 1),
+        json_schema=schema_of(fields.within("response_format"), "json_schema"),
+        stream=fields.maybe("stream", bool) or False,
+        include_usage=bool(options and options.maybe("include_usage", bool)),
+    )
+
+
+def _message(message: Fields) -> Message:
+    """A message whose `wire` is the one that was sent; a content that is missing is null there."""
+    role = _ROLES.get(message.need("role", str))
+    if role is None:
+        raise message.unsupported("role", f"send one of {', '.join(_ROLES)}")
+    if message.table.get("content") is None and role != "assistant":
+        raise FormError("missing_required_parameter", "it is required", message.at("content"))
+    text = message.text("content", _PARTS)
+    for key in ("name", "reasoning_content"):
+        message.maybe(key, str)
+    if role == "tool":
+        message.need("tool_call_id", str)
+    for call in message.objects("tool_calls"):  # templates read these
+        if call.table.get("type") not in (None, "function"):
+            raise call.unsupported("type", 'send calls of type "function"')
+        call.need("id", str)
+        function = Fields(call.need("function", dict), call.at("function"))
+        function.need("name", str)
+        function.maybe("arguments", str)
+    wire = {"content": None, **message.table}
+    plain = {"role": role, "content": text}
+    extra = {key: value for key, value in wire.items() if key not in plain or plain[key] != value}
+    return Message.model_validate({**plain, "fields": extra})
+
+
+def write(answered: Answered) -> dict[str, Any]:
+    """A `chat.completion`."""
+    message: dict[str, Any] = {"role": "assistant", "content": answered.text if answered.speaks else None}
+    if answered.thoughts:
+        message["reasoning_content"] = answered.thoughts
+    if answered.tool_uses:
+        message["tool_calls"] = [use.wire() for use in answered.tool_uses]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answered)}
+    return _envelope(answered, "chat.completion", [choice]) | {"usage": _usage(answered)}
+
+
+def events(answered: Answered, asked: Asked) -> Iterator[str]:
+    """The stream of a reply, in server-sent events."""
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if asked.include_usage else {}
+        return sse(_envelope(answered, "chat.completion.chunk", [choice]) | usage)
+
+    yield chunk({"role": "assistant", "content": "" if answered.speaks else None})
+    for piece in pieces(answered.thoughts):
+        yield chunk({"reasoning_content": piece})
+    for piece in pieces(answered.text):
+        yield chunk({"content": piece})
+    for index, use in enumerate(answered.tool_uses):
+        wire = use.wire()
+        yield chunk({"tool_calls": [{"index": index, **wire, "function": {"name": use.name, "arguments": ""}}]})
+        for piece in pieces(use.arguments):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    yield chunk({}, _finish_reason(answered))
+    if asked.include_usage:
+        yield sse(_envelope(answered, "chat.completion.chunk", []) | {"usage": _usage(answered)})
+    yield "data: [DONE]\n\n"
+
+
+def error_event(status: int, code: str, message: str, param: str | None) -> str:
+    """An error in a stream that has begun; it is the stream's last event."""
+    return sse(error(status, code, message, param))
+
+
+def _envelope(answered: Answered, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    base = {"id": f"chatcmpl-{answered.id}", "object": kind, "created": answered.created}
+    return base | {"model": answered.model, "choices": choices}
+
+
+def _finish_reason(answered: Answered) -> str:
+    return "tool_calls" if answered.tool_uses and answered.finish == "stop" else answered.finish
+
+
+def _usage(answered: Answered) -> dict[str, int]:
+    prompt, completion = answered.prompt_tokens, answered.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,290 @@
+"""What the three APIs of the gateway share: a request and a reply without an API, and checked reading of JSON.
+
+    body in the form of an API --read--> Asked --engine, parser--> Answered --write, events--> the API's form
+
+Messages and tools of all three become those of OpenAI's chat completions, which chat templates render.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from midstream.core.data import unfit
+from midstream.core.trajectory import Message
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # of a function; wider than each API's own rule
+_LARGEST = 2**31 - 1
+_PIECES = 4  # deltas of a text in a stream
+_JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
+_Value = TypeVar("_Value")
+
+# Settings that would change a sample, which no engine has: (what to do, harmless values).
+SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
+    name: ("remove it: sampling has temperature, top_p, a token limit and stop strings", *harmless)
+    for name, harmless in {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "min_p": (0,),
+        "top_k": (0, -1),
+        "top_logprobs": (0,),
+    }.items()
+}
+
+
+class FormError(Exception):
+    """A request that the gateway refuses.
+
+    Attributes:
+        code: one of OpenAI's: "invalid_type", "invalid_value", "missing_required_parameter", "unsupported_parameter" or
+            "unsupported_value"
+        message: what is wrong and what to send instead
+        param: the place in the body, such as "messages[0].content"; None for the body itself
+        status: of HTTP
+    """
+
+    def __init__(self, code: str, message: str, param: str | None, status: int = 400) -> None:
+        super().__init__(f"{param}: {message}" if param else message)
+        self.code, self.message, self.param, self.status = code, message, param, status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One request of an agent, in whichever API it came.
+
+    `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
+    the caller gave of temperature, top_p, max_tokens and stop (a tuple). `json_schema` is of the reply's text.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    stream: bool = False
+    include_usage: bool = False  # in a stream of chat completions; the others always have it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """A tool call in a reply; `arguments` is the JSON text of an object, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def wire(self) -> dict[str, Any]:
+        """The call in chat completions' form."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """One reply, before it is written in the form of an API, which gives `id` its prefix."""
+
+    id: str
+    model: str
+    created: int  # Unix seconds
+    text: str
+    thoughts: str = ""
+    tool_uses: tuple[ToolUse, ...] = ()
+    finish: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the reply has a text, which may be empty if it has nothing else to act on."""
+        return bool(self.text) or not self.tool_uses
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object in a body, and its place; null is a missing value. All methods raise `FormError`."""
+
+    table: Mapping[str, Any]
+    place: str = ""
+
+    def at(self, key: str) -> str:
+        """The place of a value."""
+        return f"{self.place}.{key}" if self.place else key
+
+    def maybe(self, key: str, kind: type[_Value]) -> _Value | None:
+        """A value of the exact type `kind`, or None; an integer is also a float."""
+        value: Any = self.table.get(key)
+        found = type(value)
+        if value is not None and found is not kind and (found, kind) != (int, float):
+            needed = _JSON_NAMES.get(kind, "an object")
+            raise FormError("invalid_type", f"{needed} is needed, not {_shown(value)}", self.at(key))
+        return value
+
+    def need(self, key: str, kind: type[_Value]) -> _Value:
+        """A value that must be there; a text must not be empty."""
+        value = self.maybe(key, kind)
+        if value is None or value == "":
+            raise FormError("missing_required_parameter", "it is required", self.at(key))
+        return value
+
+    def number(self, key: str, kind: type[_Value], low: float, high: float) -> _Value | None:
+        """A number from `low` to `high`, or None."""
+        value: Any = self.maybe(key, kind)
+        if value is not None and not low <= value <= high:
+            message = f"{_shown(value)} is not from {low} to {high}"
+            raise FormError("invalid_value", message, self.at(key))
+        return value
+
+    def within(self, key: str) -> Fields | None:
+        """The object under a key, or None."""
+        value = self.maybe(key, dict)
+        return None if value is None else Fields(value, self.at(key))
+
+    def objects(self, key: str) -> list[Fields]:
+        """The objects of a list; none if it is missing."""
+        found = []
+        for number, value in enumerate(self.maybe(key, list) or ()):
+            place = f"{self.at(key)}[{number}]"
+            if not isinstance(value, dict):
+                raise FormError("invalid_type", f"an object is needed, not {_shown(value)}", place)
+            found.append(Fields(value, place))
+        return found
+
+    def refuse(self, refused: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse keys with (what to do, harmless values), unless their value is one of these, null, false or empty."""
+        for key, (fix, *harmless) in refused.items():
+            value = self.table.get(key)
+            if value not in (None, False, [], *harmless):
+                raise FormError("unsupported_parameter", f"it is not supported; {fix}", self.at(key))
+
+    def unsupported(self, key: str, fix: str) -> FormError:
+        """The error for a value that midstream does not support."""
+        message = f"{_shown(self.table.get(key))} is not supported; {fix}"
+        return FormError("unsupported_value", message, self.at(key))
+
+    def text(self, key: str, kinds: Mapping[str, str]) -> str:
+        """The text of a content: a string, or parts in lines; `kinds` are the parts' types and fields with text."""
+        value = self.table.get(key)
+        if isinstance(value, str):
+            return value
+        if value is not None and not isinstance(value, list):
+            message = f"text or a list of parts is needed, not {_shown(value)}"
+            raise FormError("invalid_type", message, self.at(key))
+        texts = []
+        for part in self.objects(key):
+            kind = part.need("type", str)
+            if kind not in kinds:
+                raise part.unsupported("type", "the models read text only: send parts of text")
+            texts.append(part.maybe(kinds[kind], str) or "")
+        return "\n".join(texts)
+
+
+def fields_of(body: Any) -> Fields:
+    """A request's body, if it is an object that can be recorded."""
+    if not isinstance(body, dict):
+        raise FormError("invalid_type", f"an object is needed, not {_shown(body)}", None)
+    for key, value in body.items():
+        if reason := unfit({key: value}):
+            items = enumerate(value if isinstance(value, list) else ())
+            place = next((f"{key}[{number}]" for number, item in items if unfit([[item]])), key)
+            place = place.encode("utf-8", "backslashreplace").decode()  # the key may be what is unfit
+            raise FormError("invalid_value", f"it cannot be kept: {reason}", place)
+    return Fields(body)
+
+
+def sampling_of(fields: Fields, limits: Sequence[str], stop: str = "") -> dict[str, Any]:
+    """What a body sets of a `Sampling`; `limits` are keys of max_tokens, the first counts, `stop` that of stop."""
+    found: dict[str, Any] = {
+        "temperature": fields.number("temperature", float, 0, 2),
+        "top_p": fields.number("top_p", float, 1e-9, 1),
+    }
+    numbers = [fields.number(key, int, 1, _LARGEST) for key in limits]
+    found["max_tokens"] = next((number for number in numbers if number is not None), None)
+    stops = fields.table.get(stop)
+    if stops is not None:
+        stops = [stops] if isinstance(stops, str) else stops
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+            message = "a text or a list of texts is needed, none of them empty"
+            raise FormError("invalid_type", message, fields.at(stop))
+        found["stop"] = tuple(stops)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def function_tool(function: Fields, parameters: str) -> dict[str, Any]:
+    """A tool in chat completions' form; `parameters` is the key of its schema."""
+    name, description = function.need("name", str), function.maybe("description", str)
+    if not NAME.fullmatch(name):
+        message = f"{_shown(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
+        raise FormError("invalid_value", message, function.at("name"))
+    schema = function.maybe(parameters, dict) or {"type": "object", "properties": {}}
+    described = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def chosen_tools(fields: Fields, key: str, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """The tools to offer by a tool choice, which stands under `key`: all of them, or for "none" none."""
+    choice = fields.table.get(key)
+    if choice not in (None, "auto", "none"):
+        raise fields.unsupported(key, 'no engine can force a call: send "auto" or "none"')
+    return () if choice == "none" else tuple(tools)
+
+
+def schema_of(form: Fields | None, inner: str = "") -> Mapping[str, Any] | None:
+    """The JSON schema of a response format; it stands in the object under `inner` if that is given."""
+    kind = form.need("type", str) if form else "text"
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise form.unsupported("type", 'send "text", "json_object" or "json_schema"')
+    return Fields(form.need(inner, dict), form.at(inner)).need("schema", dict) if inner else form.need("schema", dict)
+
+
+def assistant_message(text: str, thoughts: str, calls: Sequence[ToolUse]) -> Message:
+    """A model's message of an earlier turn, in chat completions' form."""
+    fields: dict[str, Any] = {"content": None} if calls and not text else {}
+    if thoughts:
+        fields["reasoning_content"] = thoughts
+    if calls:
+        fields["tool_calls"] = [call.wire() for call in calls]
+    return Message(role="assistant", content=text, fields=fields)
+
+
+def tool_message(identifier: str, text: str) -> Message:
+    """A tool's result, in chat completions' form."""
+    return Message(role="tool", content=text, fields={"tool_call_id": identifier})
+
+
+def some_messages(messages: Sequence[Message], key: str) -> tuple[Message, ...]:
+    """The messages, of which there must be one."""
+    if not messages:
+        raise FormError("invalid_value", "it is empty; send a message", key)
+    return tuple(messages)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in a few parts, as a stream sends it."""
+    size = max(1, -(-len(text) // _PIECES))
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+def sse(data: Mapping[str, Any], event: str = "") -> str:
+    """One server-sent event. JSON's escapes keep every character of a text from ending a line."""
+    return (f"event: {event}\n" if event else "") + f"data: {json.dumps(data)}\n\n"
+
+
+def openai_error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
+    """An error in the form of both of OpenAI's APIs."""
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value, in characters that every encoding has."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,78 @@
+"""What the three APIs share: every JSON value is read or refused with its place, and never breaks the reader."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.trajectory import Sampling
+from midstream.gateway import chat_completions
+from midstream.gateway.forms import Asked, FormError, pieces, sse
+
+APIS = [chat_completions]
+
+TEXTS = st.text(max_size=8) | st.text(st.characters(codec=None, exclude_categories=()), max_size=3)
+NUMBERS = st.integers() | st.floats() | st.just(10**400)
+# Keys and words of the APIs, so that random values reach deeper than the first check.
+WORDS = st.sampled_from(
+    "model messages role content type text user assistant tool developer system tools function name parameters"
+    " arguments tool_calls tool_call_id id input instructions function_call function_call_output call_id output"
+    " reasoning summary summary_text message tool_use tool_result tool_use_id thinking max_tokens temperature top_p"
+    " stop stop_sequences seed stream stream_options include_usage response_format json_schema schema tool_choice"
+    " auto none input_schema image_url output_config format input_text max_output_tokens".split()
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | TEXTS, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def check(api: ModuleType, body: Any) -> None:
+    """Read a body; what is accepted must be usable, and a refusal must be possible to send."""
+    try:
+        asked: Asked = api.read(body)
+    except FormError as error:
+        refusal = error
+    else:
+        Sampling(**asked.sampling)
+        assert asked.messages
+        sse({"messages": [message.wire() for message in asked.messages], "tools": list(asked.tools)})
+        return
+    assert refusal.status == 400
+    assert refusal.code
+    assert refusal.message
+    json.dumps(api.error(400, refusal.code, refusal.message, refusal.param), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__.rpartition(".")[2])
+@given(body=JSON)
+def test_no_json_value_breaks_a_reader(api: ModuleType, body: Any) -> None:
+    check(api, body)
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__.rpartition(".")[2])
+@given(key=WORDS, value=JSON, items=st.lists(st.dictionaries(WORDS, JSON, max_size=5), max_size=3))
+def test_no_json_value_in_a_request_breaks_a_reader(api: ModuleType, key: str, value: Any, items: list[Any]) -> None:
+    messages = [{"role": "user", "content": "Hi"}, *items]
+    check(api, {"model": "m", "messages": messages, "input": messages, "max_tokens": 5, key: value})
+
+
+@given(st.text())
+def test_pieces_are_the_text(text: str) -> None:
+    parts = list(pieces(text))
+    assert "".join(parts) == text
+    assert len(parts) <= 4
+    assert all(parts)
+
+
+@given(st.text(st.characters(codec=None, exclude_categories=())))
+def test_an_event_is_one_line_of_data(text: str) -> None:
+    block = sse({"text": text}, "named")
+    assert len(block.splitlines()) == 3
+    assert block.endswith("\n\n")
