@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
+from midstream.agents.running import ROLE, AgentSettings, Draft, Record, RecordedAgent, observe, until
+from midstream.agents.session_agent import GIVEN as SESSION_GIVEN
+from midstream.agents.session_agent import session_agent
 from midstream.core.component import ComponentConfig, Kind
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error_async
-from midstream.core.own_settings import OwnFunction, class_or_object
+from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task

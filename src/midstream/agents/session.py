@@ -10,6 +10,7 @@ each call; the tool's answer is found in a later request, by its id.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from midstream.agents.rendering import render_lessons
-from midstream.agents.running import Draft, Record
-from midstream.core.data import unfit
-from midstream.core.errors import DeadlineError, InfrastructureError, MidstreamError, PromptTooLongError
+from midstream.agents.running import AgentSettings, Draft, Record
+from midstream.core.data import Frozen, problems_of
+from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
@@ -30,6 +31,32 @@ from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.parsers import parse
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
+
+
+class SessionSettings(AgentSettings):
+    """Settings of an agent of another program.
+
+    Attributes:
+        sampling: how the policy samples, whatever the agent asks for; the default of other models
+        caller_sampling: use the temperature, top_p and seed that the agent sends for the policy too; not for training
+        max_calls: requests of one run; the next is refused, and the run is scored
+        max_tokens: tokens that models write in one run, likewise
+        idle_s: seconds without a request after which the agent's run is an error
+    """
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+    caller_sampling: bool = False
+    max_calls: int = Field(default=200, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    idle_s: float = Field(default=600.0, gt=0)
+
+
+class Outcome(Frozen):
+    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words."""
+
+    answer: str | None = None
+    reward: float | None = Field(default=None, ge=0, le=1)
+    feedback: str = ""
 
 
 @dataclass(kw_only=True)
@@ -67,6 +94,8 @@ class Session:
         self.counts: Counter[str] = Counter()  # of what was refused, sent again, not delivered
         self.active_s = time.monotonic()  # when the latest request came or was answered
         self.over = False
+        self.waits = False  # for a caller from outside, who ends the session through `ended`
+        self.ended: asyncio.Future[Outcome] | None = None
         self._asked: list[Asking] = []
         self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
         self._under_way: set[asyncio.Task[Asking]] = set()
@@ -89,8 +118,12 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether the agent waits for no model."""
-        return not self._under_way
+        """Whether the agent has begun, and waits for no model."""
+        return not self._under_way and not self.waits
+
+    def begin(self) -> None:
+        """The agent has begun."""
+        self.waits, self.active_s = False, time.monotonic()
 
     @property
     def calls(self) -> list[Call]:
@@ -116,12 +149,30 @@ class Session:
 
     async def take_reward(self, body: Any) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
-        value = body.get("reward") if isinstance(body, dict) else None
+        value: Any = body.get("reward") if isinstance(body, dict) else None
         if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise FormError(400, "reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+            raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
         if self.over:
-            raise FormError(409, "session-ended", "this session has ended; it takes no reward")
+            raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
         self.reward = Score(float(value), feedback=str(body.get("feedback", "")))
+
+    async def take_end(self, body: Any) -> None:
+        """End a session that was opened from outside: {"answer": "42"}, or {"error": "why"}."""
+        if self.ended is None:
+            raise FormError("unsupported_parameter", "midstream runs this agent, and sees its end", None)
+        if not isinstance(body, dict):
+            raise FormError("invalid_type", 'an object is needed, e.g. {"answer": "42"}', None)
+        if self.ended.done():
+            raise FormError("session-ended", "this session has ended", None, status=409)
+        try:
+            outcome = Outcome.model_validate({key: value for key, value in body.items() if key != "error"})
+        except ValidationError as failure:
+            raise FormError("invalid_value", "; ".join(problems_of(failure)), None) from failure
+        if error := body.get("error"):
+            fix = "look at the caller's log"
+            self.ended.set_exception(agent_failed(f"the caller ended its session: {error!s:.2000}", fix))
+        else:
+            self.ended.set_result(outcome)
 
     # -- a request -------------------------------------------------------------------------------------------------
 
@@ -183,9 +234,8 @@ class Session:
             if place:
                 asking.drafts.append(Draft(index=asking.number + 1))
             draft = asking.drafts[-1]
-            arguments = use.parsed()
             draft.action = Action(tool=use.name, context=use.arguments)
-            draft.command = Command(tool=use.name, arguments=arguments)
+            draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))
             draft.add("action", context.emit)
             draft.add("command", context.emit)
             self._tools[use.id] = (asking, draft)
@@ -223,7 +273,7 @@ class Session:
 
     def _refused(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
         self.counts[f"refused: {code}"] += 1
-        return FormError(status, code, words, param)
+        return FormError(code, words, param, status=status)
 
     def _fail(self, failure: MidstreamError) -> None:
         if not self.failure.done():
@@ -254,20 +304,15 @@ class Session:
             record.closing_calls = tuple(drafts.pop().calls)
         for index, draft in enumerate(drafts, 1):
             draft.index = index
-            draft.events = ["call"] * len(draft.calls) + draft.events
+            draft.events[:0] = ["call" for _ in draft.calls]
             record.turns.append(draft.turn())
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
         record.reward = self.reward
 
 
-class SessionSettings:
-    """Replaced below; the fields that a session reads."""
-
-    sampling: Sampling
-    caller_sampling: bool
-    max_calls: int
-    max_tokens: int | None
-    idle_s: float
+def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:
+    """The error of an agent's program: its run is tried again, and never scored."""
+    return InfrastructureError(what, code="agent-failed", cause=cause, fix=fix)
 
 
 def with_lessons(messages: tuple[Message, ...], lessons: str) -> tuple[Message, ...]:

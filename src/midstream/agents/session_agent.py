@@ -22,56 +22,31 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
+from pydantic_core import to_jsonable_python
 
-from midstream.agents.running import AgentSettings, Record, RecordedAgent
-from midstream.agents.session import Session
+from midstream.agents.running import Record, RecordedAgent
+from midstream.agents.session import Outcome, Session, SessionSettings, agent_failed
 from midstream.core.component import Context
-from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError
 from midstream.core.own_settings import OwnFunction, own_values
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
-from midstream.core.trajectory import Sampling
+from midstream.core.trajectory import Score
 from midstream.gateway.server import Gateway
+from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question")
 _MARK = "MIDSTREAM_SESSION"  # in the environment of a command and of all that it starts
 _KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
 _LONGEST_ANSWER = 1 << 20  # characters
 _END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
-
-
-class Outcome(Frozen):
-    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words."""
-
-    answer: str | None = None
-    reward: float | None = Field(default=None, ge=0, le=1)
-    feedback: str = ""
-
-
-class SessionSettings(AgentSettings):
-    """Settings of an agent of another program.
-
-    Attributes:
-        sampling: how the policy samples, whatever the agent asks for; the default of other models
-        caller_sampling: use the temperature, top_p and seed that the agent sends for the policy too; not for training
-        max_calls: requests of one run; the next is refused, and the run is scored
-        max_tokens: tokens that models write in one run, likewise
-        idle_s: seconds without a request after which the agent's run is an error
-    """
-
-    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
-    caller_sampling: bool = False
-    max_calls: int = Field(default=200, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    idle_s: float = Field(default=600.0, gt=0)
 
 
 class CommandSettings(SessionSettings):
@@ -87,7 +62,7 @@ class CommandSettings(SessionSettings):
 
     def build(self, context: Context) -> CommandAgent:
         """The agent."""
-        return CommandAgent(Path(self.command[0]).name, self, context and context.gateway, self.command)
+        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context), self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +90,13 @@ class SessionAgent(RecordedAgent):
         try:
             async with self.gateway.serving(session) as key:
                 url = self.gateway.url(key)
-                outcome = await self._attended(session, self.drive(task, session, Address(f"{url}/v1", key, session.names[0], url)))
+                address = Address(f"{url}/v1", key, session.names[0], url)
+                outcome = await self._attended(session, self.drive(task, session, address))
         finally:
             await session.end(record)
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
-            raise _failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
-        record.answer = record.final = outcome.answer
+            raise agent_failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
+        record.answer, record.final = outcome.answer, outcome.answer or ""
         if outcome.reward is not None:
             record.reward = Score(outcome.reward, feedback=outcome.feedback)
         if outcome.answer is not None:
@@ -138,18 +114,20 @@ class SessionAgent(RecordedAgent):
         deadline_s = session.context.deadline_s or float("inf")
         try:
             while True:
-                idle_s = self.settings.idle_s - (time.monotonic() - session.active_s) if session.idle else self.settings.idle_s
-                left_s = min(idle_s, deadline_s - time.monotonic())
+                idle_s = time.monotonic() - session.active_s if session.idle else 0.0
+                left_s = min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
                 await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
                 if session.failure.done():
                     raise session.failure.result()
                 if running.done():
                     break
                 if time.monotonic() >= deadline_s:
-                    raise _failed(f"agent {self.name!r} was still running at its deadline", "raise rollout.deadline_s")
+                    raise agent_failed(
+                        f"agent {self.name!r} was still running at its deadline", "raise rollout.deadline_s"
+                    )
                 if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
                     words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
-                    raise _failed(words, "raise agent.idle_s, or find out what it waits for")
+                    raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
             try:
                 return running.result()
             except MidstreamError:
@@ -162,8 +140,9 @@ class SessionAgent(RecordedAgent):
                 await asyncio.wait({running}, timeout=2 * _END_S)
 
 
-def _failed(what: str, fix: str, cause: str = "") -> InfrastructureError:
-    return InfrastructureError(what, code="agent-failed", cause=cause, fix=fix)
+def gateway_of(context: Context | None) -> Gateway:
+    """The gateway of a build; without one, as where a recipe is checked, one that is never started."""
+    return Gateway(ServeConfig()) if context is None else context.gateway
 
 
 class FunctionSessionAgent(SessionAgent):
@@ -176,9 +155,10 @@ class FunctionSessionAgent(SessionAgent):
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Call the function."""
         try:
-            answer = await self._function.called(self.settings, {"task": task, "session": address, "question": task.question})
-        except InfrastructureError as failure:
-            raise _failed(failure.what, failure.fix, failure.cause) from failure  # tried again, unlike other parts' failures
+            values = {"task": task, "session": address, "question": task.question}
+            answer = await self._function.called(self.settings, values)
+        except InfrastructureError as failure:  # tried again, unlike that of other components
+            raise agent_failed(failure.what, failure.fix, failure.cause) from failure
         if isinstance(answer, Outcome):
             return answer
         if not isinstance(answer, str | None):
@@ -213,7 +193,7 @@ class CommandAgent(SessionAgent):
             status, lines = await self._run(environment, address.api_key)
             if status:
                 how = f"exited with {status}" if status > 0 else f"was ended by signal {-status}"
-                raise _failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
+                raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
             if not answer.is_file():
                 return Outcome()
             with answer.open(encoding="utf-8", errors="replace") as file:
@@ -298,8 +278,9 @@ class ProcessAgent(CommandAgent):
     """A function that is not `async`, in a process of its own for each run."""
 
     def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
-        command = (sys.executable, "-m", "midstream.agents.run_function", function.reference, json.dumps(own_values(settings)))
-        super().__init__(function.name, settings, gateway, command)
+        program = (sys.executable, "-m", "midstream.agents.run_function")
+        given = json.dumps(to_jsonable_python(own_values(settings)))
+        super().__init__(function.name, settings, gateway, (*program, function.reference, given))
 
     def outcome(self, text: str) -> Outcome:
         """The outcome as `run_function` writes it."""
@@ -317,6 +298,8 @@ def session_agent(function: OwnFunction) -> type[SessionSettings]:
             fix="write `async def`, or define it in a file",
         )
     made = FunctionSessionAgent if is_async else ProcessAgent
-    return function.settings(
-        SessionSettings, build=lambda config, context: made(function, config, context and context.gateway), asks="always"
-    )
+
+    def build(config: SessionSettings, context: Context | None) -> SessionAgent:
+        return made(function, config, gateway_of(context))
+
+    return function.settings(SessionSettings, build=build, asks="always")

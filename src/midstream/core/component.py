@@ -27,9 +27,9 @@ from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from midstream.gateway.server import Gateway
     from midstream.core.protocols import Engine, Reward, TaskSource
     from midstream.core.stream_template import Template
+    from midstream.gateway.server import Gateway
     from midstream.sandbox.tiers import Sandbox
 
 Kind = Literal[

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from midstream.core.data import Frozen
 
-
 _EXPLAINS = ("rubric", "solution", "rationale", "explanation")  # metadata of files that agents do not see
 
 

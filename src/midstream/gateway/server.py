@@ -6,8 +6,8 @@
     POST /v1/sessions                   open a session from outside
     GET  /healthz
 
-Each session has a key, which stands in the path or is sent as the API key. The server has a thread with an event loop of
-its own, so that it answers while an engine computes; sessions and engines belong to the loop of the run.
+Each session has a key, which stands in the path or is sent as the API key. The server has a thread with an event loop
+of its own, so that it answers while an engine computes; sessions and engines belong to the loop of the run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from midstream.core.errors import UsageError, needs_extra
-from midstream.gateway import anthropic_messages, chat_completions, responses
+from midstream.gateway import chat_completions
 from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.settings import ServeConfig
 
@@ -41,10 +42,11 @@ Asgi = Any  # a scope, receive or send of ASGI
 
 APIS: Mapping[str, ModuleType] = {
     "chat/completions": chat_completions,
-    "responses": responses,
-    "messages": anthropic_messages,
 }
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
+_LONGEST_NEWS = 1 << 20  # bytes of a reward or an end
+ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 _JSON = (b"content-type", b"application/json")
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
@@ -60,7 +62,11 @@ class Served(Protocol):
     """What the gateway asks of a session; it does so in the event loop `loop`."""
 
     loop: asyncio.AbstractEventLoop
-    names: Sequence[str]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its models."""
+        ...
 
     async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Reply:
         """Answer a request. Raises `FormError` for what the agent did wrong, or may not do now."""
@@ -68,6 +74,10 @@ class Served(Protocol):
 
     async def take_reward(self, body: Any) -> None:
         """Take the caller's own reward. Raises `FormError`."""
+        ...
+
+    async def take_end(self, body: Any) -> None:
+        """Take the end of a session that was opened from outside. Raises `FormError`."""
         ...
 
 
@@ -78,6 +88,8 @@ class Gateway:
         self.config = config
         self.address = ""
         self.sessions: dict[str, Served] = {}  # by key
+        self.opener: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]] | None = None  # opens sessions from outside
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the run
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -86,6 +98,7 @@ class Gateway:
     async def serving(self, session: Served) -> AsyncGenerator[str]:
         """Answer the requests of a session while the block lasts; yields its key. Its address is `url(key)`."""
         self.start()
+        self.loop = asyncio.get_running_loop()
         key = secrets.token_urlsafe(24)
         self.sessions[key] = session
         try:
@@ -107,6 +120,13 @@ class Gateway:
         with needs_extra("agents of other programs need starlette and uvicorn, not installed here", "serve"):
             import uvicorn
         host, port = self.config.host, self.config.port
+        if host not in LOOPBACK and not os.environ.get(ADMIN_KEY, "").strip():
+            raise UsageError(
+                f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
+                code="admin-key-missing",
+                cause="whoever reaches the address could open sessions, and use the models",
+                fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
+            )
         try:
             listening = socket.create_server((host, port), backlog=2048)
         except OSError as failure:
@@ -150,20 +170,36 @@ class Gateway:
             listed = [{"id": name, "object": "model", "owned_by": "midstream"} for name in session.names]
             return JSONResponse({"object": "list", "data": listed})
 
-        async def reward(request: HttpRequest) -> Response:
+        def takes(what: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+            async def take(request: HttpRequest) -> Response:
+                try:
+                    session = self.session(request.scope)
+                    body = _parsed(await _body(request.scope, request.receive, _LONGEST_NEWS))
+                    await _in_loop(session.loop, getattr(session, f"take_{what}")(body))
+                except FormError as error:
+                    return _refused(chat_completions, error)
+                return JSONResponse({"status": "ok"})
+
+            return take
+
+        async def open_session(request: HttpRequest) -> Response:
             try:
-                session = self.session(request.scope)
-                body = _parsed(await _body(request.scope, request.receive, 1 << 20))
-                await _in_loop_of(session, session.take_reward(body))
+                self.check_admin(dict(request.scope["headers"]))
+                body = _parsed(await _body(request.scope, request.receive, _LONGEST_NEWS) or b"{}")
+                if self.opener is None or self.loop is None:
+                    words = "this run starts its agents itself; midstream serve RECIPE opens sessions for others"
+                    raise FormError("no-sessions", words, None, status=404)
+                return JSONResponse(await _in_loop(self.loop, self.opener(body)))
             except FormError as error:
                 return _refused(chat_completions, error)
-            return JSONResponse({"status": "ok"})
 
         both = ("/s/{key}/v1", "/v1")
         return Starlette(
             routes=[
                 Route("/healthz", health),
-                Route("/s/{key}/reward", reward, methods=["POST"]),
+                Route("/v1/sessions", open_session, methods=["POST"]),
+                Route("/s/{key}/reward", takes("reward"), methods=["POST"]),
+                Route("/s/{key}/end", takes("end"), methods=["POST"]),
                 *(Route(f"{start}/models", models) for start in both),
                 *(
                     Route(f"{start}/{path}", _Asks(self, api), methods=["POST"])
@@ -173,20 +209,31 @@ class Gateway:
             ]
         )
 
+    def check_admin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Check the admin key, if one is set. Raises `FormError`."""
+        wanted = os.environ.get(ADMIN_KEY, "").strip()
+        if wanted and not secrets.compare_digest(_api_key(headers).encode(), wanted.encode()):
+            raise FormError("admin-key-wrong", f"send the key in ${ADMIN_KEY} as a bearer", None, status=401)
+
     def session(self, scope: Asgi) -> Served:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
-        headers = dict(scope["headers"])
-        bearer = headers.get(b"authorization", b"").decode("latin-1")
-        sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else headers.get(b"x-api-key", b"").decode("latin-1")
+        sent = _api_key(dict(scope["headers"]))
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
-            raise FormError(400, "key-conflict", "the key in the path and the API key are of different sessions")
+            raise FormError(
+                "key-conflict", "the key in the path and the API key are of different sessions", None, status=400
+            )
         key = path or sent
         session = self.sessions.get(key)
         if session is None and key in self._ended:
-            raise FormError(409, "session-ended", "this session has ended; its agent may ask no more")
+            raise FormError("session-ended", "this session has ended; its agent may ask no more", None, status=409)
         if session is None:
-            raise FormError(401, "unknown-session", "no session has this key; use base_url and api_key as they were given")
+            raise FormError(
+                "unknown-session",
+                "no session has this key; use base_url and api_key as they were given",
+                None,
+                status=401,
+            )
         return session
 
 
@@ -206,9 +253,9 @@ class _Asks:
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
             asking = session.ask(asked, blake2b(body, digest_size=16).hexdigest(), retried=retried)
-            answer = asyncio.ensure_future(_in_loop_of(session, asking))
+            answer = asyncio.ensure_future(_in_loop(session.loop, asking))
         except FormError as error:
-            return await _send(send, error.status, api.error(error.status, error.code, str(error), error.param))
+            return await _send(send, error.status, api.error(error.status, error.code, error.message, error.param))
         gone = asyncio.ensure_future(_hung_up(receive))
         streaming = False
         try:
@@ -226,7 +273,7 @@ class _Asks:
             try:
                 reply = answer.result()
             except FormError as error:
-                content = api.error(error.status, error.code, str(error), error.param)
+                content = api.error(error.status, error.code, error.message, error.param)
                 if not streaming:
                     return await _send(send, error.status, content)
                 event = f"event: error\ndata: {json.dumps(content)}\n\n".encode()
@@ -243,15 +290,24 @@ class _Asks:
             gone.cancel()
 
 
-async def _in_loop_of(session: Served, work: Coroutine[Any, Any, T]) -> T:
+def _api_key(headers: Mapping[bytes, bytes]) -> str:
+    """The key that a client sends, as OpenAI's or as Anthropic's does."""
+    bearer = headers.get(b"authorization", b"").decode("latin-1")
+    sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else ""
+    return sent or headers.get(b"x-api-key", b"").decode("latin-1").strip()
+
+
+async def _in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """The result of a session's coroutine, which runs in the loop of its run."""
     try:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, session.loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
     except (asyncio.CancelledError, RuntimeError) as stopped:  # the run has ended, and perhaps its loop
         work.close()
         if isinstance(stopped, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
             raise  # this server stops
-        raise FormError(409, "session-ended", "the session ended before its request was answered") from stopped
+        raise FormError(
+            "session-ended", "the session ended before its request was answered", None, status=409
+        ) from stopped
 
 
 async def _body(scope: Asgi, receive: Asgi, limit: int) -> bytes:
@@ -260,10 +316,14 @@ async def _body(scope: Asgi, receive: Asgi, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise FormError(400, "body-incomplete", "the connection closed before the whole request had arrived")
+            raise FormError(
+                "body-incomplete", "the connection closed before the whole request had arrived", None, status=400
+            )
         body += message.get("body", b"")
         if len(body) > limit:
-            raise FormError(413, "body-too-long", f"a request has at most {limit >> 20} MB (serve.max_body_mb)")
+            raise FormError(
+                "body-too-long", f"a request has at most {limit >> 20} MB (serve.max_body_mb)", None, status=413
+            )
         if not message.get("more_body"):
             return bytes(body)
 
@@ -272,7 +332,7 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FormError(400, "body-invalid", f"the request is not JSON: {error}") from error
+        raise FormError("body-invalid", f"the request is not JSON: {error}", None, status=400) from error
 
 
 async def _hung_up(receive: Asgi) -> None:
@@ -292,7 +352,7 @@ async def _send(send: Asgi, status: int, content: Any) -> None:
 def _refused(api: ModuleType, error: FormError) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse(api.error(error.status, error.code, str(error), error.param), status_code=error.status)
+    return JSONResponse(api.error(error.status, error.code, error.message, error.param), status_code=error.status)
 
 
 def now() -> int:

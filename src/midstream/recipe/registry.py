@@ -98,6 +98,7 @@ _AGENTS = {  # their tables are those of modules too: recipe/schema.py reads the
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
     "command": "midstream.agents.session_agent:CommandSettings",
+    "external": "midstream.agents.external:ExternalSettings",
 }
 
 _EVERY: dict[Kind, dict[str, str]] = {**COMPONENTS, "agent": _AGENTS}

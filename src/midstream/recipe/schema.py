@@ -24,7 +24,7 @@ from midstream.agents.session_agent import SessionSettings
 from midstream.core.component import Component, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.own import anchored, is_reference
+from midstream.core.own import anchored, is_reference, name_of
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.tables import parse_component, shown, validate
@@ -345,9 +345,10 @@ def _with_prompt_files(table: Any, directory: Path) -> Any:
 
 
 def read_table(name: str) -> Table:
-    """The recipe's table with everything it extends merged in; of an agent, "my_agent.py:solve", that of `own-agent`."""
+    """The recipe's table with everything it extends merged in; `name` may be an own agent, "my_agent.py:solve"."""
     if is_reference(name):
-        return merge(read_table("own-agent"), {"agent": {"type": str(anchored(name, Path.cwd()))}})
+        agent = {"type": str(anchored({"type": name}, Path.cwd())["type"]), "engine": "model"}
+        return read_table("own-agent") | {"name": name_of(name), "agent": agent}
     path = find_recipe(name)
     tables: dict[Path, Table] = {}
     while True:

@@ -1,0 +1,96 @@
+"""An agent that runs elsewhere: its program opens sessions at the gateway, and ends them (`midstream serve RECIPE`).
+
+    POST /v1/sessions {"id": "mine-1"}     -> {"id", "key", "base_url", "model", "task": {"id", "question", "metadata"}}
+    ... its requests, at base_url with the key
+    POST /s/KEY/end {"answer": "42"}       or {"error": "why it broke"}; with "reward" and "feedback" if it has its own
+
+A run of midstream's offers each of its places (a task and its number in the group) to the next caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.agents.session import Outcome, Session, SessionSettings
+from midstream.agents.session_agent import Address, SessionAgent, gateway_of
+from midstream.core.component import Context
+from midstream.core.task import Task
+from midstream.gateway.forms import FormError
+from midstream.gateway.server import Gateway
+
+_WAIT_S = 30.0  # that a caller is held for a free place; then it asks again
+_LONGEST_ID = 200
+
+
+class ExternalSettings(SessionSettings):
+    """An agent that runs elsewhere."""
+
+    asks = "always"
+
+    def build(self, context: Context) -> ExternalAgent:
+        """The agent."""
+        return ExternalAgent(self, gateway_of(context))
+
+
+@dataclass(kw_only=True)
+class _Place:
+    """A run that waits for a caller, or has one."""
+
+    session: Session
+    shown: dict[str, Any]  # what the caller gets
+    id: str = ""  # that the caller gave
+
+
+class ExternalAgent(SessionAgent):
+    """Offers each of its runs to callers; `gateway.opener` is set to what they reach."""
+
+    def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
+        super().__init__("external", settings, gateway)
+        self._free: deque[_Place] = deque()
+        self._taken: dict[str, _Place] = {}  # by the caller's id
+        self._changed = asyncio.Condition()
+        if gateway is not None:
+            gateway.opener = self.open
+
+    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+        """Offer the run, and wait until its caller ends it."""
+        shown: dict[str, Any] = {"key": address.api_key, "base_url": address.base_url, "model": address.model}
+        shown |= {"anthropic_base_url": address.anthropic_base_url}
+        shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
+        place = _Place(session=session, shown=shown)
+        session.ended = asyncio.get_running_loop().create_future()
+        session.waits = True
+        async with self._changed:
+            self._free.append(place)
+            self._changed.notify()
+        try:
+            return await session.ended
+        finally:
+            if place in self._free:
+                self._free.remove(place)
+            self._taken.pop(place.id, None)
+
+    async def open(self, body: Any) -> dict[str, Any]:
+        """Give the next free place to a caller; a caller that repeats its `id` gets the same one again."""
+        body = body if isinstance(body, dict) else {}
+        name = body.get("id") or secrets.token_hex(8)
+        if not isinstance(name, str) or len(name) > _LONGEST_ID:
+            raise FormError("invalid_type", f"a text of at most {_LONGEST_ID} characters is needed", "id")
+        if "task" in body:
+            raise FormError("unsupported_parameter", "this run hands out its own tasks: leave it out", "task")
+        if name not in self._taken:
+            try:
+                async with asyncio.timeout(_WAIT_S), self._changed:
+                    await self._changed.wait_for(lambda: self._free or name in self._taken)
+                    if name not in self._taken:
+                        place = self._taken[name] = self._free.popleft()
+                        place.id = name
+                        place.session.begin()
+            except TimeoutError:
+                words = "no session is wanted now: the run updates weights, or is at its end; ask again"
+                raise FormError("no-session-wanted", words, None, status=503) from None
+        return {"id": name, **self._taken[name].shown}
