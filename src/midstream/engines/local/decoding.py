@@ -117,16 +117,13 @@ class Batch:
         for row, drawn, value in zip(self.rows, token.tolist(), logprob.tolist(), strict=True):
             row.ids.append(drawn)
             row.logprobs.append(value)
-        ended = [self._ended(row) for row in self.rows]
-        left = [row for row, over in zip(self.rows, ended, strict=True) if over]
-        if len(left) == len(ended):
-            self.clear()
-            return left
+        self._of_rows = (token, position, temperature, top_p)
+        left = [row for row in self.rows if self._ended(row)]
         if left:
-            kept = [place for place, over in enumerate(ended) if not over]
-            self.keep(kept)
-            token = token[kept]
-            _, position, temperature, top_p = self._of_rows
+            self.keep([place for place, row in enumerate(self.rows) if row not in left])
+        if not self.rows:
+            return left
+        token, position, temperature, top_p = self._of_rows
         self.width += 1
         column = torch.arange(self.width, device=position.device)
         mask = (column >= self.width - 1 - position[:, None]).long()  # the new token is in it already
@@ -136,6 +133,9 @@ class Batch:
 
     def keep(self, places: Sequence[int]) -> None:
         """Let all rows but those at `places` leave."""
+        if not places:
+            self.clear()
+            return
         index = torch.tensor(places, dtype=torch.long, device=self._model.device)
         self.rows = [self.rows[place] for place in places]
         self._of_rows = tuple(tensor[index] for tensor in self._of_rows)
