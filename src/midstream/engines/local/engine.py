@@ -13,15 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.prefill import Prefill, next_logits
+from midstream.engines.local.decoding import Sampled, generate
+from midstream.engines.local.prefill import Prefill
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,24 +73,7 @@ class TransformersLocal(Engine):
 
     async def sample(self, request: Request, *, reference: bool = False) -> Call:
         """Queue the request and wait for the batch that answers it; `reference` asks the reference policy."""
-        prompt_ids = tuple(self.codec.encode(request))
-        # What the model cannot compute is refused before it gets among the requests of others.
-        if not prompt_ids:
-            raise EngineError(
-                f"{self.name} was asked to continue a prompt of no tokens",
-                code="empty-prompt",
-                cause="the task's question and what the agent puts around it are empty",
-                fix="put something into the prompt",
-            )
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        max_tokens = request.sampling.max_tokens
-        if limit is not None and len(prompt_ids) + max_tokens > limit:
-            raise PromptTooLongError(
-                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
-                code="prompt-too-long",
-                cause=f"{self.name} has {limit} positions",
-                fix="lower max_tokens or the number of turns, or use a model with a longer context",
-            )
+        prompt_ids = self.prompt_of(request)
         if request.order in self._waiting:
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
@@ -108,6 +90,57 @@ class TransformersLocal(Engine):
             return await future
         finally:
             self._waiting.pop(request.order, None)
+
+    def prompt_of(self, request: Request) -> tuple[int, ...]:
+        """The token ids of a request's prompt. What the model cannot compute is refused."""
+        prompt_ids = tuple(self.codec.encode(request))
+        if not prompt_ids:
+            raise EngineError(
+                f"{self.name} was asked to continue a prompt of no tokens",
+                code="empty-prompt",
+                cause="the task's question and what the agent puts around it are empty",
+                fix="put something into the prompt",
+            )
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        max_tokens = request.sampling.max_tokens
+        if limit is not None and len(prompt_ids) + max_tokens > limit:
+            raise PromptTooLongError(
+                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
+                code="prompt-too-long",
+                cause=f"{self.name} has {limit} positions",
+                fix="lower max_tokens or the number of turns, or use a model with a longer context",
+            )
+        return prompt_ids
+
+    def answered(
+        self, request: Request, prompt_ids: tuple[int, ...], sampled: Sampled, *, policy_version: int
+    ) -> Call:
+        """The record of what was sampled; its text ends before the first stop string in it."""
+        (ids, logprobs), whole = sampled, self.codec.decode(sampled[0])
+        places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
+        text = whole[: min(places, default=len(whole))]
+        stopped = ids[-1] in self.codec.end_ids or text != whole
+        return request.answered(
+            self.name,
+            whole if request.keep_stop else text,
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+            policy_version=policy_version,
+            finish_reason="stop" if stopped else "length",
+            usage=Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(ids)),
+        )
+
+    def sampling_failed(self, count: int, failure: Exception) -> EngineError:
+        """The error of each of `count` requests that were sampled together."""
+        error = EngineError(
+            f"{self.name} could not sample {count} completions: {failure}",
+            code="sampling-failed",
+            cause="the device is out of memory, or the model and its tokenizer do not fit",
+            fix="lower max_batch or max_tokens",
+        )
+        error.__cause__ = failure
+        return error
 
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""
@@ -136,44 +169,22 @@ class TransformersLocal(Engine):
         try:
             asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
             with self.reference_policy() if reference else nullcontext(self.model) as model:
-                sampled = generate(model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill)
+                completions = generate(model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill)
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
-        for waiting, (ids, logprobs) in zip(batch, sampled, strict=True):
+        for waiting, sampled in zip(batch, completions, strict=True):
             if waiting.future.done():  # its trajectory was cancelled by a deadline
                 continue
-            request, whole = waiting.request, self.codec.decode(ids)
-            # The text up to the first stop string in it.
-            places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
-            text = whole[: min(places, default=len(whole))]
-            stopped = ids[-1] in self.codec.end_ids or text != whole
-            waiting.future.set_result(
-                request.answered(
-                    self.name,
-                    whole if request.keep_stop else text,
-                    prompt_ids=waiting.prompt_ids,
-                    completion_ids=ids,
-                    logprobs=logprobs,
-                    policy_version=self.policy_version,
-                    finish_reason="stop" if stopped else "length",
-                    usage=Usage(prompt_tokens=len(waiting.prompt_ids), completion_tokens=len(ids)),
-                )
-            )
+            call = self.answered(waiting.request, waiting.prompt_ids, sampled, policy_version=self.policy_version)
+            waiting.future.set_result(call)
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
         for prefill in self._prefills:
             prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
         for waiting in batch:
             if not waiting.future.done():
-                error = EngineError(
-                    f"{self.name} could not sample {len(batch)} completions: {failure}",
-                    code="sampling-failed",
-                    cause="the device is out of memory, or the model and its tokenizer do not fit",
-                    fix="lower max_batch or max_tokens",
-                )
-                error.__cause__ = failure
-                waiting.future.set_exception(error)
+                waiting.future.set_exception(self.sampling_failed(len(batch), failure))
 
 
 class ReferencePolicy(Engine):
@@ -188,111 +199,3 @@ class ReferencePolicy(Engine):
         """Wait for the engine's next batch."""
         call = await self._engine.sample(request, reference=True)
         return call.model_copy(update={"engine": self.name, "policy_version": 0})
-
-
-Sampled = tuple[tuple[int, ...], tuple[float, ...]]
-
-
-@torch.inference_mode()
-def generate(
-    model: PreTrainedModel,
-    prompts: Sequence[tuple[tuple[int, ...], Request]],
-    *,
-    end_ids: Sequence[int],
-    decode: Callable[[list[int]], str] | None = None,
-    prefill: Prefill | None = None,
-) -> list[Sampled]:
-    """Sample one completion a request with a key-value cache.
-
-    A finished row leaves the batch. Token t of a request is drawn by inverting its distribution at the t-th uniform
-    number of its own seed, so it does not depend on its neighbors' draws. `decode` gives the text in which stop strings
-    are looked for; `prefill` may know prompts of the batches before.
-
-    Returns per request the completion ids, end token or those of the stop string included where they were drawn, and
-    their log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
-    """
-    start = (prefill or Prefill())(model, prompts)
-    device, cache, mask, position, logits = model.device, start.cache, start.mask, start.lengths, start.logits
-    draws = _Draws([request for _, request in prompts], device)
-    rows = torch.arange(len(prompts), device=device)
-    ends = torch.tensor(end_ids, device=device)
-    stops = None if decode is None else _Stops([request.sampling.stop for _, request in prompts], decode)
-    out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
-    for step in range(draws.longest):
-        token, logprob = draws.draw(logits, rows, step)
-        for row, drawn, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
-            out[row][0].append(drawn)
-            out[row][1].append(value)
-        keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
-        if stops is not None:
-            ended = [stops.ends(row, out[row][0]) for row in rows.tolist()]
-            keep &= ~torch.tensor(ended, device=device)
-        if not keep.any():
-            break
-        if not keep.all():
-            kept = keep.nonzero()[:, 0]
-            rows, mask, position, token = rows[kept], mask[kept], position[kept], token[kept]
-            cache.batch_select_indices(kept)
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        logits = next_logits(model, cache, token, mask, position)
-        position = position + 1
-    return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
-
-
-class _Stops:
-    """Finds stop strings as tokens come, across tokens and inside of one.
-
-    A token alone nearly always shows that it ends none: decoding the text before it would take as long as a small
-    model's forward pass.
-    """
-
-    def __init__(self, stops: Sequence[Sequence[str]], decode: Callable[[list[int]], str]) -> None:
-        self._stops, self._decode = stops, decode
-        self._ends = {stop[-1] for each in stops for stop in each if stop}
-        self._may_end: dict[int, bool] = {}
-
-    def ends(self, row: int, ids: list[int]) -> bool:
-        """Whether the newest of a row's tokens ends one of its stop strings."""
-        stops, token = self._stops[row], ids[-1]
-        if stops and token not in self._may_end:  # alone, a token may lose its spaces, or be a part of a character
-            text = self._decode([token])
-            self._may_end[token] = not text or any(end in text or end.isspace() for end in (*self._ends, "\ufffd"))
-        if not stops or not self._may_end[token]:
-            return False
-        text = self._decode(ids[-4 * max(map(len, stops)) - 1 :])  # a character is at most four tokens
-        return any(stop in text for stop in stops)
-
-
-class _Draws:
-    """The random numbers and temperatures of a batch of requests."""
-
-    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
-        self.limits = torch.tensor([request.sampling.max_tokens for request in requests], device=device)
-        self.longest = int(self.limits.max())
-        self.temperatures = torch.tensor([request.sampling.temperature for request in requests], device=device)
-        self.top_p = torch.tensor([request.sampling.top_p for request in requests], device=device)
-        generators = (np.random.Generator(np.random.Philox(key=request.seed)) for request in requests)
-        uniforms = np.stack([generator.random(self.longest) for generator in generators])
-        self.uniforms = torch.from_numpy(uniforms).to(device)
-
-    def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(token [rows], its log-probability [rows]) from logits [rows, _V]."""
-        temperature = self.temperatures[rows]
-        greedy = temperature == 0
-        scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
-        logprobs = scaled.log_softmax(-1)
-        probabilities = _nucleus(logprobs.exp(), self.top_p[rows])
-        cumulative = probabilities.double().cumsum(-1)
-        target = self.uniforms[rows, step] * cumulative[:, -1]
-        drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-        token = torch.where(greedy, logits.argmax(-1), drawn)
-        return token, logprobs.gather(1, token[:, None])[:, 0]
-
-
-def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of most likely tokens whose probability reaches `top_p` [rows]; zero the others."""
-    if bool((top_p >= 1).all()):
-        return probabilities
-    ordered, index = probabilities.sort(-1, descending=True)
-    ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter(-1, index, ordered)

@@ -1,0 +1,194 @@
+"""A model in process that batches continuously: a request joins the running batch at the next token, whoever asks when.
+
+For agents that keep no step with each other. What shares a batch depends on time, so samples are equal from run to run
+up to floating point alone (`Batch`); where they must be equal bit for bit, use `TransformersLocal` and its barrier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from midstream.core.errors import UnsupportedError
+from midstream.core.protocols import Engine, Request
+from midstream.core.trajectory import Call
+from midstream.engines.local.decoding import Batch, Row, Sampled, can_join
+from midstream.engines.local.engine import TransformersLocal
+from midstream.engines.local.prefill import Prefill
+
+IDLE_S = 2.0  # after which the thread ends; a new one costs a model this small about a token's time
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Asked:
+    request: Request
+    prompt_ids: tuple[int, ...]
+    future: asyncio.Future[Sampled]
+    policy_version: int = 0  # of the weights that began to answer it
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.future.done() or self.future.get_loop().is_closed()
+
+
+class ContinuousLocal(Engine):
+    """Answers requests of any number at any time with the model of a `TransformersLocal`, in a thread of its own.
+
+    At most `max_batch` requests are in the batch; the others wait in order of arrival. A request that is cancelled
+    leaves it at the next token. Several event loops may use it. While requests run, leave the wrapped engine and the
+    model alone: change weights inside `paused`.
+
+    Raises:
+        UnsupportedError: the model keeps more of a prompt than keys and values, so that nothing can join its batch.
+    """
+
+    token_exact = True
+
+    def __init__(self, engine: TransformersLocal) -> None:
+        if not can_join(engine.model):
+            raise UnsupportedError(
+                f"{engine.name} cannot batch requests that arrive at different times",
+                code="cache-unsupported",
+                cause=f"{type(engine.model).__name__} keeps more of a prompt than keys and values of its tokens",
+                fix="ask the engine without continuous batching, or name another model",
+            )
+        self._engine = engine
+        self.name, self.codec, self.max_batch = engine.name, engine.codec, engine.max_batch
+        self._prefill = Prefill()
+        self._changed = threading.Condition()  # guards all below
+        self._waiting: deque[_Asked] = deque()
+        self._running: list[_Asked] = []
+        self._pauses = 0
+        self._drained: list[asyncio.Future[None]] = []  # set when a pause has nothing more to wait for
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of the wrapped engine."""
+        return self._engine.model
+
+    @property
+    def policy_version(self) -> int:
+        """The version of its weights; a call records that with which its first token was sampled."""
+        return self._engine.policy_version
+
+    async def sample(self, request: Request) -> Call:
+        """Join the batch, or wait for a place in it, and answer. Errors are those of `TransformersLocal`."""
+        prompt_ids = self._engine.prompt_of(request)
+        asked = _Asked(request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future())
+        with self._changed:
+            self._closed = False
+            self._waiting.append(asked)
+            self._wake()
+        sampled = await asked.future
+        return self._engine.answered(request, prompt_ids, sampled, policy_version=asked.policy_version)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Finish the batch and let nothing join it inside the context: there weights may change. Requests wait."""
+        drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            self._pauses += 1
+            if self._running:
+                self._drained.append(drained)
+            else:
+                drained.set_result(None)
+        try:
+            await drained
+            self._prefill.prefixes.clear()  # not every change of weights shows
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._wake()
+
+    async def close(self) -> None:
+        """Cancel what is asked, and end the thread."""
+        with self._changed:
+            thread, self._closed = self._thread, True
+            for asked in (*self._waiting, *self._running):
+                _tell(asked.future, asked.future.cancel)
+            self._waiting.clear()
+            self._changed.notify_all()
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+
+    def _wake(self) -> None:
+        """With the lock held: let the thread see what changed, or start one."""
+        if self._thread is None and self._waiting and not self._pauses:
+            # A daemon: a program that ends does not wait for samples that nobody will read.
+            self._thread = threading.Thread(target=self._work, name=f"{self.name} sampling", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        """What the thread does: a token at a time until nothing is asked for `IDLE_S`."""
+        rows: dict[Row, _Asked] = {}
+        batch: Any = None
+        while (joining := self._joining(list(rows.values()))) is not None:
+            together = {*rows.values(), *joining}
+            if not together:
+                continue
+            try:
+                if not rows:
+                    end_ids, decode = self.codec.end_ids, self.codec.decode
+                    batch = Batch(self.model, end_ids=end_ids, decode=decode, prefill=self._prefill)
+                if joining:
+                    for asked in joining:
+                        asked.policy_version = self.policy_version
+                    added = batch.add([(asked.prompt_ids, asked.request) for asked in joining])
+                    rows.update(zip(added, joining, strict=True))
+                for row in batch.step():
+                    asked = rows.pop(row)
+                    _tell(asked.future, lambda future=asked.future, sampled=row.sampled: future.set_result(sampled))
+                if any(asked.gone for asked in rows.values()):
+                    rows = {row: asked for row, asked in rows.items() if not asked.gone}
+                    batch.keep([place for place, row in enumerate(batch.rows) if row in rows])
+                batch.trim()
+            except Exception as failure:  # the thread must live on, and nobody wait forever
+                batch, rows = None, {}
+                self._fail(together, failure)
+
+    def _joining(self, running: list[_Asked]) -> list[_Asked] | None:
+        """Those that join now, in order of arrival. Waits while there is nothing to do; None ends the thread."""
+        with self._changed:
+            self._running = running
+            if not running:
+                for future in self._drained:
+                    _tell(future, lambda future=future: future.set_result(None))
+                self._drained.clear()
+                self._changed.wait_for(lambda: self._closed or (self._waiting and not self._pauses), IDLE_S)
+                if not self._waiting or self._pauses:
+                    self._prefill.prefixes.clear()
+                    self._thread = None
+                    return None
+            joining: list[_Asked] = []
+            while self._waiting and not self._pauses and len(running) + len(joining) < self.max_batch:
+                asked = self._waiting.popleft()
+                if not asked.gone:
+                    joining.append(asked)
+            self._running = [*running, *joining]
+            return joining
+
+    def _fail(self, together: Collection[_Asked], failure: Exception) -> None:
+        self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+        for asked in together:
+            error = self._engine.sampling_failed(len(together), failure)
+            _tell(asked.future, lambda future=asked.future, error=error: future.set_exception(error))
+
+
+def _tell(future: asyncio.Future[Any], tell: Callable[[], object]) -> None:
+    """Settle a future from another thread, unless it is."""
+    with suppress(RuntimeError):  # its event loop is closed: nobody waits
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else tell())
