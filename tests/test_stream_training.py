@@ -7,8 +7,8 @@ import json
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.sequences import joined
 from midstream.runs import RunDirectory
-from midstream.training.rows import joined
 from support.llm_server import LLMServer
 from support.served_model import ServedModel, save_model
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.sequences import joined
 from midstream.core.trajectory import Call, Sampling
-from midstream.training.rows import joined, row_of, tokens_after_prompt
+from midstream.training.rows import row_of, tokens_after_prompt
 
 PROMPT = (1, 2, 3)
 

@@ -15,11 +15,11 @@ from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.agents.rendering import prompt_text
 from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import ModuleContext, Planner
+from midstream.core.sequences import joined
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator
-from midstream.training.rows import joined
 from midstream.training.sharing import first_difference, sharing_warning
 from midstream.worlds.gazetteer.compact import CompactConfig, CompactPlanner
 

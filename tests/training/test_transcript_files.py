@@ -10,11 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from midstream.core.protocols import Request
+from midstream.core.sequences import joined
 from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Call, Message
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.engine import TransformersLocal
-from midstream.training.rows import joined, row_of
+from midstream.training.rows import row_of
 from midstream.training.transcripts import Transcript, row_of_transcript, rows_of_file, transcript_of
 from support.errors import raises
 from support.interleaved import Shout, Talk, play

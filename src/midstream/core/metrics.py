@@ -321,6 +321,7 @@ class StepMetrics(Frozen):
     tool_use: ToolUse = ToolUse()
     streams: StreamMetrics | None = None  # of interleaved policies
     rows: int = 0  # training rows
+    rows_split: dict[str, int] = {}  # rows that a conversation was split into, by reason; not written if empty
     prompt_tokens: int = 0  # of the trained module's prompts
     completion_tokens: int = 0  # sampled tokens
     total_tokens: int = 0  # of the update's rows; 0 if the learner did not count them
@@ -337,8 +338,8 @@ class StepMetrics(Frozen):
 
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = dump(self)
-        return fields if self.limits else {name: value for name, value in fields.items() if name != "limits"}
+        empty = {name for name in ("limits", "rows_split") if not getattr(self, name)}
+        return {name: value for name, value in dump(self).items() if name not in empty}
 
     @property
     def no_contrast(self) -> str:

@@ -11,7 +11,7 @@ An example of two turns in the offline world ("How high is Amberbank plus 7 ?", 
         Turn(index=2, action=Action(sub_goal="add", tool="python", context="105 + 7"), ...)))
 
 Only calls with token ids and log-probabilities can be trained on. Each becomes one training row; calls that
-continue one another, as those of a stream do, become one row together.
+continue one another, as those of a stream do, become one row together (`core/sequences.py`).
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class Call(Frozen):
     failures: tuple[str, ...] = ()  # why earlier attempts of this request failed
     repaired: bool = False  # the reply was not valid JSON and was repaired
     error: ErrorInfo | None = None  # why the request failed; None if it succeeded
+    # False: the agent never received the reply, for example because it had hung up; not trained.
+    delivered: bool = True
 
 
 class Action(Frozen):

@@ -78,8 +78,8 @@ def verl_tasks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _calls(trajectory: Trajectory, module: str) -> list[Call]:
-    """The answered calls of a module, of every one for ""."""
-    return [call for call in trajectory.calls if call.error is None and module in ("", call.role)]
+    """The calls of a module, of every one for "", whose replies the agent received."""
+    return [call for call in trajectory.calls if call.error is None and call.delivered and module in ("", call.role)]
 
 
 def _conversation(call: Call) -> list[Message]:

@@ -172,7 +172,8 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     errors += f", {retried:,} run again" if retried else ""
     trouble = troubles(total("request_failures"), total("replies_repaired"))
     left_out = summed(step.samples_left_out for step in metrics)
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in left_out.items())
+    split = summed(step.rows_split for step in metrics)
+    reasons, whys = (", ".join(f"{why} {count:,}" for why, count in each.items()) for each in (left_out, split))
     rows: list[tuple[str, RenderableType]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
         ("its parts", plain(turn_rows.part_words(last.reward_parts) if len(last.reward_parts) > 1 else "")),
@@ -185,6 +186,7 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
         ("requests", Text(trouble, "yellow")),
         ("groups", groups),
         ("learned", Text(nothing_learned([step.no_contrast for step in metrics], "step"), "yellow")),
+        ("rows split", Text(whys, "yellow")),
         ("left out", Text(reasons, "yellow")),
     ]
     return [(name, text) for name, text in rows if text]

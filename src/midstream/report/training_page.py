@@ -336,7 +336,8 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         return sum(getattr(record, name) for record in of)
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
-    left_out, limits = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits"))
+    sums = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits", "rows_split"))
+    left_out, limits, split = sums
     rows = [
         ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
         ("Trajectories lost to errors", total("trajectories_error"), lost),
@@ -348,6 +349,7 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
         ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
+        *(("Rows split from a conversation", count, reason) for reason, count in split.items()),
         *(("Samples left out", count, reason) for reason, count in left_out.items()),
         ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
         ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),

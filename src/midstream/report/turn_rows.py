@@ -26,6 +26,7 @@ from rich.text import Text
 
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.metrics import StreamMetrics
+from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
 from midstream.core.text import visible
@@ -165,7 +166,36 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         rows.append((f"run {attempt}", plain(f"failed: {error.line}", "yellow")))
     if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
         rows.append(("requests", Text(trouble, "yellow")))
+    for place, line in enumerate(sequence_words(trajectory)):
+        rows.append(("" if place else "rows", Text(line)))
     return rows
+
+
+def sequence_words(trajectory: Trajectory) -> list[str]:
+    """How the calls with token ids become training rows, and the first split of each kind; of one call nothing.
+
+    Calls are numbered from 1 among all of the trajectory. Modules have rows of their own.
+    """
+    modules: dict[str, dict[int, Call]] = {}
+    for place, call in enumerate(trajectory.calls, 1):
+        if trainable(call):
+            modules.setdefault(call.role, {})[place] = call
+    lines = []
+    for role, numbered in modules.items():
+        numbers, calls = list(numbered), list(numbered.values())
+        if len(calls) < 2:
+            continue
+        sent = sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
+        tokens = f"{sent:,} tokens sent, {distinct_tokens(calls):,} distinct"
+        name = f"{role}: " if len(modules) > 1 else ""
+        lines.append(f"{name}{len(joined(calls)):,} of {counted(len(calls), 'call')}; {tokens}")
+        kinds: dict[str, list[Split]] = {}
+        for split in splits(calls):
+            kinds.setdefault(split.why, []).append(split)
+        for why, (first, *more) in kinds.items():
+            place = f"call {numbers[first.call]} split from call {numbers[first.of]} after {first.shared:,} tokens"
+            lines.append(f"{place}: {why}" + (f" (and {len(more):,} more)" if more else ""))
+    return lines
 
 
 def stopped(trajectory: Trajectory) -> str:

@@ -16,11 +16,12 @@ from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.sequences import joined, splits, trainable
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
-from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
+from midstream.training.rows import RowBatch, build_rows, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
@@ -215,6 +216,13 @@ class FlowGRPO:
             for run in joined([call for call in trajectory.calls if call.role == self.role and call.prompt_ids])
         ]
         sampled = sum(len(call.completion_ids) for run in runs for call in run)
+        trained = [
+            [call for call in trajectory.calls if call.role == self.role and trainable(call)]
+            for group in kept
+            for trajectory in group.trajectories
+        ]
+        # A conversation of its own begins a row by design.
+        whys = Counter(split.why for calls in trained for split in splits(calls) if split.why != "another conversation")
         return {
             "reward_mean": fmean(rewards) if rewards else 0.0,
             "reward_by_family": {family: fmean(values) for family, values in sorted(by_family.items())},
@@ -233,6 +241,7 @@ class FlowGRPO:
             "tool_use": tool_use(scored),
             "streams": stream_metrics(scored),
             "rows": sum(len(batch.rows) for batch in batches),
+            "rows_split": dict(sorted(whys.items())),
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
             "completion_tokens": sampled,
         }

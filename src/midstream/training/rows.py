@@ -2,7 +2,8 @@
 
 The environment of this RL problem is the agent loop with its tools; its actions are the calls of one role (the
 planner, or a policy that writes one stream). A planner is asked from scratch in every turn, so each of its calls is a
-row. Calls of a stream continue one another and make one row:
+row. Calls of a stream continue one another and make one row, as do those of each conversation in a session of an agent
+that holds several at once (`core/sequences.py`):
 
     call 1   prompt | <think>..</think><python>..</python>
     call 2   prompt | <think>..</think><python>..</python><output>5</output> | <answer>5</answer>
@@ -25,6 +26,7 @@ import torch
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
+from midstream.core.sequences import joined
 from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import row_weights
 from midstream.training.own import Advantage
@@ -144,20 +146,6 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
 # -- calls as sequences ------------------------------------------------------------------------------------------------
 
 
-def joined(calls: Sequence[Call]) -> list[list[Call]]:
-    """Calls, all with token ids, in runs of which each starts exactly where the one before ended at its temperature."""
-    runs: list[list[Call]] = []
-    for call in calls:
-        before = runs[-1][-1] if runs else None
-        if before is not None and before.sampling.temperature == call.sampling.temperature:
-            there = before.prompt_ids + before.completion_ids
-            if call.prompt_ids[: len(there)] == there:
-                runs[-1].append(call)
-                continue
-        runs.append([call])
-    return runs
-
-
 def row_of(run: Sequence[Call], *, advantage: float, kl_weight: float, trajectory_id: str) -> Row:
     """One run of `joined` as a row of weight 1: the first call's prompt, then everything after it."""
     prompt = run[0].prompt_ids
@@ -254,9 +242,12 @@ def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Traje
 
 
 def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Runs:
-    """The calls of `role` that have token ids, as the rows they make."""
+    """The calls of `role` that have token ids and reached the agent, as the rows they make."""
     # A refused request, such as a prompt that was too long, sampled nothing.
-    calls = [call for call in trajectory.calls if call.role == role and call.error is None]
+    sampled = [call for call in trajectory.calls if call.role == role and call.error is None]
+    # What the agent never received had no part in its reward; the same tokens, asked again, are in another call.
+    calls = [call for call in sampled if call.delivered]
+    left_out["call whose reply the agent never received"] += len(sampled) - len(calls)
     trained = []
     for call in calls:
         if not (call.prompt_ids and call.completion_ids and call.logprobs):

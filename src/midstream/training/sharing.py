@@ -21,8 +21,8 @@ from operator import and_
 from statistics import fmean
 
 from midstream.core.metrics import StepMetrics
+from midstream.core.sequences import joined, trainable
 from midstream.core.trajectory import Call, Trajectory
-from midstream.training.rows import joined
 
 WARN_BELOW = 1.5  # tokens for each unique one
 WARN_GAIN = 2.0  # how many times more another order of the prompt would make them: enough for a warning at step 1
@@ -59,7 +59,7 @@ def sharing_warning(metrics: StepMetrics, trajectories: Sequence[Trajectory], ro
         return None
     tasks: dict[str, list[list[Call]]] = {}
     for trajectory in trajectories:
-        calls = [call for call in trajectory.calls if call.role == role and call.prompt_ids and call.completion_ids]
+        calls = [call for call in trajectory.calls if call.role == role and trainable(call)]
         tasks.setdefault(trajectory.task_id, []).extend(joined(calls))
     found = [difference for runs in tasks.values() if (difference := first_difference(runs, decode))]
     if not found:
@@ -74,7 +74,7 @@ def sharing_warning(metrics: StepMetrics, trajectories: Sequence[Trajectory], ro
 
 
 def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Difference | None:
-    """Where the rows of one task, each a run of `rows.joined`, first differ; None if they are all the same."""
+    """Where the rows of one task, each a run of `joined`, first differ; None if they are all the same."""
     prompts = {run[-1].prompt_ids + run[-1].completion_ids: run[0].prompt_ids for run in runs}  # by row
     if len(prompts) < 2:
         return None

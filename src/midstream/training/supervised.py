@@ -128,13 +128,13 @@ async def collect(
 
 
 def _rows(trajectory: Trajectory, student: TransformersLocal, roles: Collection[str]) -> list[Row]:
-    """One row for each reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
+    """One row for each delivered reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
 
     A reply that was cut off has no end, and teaches none; an empty one makes no row.
     """
     tokenizer, rows = student.tokenizer, []
     for call in trajectory.calls:
-        if call.role not in roles:
+        if call.role not in roles or not call.delivered:
             continue
         end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)

@@ -1,0 +1,170 @@
+"""Calls as sequences of tokens: which continue one another, and why a call does not continue what came before it.
+
+A session of an agent is many calls, each with its whole prompt. Of three calls of one conversation and one of a
+sub-agent in between, two rows are made:
+
+    call 1   prompt | reply 1                                      row 1
+    call 2   prompt of the sub-agent | reply 2                     row 2
+    call 3   prompt | reply 1 | tool output | reply 3              row 1
+    call 4   prompt | reply 1 | tool output | reply 3 | question | reply 4     row 1
+
+If the agent had sent reply 1 without its thoughts in call 3, call 3 would have begun a row of its own: a split.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from midstream.core.trajectory import Call
+
+Why = Literal[
+    "another conversation",  # the system message or the first user message differs
+    "branch",  # two calls continue the same point
+    "history changed",  # an earlier message was removed or edited
+    "reply changed",  # the sampled message came back otherwise: without thoughts, with another tool call, trimmed
+    "tools changed",  # the request lists other tools
+    "temperature changed",
+    "tokens changed",  # the same messages have other tokens: the chat template, or text that was tokenized again
+]
+_SIZE = array("q").itemsize  # bytes of a token
+_REPLY_OPENING = 8  # tokens: the most with which a chat template opens a reply ("<|im_start|>assistant\n<think>\n")
+_SHOWN = 4  # tokens of each side of a split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """A call that begins a row although it begins with tokens of an earlier call.
+
+    `call` and `of` are their places, from 0, among the calls given; `of` is the earlier call whose prompt and reply
+    have the most tokens in common with the prompt of `call`, namely the first `shared`. `ours` and `theirs` are the
+    first tokens after that, of `call` and of `of`; empty where a sequence ends there.
+    """
+
+    call: int
+    of: int
+    shared: int
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+    why: Why
+
+
+def trainable(call: Call) -> bool:
+    """Whether training can use the call: its agent received a reply, whose tokens the engine recorded."""
+    return bool(call.delivered and call.error is None and call.prompt_ids and call.completion_ids and call.logprobs)
+
+
+def joined(calls: Sequence[Call]) -> list[list[Call]]:
+    """Calls, all with token ids, in runs of which each call continues the one before it: the rows of training.
+
+    A call continues the longest sequence, prompt and reply, that its prompt begins with, that was sampled at its
+    temperature, and that no call continues yet. So every call is in one run. Of two calls that continue one point the
+    second begins a run, and so do concurrent conversations. Runs are in the order of their first calls.
+    """
+    return [[calls[place] for place in run] for run in _runs(calls)]
+
+
+def splits(calls: Sequence[Call]) -> list[Split]:
+    """Each call, all with token ids, that begins a run of `joined` although an earlier call shares its first tokens."""
+    sequences = [_bytes(call.prompt_ids + call.completion_ids) for call in calls]
+    found = []
+    for run in _runs(calls)[1:]:
+        call, prompt = run[0], _bytes(calls[run[0]].prompt_ids)
+        of, shared = 0, 0
+        for place in reversed(range(call)):
+            # Only a sequence that also has the next token shares more: most are ruled out by one comparison.
+            if len(prompt) > shared * _SIZE and sequences[place].startswith(prompt[: (shared + 1) * _SIZE]):
+                of, shared = place, _alike(prompt, sequences[place])
+        if shared:
+            ours, theirs = calls[call], calls[of]
+            until = shared + _SHOWN
+            earlier = zip(calls[:call], sequences, strict=False)
+            extended = [one for one, ids in earlier if len(ids) <= shared * _SIZE and prompt.startswith(ids)]
+            found.append(
+                Split(
+                    call=call,
+                    of=of,
+                    shared=shared,
+                    ours=ours.prompt_ids[shared:until],
+                    theirs=(theirs.prompt_ids + theirs.completion_ids)[shared:until],
+                    why=_why(ours, theirs, shared, extended),
+                )
+            )
+    return found
+
+
+def distinct_tokens(calls: Sequence[Call]) -> int:
+    """Tokens of all prompts and replies, common beginnings counted once."""
+    # Sorted, sequences with a common beginning lie next to each other.
+    ordered = sorted(_bytes(call.prompt_ids + call.completion_ids) for call in calls)
+    return sum(map(len, ordered)) // _SIZE - sum(_alike(one, other) for one, other in pairwise(ordered))
+
+
+def _runs(calls: Sequence[Call]) -> list[list[int]]:
+    """The runs of `joined`, as places among the calls."""
+    runs: list[list[int]] = []
+    # The end of each run, with all that comes before it. As bytes, two sequences are compared by one `memcmp`.
+    ends: list[bytes] = []
+    for place, call in enumerate(calls):
+        prompt, temperature = _bytes(call.prompt_ids), call.sampling.temperature
+        longest, best = -1, None
+        for number, end in enumerate(ends):
+            if (
+                len(end) >= longest
+                and prompt.startswith(end)
+                and calls[runs[number][-1]].sampling.temperature == temperature
+            ):
+                longest, best = len(end), number
+        sequence = prompt + _bytes(call.completion_ids)
+        if best is None:
+            runs.append([place])
+            ends.append(sequence)
+        else:
+            runs[best].append(place)
+            ends[best] = sequence
+    return runs
+
+
+def _why(ours: Call, theirs: Call, shared: int, extended: Sequence[Call]) -> Why:
+    """Why `ours` does not continue `theirs`, whose first tokens it shares; `extended` are the calls it does extend."""
+    if extended:
+        at = ours.sampling.temperature
+        return "branch" if any(other.sampling.temperature == at for other in extended) else "temperature changed"
+    if shared == len(ours.prompt_ids):
+        return "branch"  # the same was asked again, or an earlier point
+    new, old = ours.messages, theirs.messages
+    if not new or not old:
+        same_text = theirs.prompt and ours.prompt.startswith(theirs.prompt)
+        return "tokens changed" if same_text else "another conversation"
+    same = next(
+        (at for at, (one, other) in enumerate(zip(new, old, strict=False)) if one != other), min(len(new), len(old))
+    )
+    if same < min(len(new), len(old)) and not any(message.role == "user" for message in new[:same]):
+        return "another conversation"
+    if shared < len(theirs.prompt_ids) and ours.sent.get("tools") != theirs.sent.get("tools"):
+        return "tools changed"
+    if same == len(new):
+        return "tokens changed" if same == len(old) else "branch"
+    if same < len(old):
+        # Behind a branch nothing was sampled yet; a history that was edited has replies of its own.
+        return "history changed" if any(one.role == "assistant" for one in (*new[same:], old[same])) else "branch"
+    if new[same].role != "assistant":
+        return "history changed"  # the reply is gone
+    back = new[same]
+    intact = back.content.strip() == theirs.completion.strip() and not back.fields.get("tool_calls")
+    in_reply = shared >= len(theirs.prompt_ids) - _REPLY_OPENING
+    return "reply changed" if in_reply and not intact else "tokens changed"
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    return array("q", ids).tobytes()
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """How many tokens two sequences share at their beginning."""
+    sizes = range(_SIZE, min(len(one), len(other)) + 1, _SIZE)
+    return bisect_left(sizes, True, key=lambda size: one[:size] != other[:size])
