@@ -11,21 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.gateway.chat_completions import events, read, write
-from midstream.gateway.forms import Answered, Asked, FormError, ToolUse
+from midstream.gateway.forms import Answered, Asked, FormError
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
-USES = (ToolUse(id="a1b2c3d4e", name="add", arguments='{"a": 1}'), ToolUse(id="f1b2c3d4e", name="now", arguments="{}"))
-FULL = Answered(
-    id="7",
-    model="m",
-    created=1,
-    text="I add 1 and 2.",
-    thoughts="Two numbers.",
-    tool_uses=USES,
-    finish="stop",
-    prompt_tokens=5,
-    completion_tokens=9,
-)
 
 
 def asked(**others: Any) -> dict[str, Any]:
@@ -188,39 +176,39 @@ def test_a_body_that_is_no_object() -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_type", None)
 
 
-def test_a_reply_is_one_of_the_library() -> None:
+def test_a_reply_is_one_of_the_library(full: Answered) -> None:
     chat = pytest.importorskip("openai.types.chat")
-    reply = chat.ChatCompletion.model_validate(write(FULL), strict=True)
+    reply = chat.ChatCompletion.model_validate(write(full), strict=True)
     choice = reply.choices[0]
-    assert (reply.id, choice.finish_reason, choice.message.content) == ("chatcmpl-7", "tool_calls", FULL.text)
+    assert (reply.id, choice.finish_reason, choice.message.content) == ("chatcmpl-7", "tool_calls", full.text)
     assert [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
-        (use.id, use.name, use.arguments) for use in USES
+        (use.id, use.name, use.arguments) for use in full.tool_uses
     ]
-    assert choice.message.reasoning_content == FULL.thoughts
+    assert choice.message.reasoning_content == full.thoughts
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (5, 9, 14)
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
-def test_a_stream_adds_up_to_the_reply(include_usage: bool) -> None:
+def test_a_stream_adds_up_to_the_reply(full: Answered, include_usage: bool) -> None:
     chat = pytest.importorskip("openai.types.chat")
     request = read(asked(stream=True, stream_options={"include_usage": include_usage}))
-    chunks = [chat.ChatCompletionChunk.model_validate(data, strict=True) for data in data_of(events(FULL, request))]
+    chunks = [chat.ChatCompletionChunk.model_validate(data, strict=True) for data in data_of(events(full, request))]
     if include_usage:
         last = chunks.pop()
         assert (last.choices, last.usage.total_tokens) == ([], 14)
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in chunks)
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
-    assert "".join(delta.content or "" for delta in deltas) == FULL.text
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == FULL.thoughts
+    assert "".join(delta.content or "" for delta in deltas) == full.text
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == full.thoughts
     calls: dict[int, list[str]] = {}
     for delta in deltas:
         for call in delta.tool_calls or ():
             calls.setdefault(call.index, [call.id, call.function.name, ""])[2] += call.function.arguments
-    assert list(calls.values()) == [[use.id, use.name, use.arguments] for use in USES]
+    assert list(calls.values()) == [[use.id, use.name, use.arguments] for use in full.tool_uses]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
 
 
-def test_a_reply_can_be_sent_back() -> None:
-    message = write(FULL)["choices"][0]["message"]
+def test_a_reply_can_be_sent_back(full: Answered) -> None:
+    message = write(full)["choices"][0]["message"]
     assert read(asked(messages=[message])).messages[0].wire() == message

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.trajectory import Sampling
-from midstream.gateway import chat_completions
+from midstream.gateway import anthropic_messages, chat_completions, responses
 from midstream.gateway.forms import Asked, FormError, pieces, sse
 
-APIS = [chat_completions]
+APIS = [chat_completions, responses, anthropic_messages]
 
 TEXTS = st.text(max_size=8) | st.text(st.characters(codec=None, exclude_categories=()), max_size=3)
 NUMBERS = st.integers() | st.floats() | st.just(10**400)

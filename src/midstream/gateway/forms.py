@@ -166,8 +166,14 @@ class Fields:
         message = f"{_shown(self.table.get(key))} is not supported; {fix}"
         return FormError("unsupported_value", message, self.at(key))
 
-    def text(self, key: str, kinds: Mapping[str, str]) -> str:
-        """The text of a content: a string, or parts in lines; `kinds` are the parts' types and fields with text."""
+    def text(self, key: str, kinds: Mapping[str, str], skipped: Sequence[str] = ()) -> str:
+        """The text of a content: a string, or parts in lines; nothing if it is missing.
+
+        Args:
+            key: of the content.
+            kinds: the types of parts, and the field of each with its text.
+            skipped: types of parts that are read elsewhere.
+        """
         value = self.table.get(key)
         if isinstance(value, str):
             return value
@@ -177,6 +183,8 @@ class Fields:
         texts = []
         for part in self.objects(key):
             kind = part.need("type", str)
+            if kind in skipped:
+                continue
             if kind not in kinds:
                 raise part.unsupported("type", "the models read text only: send parts of text")
             texts.append(part.maybe(kinds[kind], str) or "")

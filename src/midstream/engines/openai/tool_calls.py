@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from midstream.core.data import unfit
 from midstream.core.http import TransientError
+from midstream.core.native_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
 from midstream.core.trajectory import Message
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(rf"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 _CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that distinguish two calls
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that OpenAI accepts
 
@@ -46,12 +44,12 @@ def with_calls(content: Any, calls: object) -> Any:
         arguments = function.get("arguments")
         if arguments is None or arguments == "":
             arguments = {}
-        elif isinstance(arguments, str) and isinstance(parsed := _parsed(arguments), dict):
-            arguments = parsed
+        elif isinstance(arguments, str) and isinstance(value := parsed(arguments), dict):
+            arguments = value
         text = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
         # JSON's escapes keep marks inside of arguments from ending the block.
-        text = text.replace(_CLOSE, r"<\/tool_call>").replace(_OPEN, r"\u003ctool_call>")
-        texts.append(f"{_OPEN}{text}{_CLOSE}")
+        text = text.replace(CLOSE, r"<\/tool_call>").replace(OPEN, r"\u003ctool_call>")
+        texts.append(f"{OPEN}{text}{CLOSE}")
     return "\n".join(texts)
 
 
@@ -125,9 +123,10 @@ def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[
 
     def take(block: re.Match[str]) -> str:
         """Assign the next results to a block's calls; returns what the text keeps of the block."""
-        functions, expected = _functions(block[1])
+        functions, expected = functions_in(parsed(block[1]))
+        named = all(_NAME.fullmatch(function["name"]) for function in functions)
         own = [results.popleft() for _ in range(min(expected, len(results)))]
-        if not functions or len(own) < expected:
+        if not functions or not named or len(own) < expected:
             others.extend(own)
             return block[0]
         for function, result in zip(functions, own, strict=True):
@@ -136,36 +135,8 @@ def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[
             answers.append({"role": "tool", "tool_call_id": name, "content": result})
         return ""
 
-    calling, close, rest = reply.rpartition(_CLOSE)  # `sub` would search the rest once for each mark that opens a call
-    kept = _BLOCK.sub(take, calling + close) + rest
+    kept = replace_blocks(reply, take)
     message: dict[str, Any] = {"role": "assistant", "content": reply}
     if calls:
         message |= {"content": kept.strip() or None, "tool_calls": calls}
     return [message, *answers, *({"role": "user", "content": result} for result in (*others, *results))]
-
-
-def _functions(block: str) -> tuple[list[dict[str, str]], int]:
-    """(names and arguments of a block's calls as they are sent, number of calls that the agent reads there).
-
-    A block is a call or a list of calls. None is sent if a server would not accept one of them as a call.
-    """
-    parsed = _parsed(block)
-    calls: list[Any] = parsed if isinstance(parsed, list) and parsed else [parsed]
-    for call in calls:
-        if not isinstance(call, dict) or not call.keys() <= {"name", "arguments"}:
-            return [], 1
-        if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments", {}), dict):
-            return [], 1
-    if not all(_NAME.fullmatch(call["name"]) for call in calls):
-        return [], len(calls)
-    arguments = [json.dumps(call.get("arguments", {}), ensure_ascii=False) for call in calls]
-    return [{"name": call["name"], "arguments": text} for call, text in zip(calls, arguments, strict=True)], len(calls)
-
-
-def _parsed(text: str) -> Any:
-    """The JSON value of a text; None if it is not JSON, or a value that a trajectory cannot hold."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return None if unfit(value) else value

@@ -1,0 +1,170 @@
+"""Anthropic's Messages API: `POST /v1/messages` (https://docs.anthropic.com/en/api/messages).
+
+Thoughts are a thinking block without a signature, in both directions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from midstream.core.trajectory import Message
+from midstream.gateway.forms import (
+    SAMPLING_REFUSED,
+    Answered,
+    Asked,
+    Fields,
+    FormError,
+    ToolUse,
+    assistant_message,
+    chosen_tools,
+    fields_of,
+    function_tool,
+    pieces,
+    sampling_of,
+    schema_of,
+    some_messages,
+    sse,
+    tool_message,
+)
+
+heartbeat = sse({"type": "ping"}, "ping")
+
+_TEXT = {"text": "text"}
+_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+    "mcp_servers": ("call them in the agent, and send their tools as tools",),
+    "container": ("no container is built in: remove it",),
+}
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def read(body: Any) -> Asked:
+    """A request. Settings that cannot change a reply here, such as `metadata` or `thinking`, are ignored.
+
+    Raises:
+        FormError: the body is malformed, or asks for what midstream's engines do not do.
+    """
+    fields = fields_of(body)
+    fields.refuse(_REFUSED)
+    fields.need("max_tokens", int)
+    tools = []
+    for tool in fields.objects("tools"):
+        if tool.table.get("type") not in (None, "custom"):
+            raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
+        tools.append(function_tool(tool, "input_schema"))
+    choice, config = fields.within("tool_choice"), fields.within("output_config")
+    system = fields.text("system", _TEXT)
+    messages = [Message(role="system", content=system)] if system else []
+    said = fields.objects("messages")
+    for message in said:
+        messages += _messages(message)
+    if said and said[-1].table["role"] == "assistant":
+        message = "the beginning of a reply cannot be given; end with a message of the user"
+        raise FormError("unsupported_value", message, said[-1].at("role"))
+    return Asked(
+        model=fields.need("model", str),
+        messages=some_messages(messages[bool(system) :], "messages") and tuple(messages),
+        tools=chosen_tools(choice, "type", tools) if choice else tuple(tools),
+        sampling=sampling_of(fields, ("max_tokens",), "stop_sequences"),
+        json_schema=schema_of(config.within("format") if config else fields.within("output_format")),
+        stream=fields.maybe("stream", bool) or False,
+    )
+
+
+def _messages(message: Fields) -> list[Message]:
+    """A message in chat completions' form; the results of tools come before a user's words."""
+    role = message.need("role", str)
+    content = message.table.get("content")
+    if content is None:
+        raise FormError("missing_required_parameter", "it is required", message.at("content"))
+    blocks = message.objects("content") if isinstance(content, list) else []
+    if role == "assistant":
+        text = message.text("content", _TEXT, ("thinking", "redacted_thinking", "tool_use"))
+        thoughts = [block.maybe("thinking", str) for block in blocks if block.table["type"] == "thinking"]
+        calls = [_call(block) for block in blocks if block.table["type"] == "tool_use"]
+        return [assistant_message(text, "\n".join(filter(None, thoughts)), calls)]
+    if role not in ("user", "system"):
+        raise message.unsupported("role", "send one of user, assistant, system")
+    text = message.text("content", _TEXT, ("tool_result",))
+    results = [
+        tool_message(block.need("tool_use_id", str), block.text("content", _TEXT))
+        for block in blocks
+        if block.table["type"] == "tool_result"
+    ]
+    return [*results, Message(role=role, content=text)] if text or not results else results
+
+
+def _call(block: Fields) -> ToolUse:
+    arguments = json.dumps(block.maybe("input", dict) or {}, ensure_ascii=False)
+    return ToolUse(id=block.need("id", str), name=block.need("name", str), arguments=arguments)
+
+
+def write(answered: Answered) -> dict[str, Any]:
+    """A message."""
+    content: list[dict[str, Any]] = []
+    if answered.thoughts:
+        content.append({"type": "thinking", "thinking": answered.thoughts, "signature": ""})
+    if answered.speaks:
+        content.append({"type": "text", "text": answered.text})
+    for use in answered.tool_uses:
+        content.append({"type": "tool_use", "id": use.id, "name": use.name, "input": json.loads(use.arguments)})
+    ended = "tool_use" if answered.tool_uses else "end_turn"
+    return {
+        "id": f"msg_{answered.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": answered.model,
+        "content": content,
+        "stop_reason": "max_tokens" if answered.finish == "length" else ended,
+        "stop_sequence": None,
+        "usage": {"input_tokens": answered.prompt_tokens, "output_tokens": answered.completion_tokens},
+    }
+
+
+def events(answered: Answered, asked: Asked) -> Iterator[str]:
+    """The stream of a reply, in server-sent events."""
+
+    def event(kind: str, **fields: Any) -> str:
+        return sse({"type": kind, **fields}, kind)
+
+    message = write(answered)
+    usage = message["usage"]
+    yield event(
+        "message_start",
+        message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}},
+    )
+    uses = iter(answered.tool_uses)
+    for index, block in enumerate(message["content"]):
+        if block["type"] == "tool_use":
+            begun, key, kind, text = {"input": {}}, "partial_json", "input_json_delta", next(uses).arguments
+        else:
+            key = block["type"]  # the field with the text of a text block is "text", of a thinking block "thinking"
+            begun, kind, text = {key: ""}, f"{key}_delta", block[key]
+        yield event("content_block_start", index=index, content_block=block | begun)
+        for piece in pieces(text):
+            yield event("content_block_delta", index=index, delta={"type": kind, key: piece})
+        yield event("content_block_stop", index=index)
+    ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+    yield event("message_delta", delta=ended, usage=usage)
+    yield event("message_stop")
+
+
+def error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
+    """An error; its type follows from the status, and the place stands in its message."""
+    kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    text = f"{param}: {message}" if param else message
+    return {"type": "error", "error": {"type": kind, "message": text}}
+
+
+def error_event(status: int, code: str, message: str, param: str | None) -> str:
+    """An error in a stream that has begun; it is the stream's last event."""
+    return sse(error(status, code, message, param), "error")

@@ -1,0 +1,161 @@
+"""A model's own text of a reply: what it says, its thoughts, and its tool calls in the form that it was trained on.
+
+    hermes       <think>...</think> I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+    qwen3_coder  <tool_call><function=add><parameter=a>1</parameter></function></tool_call>, also with thoughts
+    llama3_json  {"name": "add", "parameters": {"a": 1}}, alone, or after <|python_tag|>
+    mistral      [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}], or [TOOL_CALLS]add{"a": 1}, add[ARGS]{"a": 1}
+    none         all of it is text
+
+A call that the model got wrong stays in the text. No text is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b32encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, Protocol
+
+from midstream.core.data import unfit
+from midstream.core.native_calls import OPEN, functions_in, parsed, replace_blocks
+from midstream.gateway.forms import NAME, ToolUse
+
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
+_WORDS = {"null": None, "None": None, "True": True, "False": False}  # as templates write values that are not JSON
+_PYTHON_TAG, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
+_MISTRAL_NAME = re.compile(rf"({NAME.pattern})(?:\[CALL_ID\][A-Za-z0-9]+)?(?:\[ARGS\])?\s*")
+_DECODER = json.JSONDecoder()
+
+_Calls = list[tuple[str, str]]  # names, and arguments as the JSON text of an object
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """The parts of a reply; `calls` are names, and arguments as the JSON text of an object."""
+
+    text: str
+    thoughts: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+    def tool_uses(self, answer_id: str) -> tuple[ToolUse, ...]:
+        """The calls with ids of nine letters and digits, as Mistral requires, made of the answer's id and the place."""
+        digests = (sha256(f"{answer_id}/{place}".encode()).digest() for place in range(len(self.calls)))
+        ids = (b32encode(digest).decode()[:9].lower() for digest in digests)
+        return tuple(ToolUse(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True))
+
+
+class Parser(Protocol):
+    """Takes a reply apart; `tools`, in chat completions' form, have the types of arguments that come without JSON."""
+
+    def __call__(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+        """The parts of a reply's text."""
+        ...
+
+
+def _none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    return Parsed(text=text)
+
+
+def _in_blocks(
+    text: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    calls_in: Callable[[str, Sequence[Mapping[str, Any]]], _Calls],
+) -> Parsed:
+    """A reply with calls in <tool_call> blocks, after thoughts."""
+    thoughts, said = _split_thoughts(text)
+    calls: _Calls = []
+
+    def take(block: re.Match[str]) -> str:
+        found = calls_in(block[1], tools)
+        calls.extend(found)
+        return "" if found else block[0]
+
+    kept = replace_blocks(said, take)
+    return Parsed(text=kept.strip() if calls else kept, thoughts=thoughts, calls=tuple(calls))
+
+
+def _split_thoughts(text: str) -> tuple[str, str]:
+    """(thoughts, the rest). A chat template may have opened the thoughts in the prompt; a limit may cut them off."""
+    before, close, rest = text.partition("</think>")
+    opened = before.lstrip().startswith("<think>")
+    if not opened and (not close or "<think>" in before or OPEN in before):  # a mark in the text or in an argument
+        return "", text
+    return before.lstrip().removeprefix("<think>").strip("\n"), rest.lstrip("\n")
+
+
+def _named(value: Any) -> _Calls:
+    """The call or calls of a JSON value; none if one of them is malformed."""
+    functions, _ = functions_in(value)
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    return calls if all(NAME.fullmatch(name) for name, _ in calls) else []
+
+
+def _hermes(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
+    return _named(parsed(block))
+
+
+def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
+    function = _FUNCTION.fullmatch(block.strip())
+    if function is None:
+        return []
+    name, body = function[1].strip(), function[2]
+    declared = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
+    types = declared.get("parameters", {}).get("properties", {})
+    arguments: dict[str, Any] = {}
+    place = 0
+    while parameter := _PARAMETER.match(body, place):
+        place, key, text = parameter.end(), parameter[1].strip(), parameter[2]
+        schema = types.get(key) if isinstance(types, dict) else None
+        kinds = schema.get("type") if isinstance(schema, dict) else None
+        value = _WORDS[text] if text in _WORDS else parsed(text)
+        # Texts stand without quotes, so one that looks like a number is a number unless the schema names a text.
+        is_text = "string" in (kinds if isinstance(kinds, list) else [kinds]) or isinstance(value, str)
+        arguments[key] = text if is_text or (value is None and text not in _WORDS) else value
+    return [] if body[place:].strip() or unfit(arguments) else _named({"name": name, "arguments": arguments})
+
+
+def _llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    value = parsed(text.strip().removeprefix(_PYTHON_TAG))
+    if not isinstance(value, dict) or "parameters" not in value or not value.keys() <= {"type", "name", "parameters"}:
+        return Parsed(text=text)
+    calls = _named({"name": value.get("name"), "arguments": value["parameters"]})
+    return Parsed(text="" if calls else text, calls=tuple(calls))
+
+
+def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    said, mark, rest = text.partition(_TOOL_CALLS)
+    calls: _Calls = []
+    while mark:
+        rest = rest.lstrip()
+        name = _MISTRAL_NAME.match(rest)
+        start = name.end() if name else 0
+        try:
+            end = _DECODER.raw_decode(rest, start)[1]
+        except (ValueError, RecursionError):
+            break
+        value = parsed(rest[start:end])
+        if name:
+            value = {"name": name[1], "arguments": value}
+        elif isinstance(value, list):  # the calls of some versions have ids
+            value = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in value]
+        if not (found := _named(value)):
+            break
+        calls += found
+        after, mark, rest = rest[end:].partition(_TOOL_CALLS)
+        said += after
+    return Parsed(text=(said + mark + rest).strip() if calls else text, calls=tuple(calls))
+
+
+PARSERS: Mapping[str, Parser] = {
+    "hermes": partial(_in_blocks, calls_in=_hermes),
+    "qwen3_coder": partial(_in_blocks, calls_in=_qwen3_coder),
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+    "none": _none,
+}

@@ -1,0 +1,211 @@
+"""OpenAI's Responses API: `POST /v1/responses` (https://platform.openai.com/docs/api-reference/responses).
+
+Nothing is stored: each request has the whole conversation. Thoughts are a reasoning item, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, groupby
+from typing import Any
+
+from midstream.core.trajectory import Message
+from midstream.gateway.forms import (
+    SAMPLING_REFUSED,
+    Answered,
+    Asked,
+    Fields,
+    ToolUse,
+    assistant_message,
+    chosen_tools,
+    fields_of,
+    function_tool,
+    openai_error,
+    pieces,
+    sampling_of,
+    schema_of,
+    some_messages,
+    sse,
+    tool_message,
+)
+
+heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
+error = openai_error
+
+_PARTS = {kind: "text" for kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text")}
+_PARTS |= {"refusal": "refusal"}
+_STATELESS = "nothing is stored here: send the whole conversation as input"
+_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+    "previous_response_id": (_STATELESS,),
+    "conversation": (_STATELESS,),
+    "prompt": ("send its text as instructions and input",),
+    "background": ("wait for the reply, or send stream",),
+}
+
+
+def read(body: Any) -> Asked:
+    """A request. Settings that cannot change a reply here, such as `store` or `reasoning`, are ignored.
+
+    Raises:
+        FormError: the body is malformed, or asks for what midstream's engines do not do.
+    """
+    fields = fields_of(body)
+    fields.refuse(_REFUSED)
+    if "message.output_text.logprobs" in (fields.maybe("include", list) or ()):
+        raise fields.unsupported("include", "the run records log-probabilities: remove them")
+    tools = []
+    for tool in fields.objects("tools"):
+        if tool.need("type", str) != "function":
+            raise tool.unsupported("type", 'no tool is built in: send tools of type "function"')
+        tools.append(function_tool(tool, "parameters"))
+    instructions, text = fields.maybe("instructions", str), fields.within("text")
+    return Asked(
+        model=fields.need("model", str),
+        messages=(
+            *([Message(role="system", content=instructions)] if instructions else ()),
+            *some_messages(_conversation(fields), "input"),
+        ),
+        tools=chosen_tools(fields, "tool_choice", tools),
+        sampling=sampling_of(fields, ("max_output_tokens",)),
+        json_schema=schema_of(text.within("format")) if text else None,
+        stream=fields.maybe("stream", bool) or False,
+    )
+
+
+def _conversation(fields: Fields) -> list[Message]:
+    """The input as messages. The items of one turn of the model, up to the next of another's, are one message."""
+    if isinstance(said := fields.table.get("input"), str):
+        return [Message(role="user", content=said)]
+    messages: list[Message] = []
+    for own, items in groupby(fields.objects("input"), _is_models):
+        turn = list(items)
+        messages += [_turn(turn)] if own else map(_message, turn)
+    return messages
+
+
+def _kind(item: Fields) -> str:
+    return item.maybe("type", str) or "message"
+
+
+def _is_models(item: Fields) -> bool:
+    kind = _kind(item)
+    return kind in ("reasoning", "function_call") or (kind == "message" and item.table.get("role") == "assistant")
+
+
+def _turn(items: list[Fields]) -> Message:
+    """The model's message made of its items."""
+    thoughts, texts, calls = [], [], []
+    for item in items:
+        if _kind(item) == "function_call":
+            call = ToolUse(
+                id=item.need("call_id", str),
+                name=item.need("name", str),
+                arguments=item.maybe("arguments", str) or "{}",
+            )
+            calls.append(call)
+        elif _kind(item) == "reasoning":  # a summary stands for thoughts that the item does not have
+            thoughts.append(item.text("content", _PARTS) or item.text("summary", _PARTS))
+        else:
+            texts.append(item.text("content", _PARTS))
+    return assistant_message("\n".join(filter(None, texts)), "\n".join(filter(None, thoughts)), calls)
+
+
+def _message(item: Fields) -> Message:
+    """A message of a user, of the agent's author or of a tool."""
+    kind = _kind(item)
+    if kind == "function_call_output":
+        return tool_message(item.need("call_id", str), item.text("output", _PARTS))
+    if kind != "message":
+        fix = _STATELESS if kind == "item_reference" else "send messages, reasoning, function calls and their outputs"
+        raise item.unsupported("type", fix)
+    role = item.need("role", str)
+    text = item.text("content", _PARTS)
+    if role == "developer":
+        return Message(role="system", content=text, fields={"role": "developer"})
+    if role not in ("system", "user"):
+        raise item.unsupported("role", "send one of system, developer, user, assistant")
+    return Message(role=role, content=text)
+
+
+def write(answered: Answered) -> dict[str, Any]:
+    """A `response`."""
+    cut = answered.finish == "length"
+    status, prompt, completion = (
+        "incomplete" if cut else "completed",
+        answered.prompt_tokens,
+        answered.completion_tokens,
+    )
+    output: list[dict[str, Any]] = []
+    if answered.thoughts:
+        content = [{"type": "reasoning_text", "text": answered.thoughts}]
+        base = {"type": "reasoning", "id": f"rs_{answered.id}", "summary": []}
+        output.append({**base, "content": content, "status": status})
+    if answered.speaks:
+        content = [{"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}]
+        base = {"type": "message", "id": f"msg_{answered.id}", "role": "assistant"}
+        output.append({**base, "content": content, "status": status})
+    for use in answered.tool_uses:
+        base = {"type": "function_call", "id": f"fc_{use.id}", "call_id": use.id, "name": use.name}
+        output.append({**base, "arguments": use.arguments, "status": "completed"})
+    return {
+        "id": f"resp_{answered.id}",
+        "object": "response",
+        "created_at": answered.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": answered.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        },
+    }
+
+
+def events(answered: Answered, asked: Asked) -> Iterator[str]:
+    """The stream of a reply, in server-sent events."""
+    numbers = count()
+
+    def event(kind: str, **fields: Any) -> str:
+        return sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+
+    response = write(answered)
+    begun = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for index, item in enumerate(response["output"]):
+        calls = item["type"] == "function_call"
+        begun_item = item | ({"arguments": ""} if calls else {"content": []}) | {"status": "in_progress"}
+        yield event("response.output_item.added", output_index=index, item=begun_item)
+        place = {"item_id": item["id"], "output_index": index}
+        if calls:
+            for piece in pieces(item["arguments"]):
+                yield event("response.function_call_arguments.delta", **place, delta=piece)
+            yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+        else:
+            [part] = item["content"]
+            place["content_index"] = 0
+            extra = {"logprobs": []} if part["type"] == "output_text" else {}
+            yield event("response.content_part.added", **place, part=part | {"text": ""})
+            for piece in pieces(part["text"]):
+                yield event(f"response.{part['type']}.delta", **place, delta=piece, **extra)
+            yield event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
+            yield event("response.content_part.done", **place, part=part)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event(f"response.{response['status']}", response=response)
+
+
+def error_event(status: int, code: str, message: str, param: str | None) -> str:
+    """An error in a stream that has begun; it is the stream's last event."""
+    event = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": param}
+    # The form has no `error` in this event, but OpenAI's library raises an exception only for one that has it.
+    return sse(event | error(status, code, message, param), "error")
