@@ -28,7 +28,7 @@ from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.parsers import parse
+from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
 
@@ -218,19 +218,20 @@ class Session:
         asking.call = call.model_copy(update={"sent": sent})
         context.emit("call", call)
         self.limit = None
-        parsed = parse(call.completion, self.gateway.config.parser, tools=bool(asked.tools), seed=seed)
+        parsed = self._parsed(call.completion, asked)
+        uses = parsed.tool_uses(f"{seed:016x}")
         asking.answered = Answered(
             id=f"{seed:016x}",
             model=asked.model,
             created=now(),
             text=parsed.text,
             thoughts=parsed.thoughts,
-            tool_uses=parsed.tool_uses,
+            tool_uses=uses,
             finish="length" if call.finish_reason == "length" else "stop",
             prompt_tokens=call.usage.prompt_tokens,
             completion_tokens=call.usage.completion_tokens,
         )
-        for place, use in enumerate(parsed.tool_uses):
+        for place, use in enumerate(uses):
             if place:
                 asking.drafts.append(Draft(index=asking.number + 1))
             draft = asking.drafts[-1]
@@ -241,6 +242,14 @@ class Session:
             self._tools[use.id] = (asking, draft)
         asking.done_s = time.monotonic()
         return asking
+
+    def _parsed(self, text: str, asked: Asked) -> Parsed:
+        """A reply taken apart; a call is text where no tool was offered."""
+        parsed = PARSERS[self.gateway.config.parser](text, asked.tools)
+        # What a server has parsed itself comes in the form of hermes (`core/native_calls.py`).
+        if not parsed.calls and self.gateway.config.parser != "none":
+            parsed = PARSERS["hermes"](text, asked.tools)
+        return parsed if asked.tools or not parsed.calls else Parsed(text=text)
 
     def _sampling(self, asked: Asked, *, own: bool) -> Sampling:
         """The recipe's sampling, or the caller's; a caller's stops hold, and its limit if that is lower."""

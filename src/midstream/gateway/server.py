@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from midstream.core.errors import UsageError, needs_extra
-from midstream.gateway import chat_completions
+from midstream.gateway import anthropic_messages, chat_completions, responses
 from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.settings import ServeConfig
 
@@ -42,6 +42,8 @@ Asgi = Any  # a scope, receive or send of ASGI
 
 APIS: Mapping[str, ModuleType] = {
     "chat/completions": chat_completions,
+    "responses": responses,
+    "messages": anthropic_messages,
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
@@ -273,11 +275,10 @@ class _Asks:
             try:
                 reply = answer.result()
             except FormError as error:
-                content = api.error(error.status, error.code, error.message, error.param)
+                refused = (error.status, error.code, error.message, error.param)
                 if not streaming:
-                    return await _send(send, error.status, content)
-                event = f"event: error\ndata: {json.dumps(content)}\n\n".encode()
-                return await send({"type": "http.response.body", "body": event})
+                    return await _send(send, error.status, api.error(*refused))
+                return await send({"type": "http.response.body", "body": api.error_event(*refused).encode()})
             reply.delivered = not gone.done()  # before the last byte: the agent may end with it
             if not asked.stream:
                 return await _send(send, 200, api.write(reply.answered))
