@@ -25,24 +25,27 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 from pydantic_core import to_jsonable_python
 
 from midstream.agents.running import Record, RecordedAgent
 from midstream.agents.session import Outcome, Session, SessionSettings, agent_failed
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError
+from midstream.core.json_schema import schema_error_async
 from midstream.core.own_settings import OwnFunction, own_values
-from midstream.core.protocols import RunContext
+from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
+from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
 
-GIVEN = ("task", "session", "question")
+GIVEN = ("task", "session", "question", "tools")
 _MARK = "MIDSTREAM_SESSION"  # in the environment of a command and of all that it starts
 _KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
 _LONGEST_ANSWER = 1 << 20  # characters
@@ -155,7 +158,8 @@ class FunctionSessionAgent(SessionAgent):
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Call the function."""
         try:
-            values = {"task": task, "session": address, "question": task.question}
+            tools = {tool.name: partial(_result, tool) for tool in session.context.tools}
+            values = {"task": task, "session": address, "question": task.question, "tools": tools}
             answer = await self._function.called(self.settings, values)
         except InfrastructureError as failure:  # tried again, unlike that of other components
             raise agent_failed(failure.what, failure.fix, failure.cause) from failure
@@ -164,6 +168,12 @@ class FunctionSessionAgent(SessionAgent):
         if not isinstance(answer, str | None):
             raise self._function.wrong(answer, "return the answer as text, an Outcome, or None")
         return Outcome(answer=answer)
+
+
+async def _result(tool: Tool, **arguments: JsonValue) -> str:
+    """What a tool of the recipe answers; arguments that it does not take are an answer too."""
+    problem = await schema_error_async(arguments, tool.parameters)
+    return problem or (await call_tool(tool, arguments)).text
 
 
 class CommandAgent(SessionAgent):

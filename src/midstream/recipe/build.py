@@ -224,7 +224,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             if self.recipe.continuous and in_process(self.recipe, name):
                 from midstream.engines.local.continuous import ContinuousLocal
 
-                engine = ContinuousLocal(engine)
+                engine = ContinuousLocal(engine)  # type: ignore[arg-type]
                 self._opened.append(engine)
             if self.budget is not None:
                 prompt, completion = price_of(component.config)
