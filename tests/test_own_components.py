@@ -624,6 +624,11 @@ REFUSED = {
     "other parameters": (
         "planner", "class fn:\n  async def plan(self, question): ...", "component-invalid", "too many positional",
     ),
+    "the parameters of an older version": (
+        "agent",
+        "class fn:\n  name = ''\n  async def close(self): ...\n  async def run(self, task, tools, engines): ...",
+        "component-invalid", "(task, context)",
+    ),
     "a constructor that raises": (
         "planner", "class fn:\n  def __init__(self): 1 / 0\n  def plan(self): ...", "component-invalid", "ZeroDivision",
     ),

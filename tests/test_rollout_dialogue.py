@@ -204,11 +204,13 @@ class Talker(Silent):
 
 
 class OwnStream(Interleaved):
-    pass
+    def __init__(self) -> None:
+        pass
 
 
 class OwnFlow(AgentFlow):
-    pass
+    def __init__(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(("agent", "holds"), [(Silent, False), (Talker, True), (OwnStream, True), (OwnFlow, False)])

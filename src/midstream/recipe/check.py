@@ -222,7 +222,7 @@ def _check_tasks(recipe: Recipe) -> None:
     refused, fix = "", ""
     if isinstance(agent, OwnAgentConfig):
         if not agent.policy.config.dialogues:  # type: ignore[attr-defined]
-            refused, fix = "an agent of your own without `dialogues = True`", "see An agent in docs/extending.md"
+            refused, fix = "an agent of your own without `dialogues = True`", "set this attribute of its class"
     elif not isinstance(agent, InterleavedConfig):
         refused, fix = "an agent of type 'agentflow', which answers questions", 'set agent.type = "interleaved"'
     elif load_template(agent.template).appends == "inline":
