@@ -112,9 +112,7 @@ class TransformersLocal(Engine):
             )
         return prompt_ids
 
-    def answered(
-        self, request: Request, prompt_ids: tuple[int, ...], sampled: Sampled, *, policy_version: int
-    ) -> Call:
+    def answered(self, request: Request, prompt_ids: tuple[int, ...], sampled: Sampled, *, policy_version: int) -> Call:
         """The record of what was sampled; its text ends before the first stop string in it."""
         (ids, logprobs), whole = sampled, self.codec.decode(sampled[0])
         places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
@@ -169,7 +167,9 @@ class TransformersLocal(Engine):
         try:
             asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
             with self.reference_policy() if reference else nullcontext(self.model) as model:
-                completions = generate(model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill)
+                completions = generate(
+                    model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill
+                )
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
