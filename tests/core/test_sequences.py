@@ -102,7 +102,7 @@ def test_two_conversations_at_once_are_two_rows():
     assert splits([first, other, then, after]) == []
 
 
-def test_a_second_branch_begins_a_row_and_goes_on_in_it():
+def test_a_second_branch_begins_a_row_that_later_calls_continue():
     first, one, other = call((1,), (2,)), call((1, 2, 3), (4,)), call((1, 2, 5), (6,))
     after = call((1, 2, 5, 6), (7,))
     assert joined([first, one, other, after]) == [[first, one], [other, after]]
@@ -185,10 +185,10 @@ def joined_before(calls):
 
 @given(st.lists(st.tuples(lengths, lengths, st.booleans()), min_size=1, max_size=8))
 def test_streams_and_planners_have_the_rows_that_they_had(parts):
-    """Each part goes on with the stream, or asks from scratch with a first token of its own."""
+    """Each part continues the stream, or asks from scratch with a first token of its own."""
     calls, ids = [], (100,)
-    for place, (appended, sampled, anew) in enumerate(parts, 101):
-        ids = ((place,) if anew else ids) + appended
+    for place, (appended, sampled, scratch) in enumerate(parts, 101):
+        ids = ((place,) if scratch else ids) + appended
         calls.append(call(ids, sampled))
         ids += sampled
     assert joined(calls) == joined_before(calls)

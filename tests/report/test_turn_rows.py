@@ -262,7 +262,7 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
     assert "<script>" not in sample_runs([("x", one)], MATH)
 
 
-def test_rows_and_splits_are_told_of_sequences_with_token_ids_alone():
+def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
     calls = [sampled((1, 2), (3, 4)), sampled((7,), (8,), delivered=False), sampled((1, 2, 3, 4, 5), (6,))]
     calls += [sampled((1, 2, 3, 4, 7), (8,)), sampled((1, 2, 3, 4, 9), (8,))]
 

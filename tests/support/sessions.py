@@ -1,4 +1,4 @@
-"""Sessions in which several conversations go on at once: forks, edits, and replies that were lost and asked again."""
+"""Sessions that hold several conversations at once: forks, edits, and replies that were lost and asked again."""
 
 from __future__ import annotations
 
