@@ -20,6 +20,7 @@ import secrets
 import socket
 import threading
 import time
+from asyncio import FIRST_COMPLETED
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -70,8 +71,11 @@ class Served(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Reply:
-        """Answer a request. Raises `FormError` for what the agent did wrong, or may not do now."""
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], None]) -> Reply:
+        """Answer a request with the body of `digest`; a client may have `retried` it, `step` reports a line of progress.
+
+        Raises `FormError` for what the agent did wrong, or may not do now.
+        """
         ...
 
     async def take_reward(self, body: Any) -> None:
@@ -247,48 +251,62 @@ class _Asks:
 
     async def __call__(self, scope: Asgi, receive: Asgi, send: Asgi) -> None:
         """Answer one request."""
-        api, gateway = self._api, self._gateway
+        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str]()
+        here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
             body = await _body(scope, receive, gateway.config.max_body_mb << 20)
             asked = api.read(_parsed(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
-            asking = session.ask(asked, blake2b(body, digest_size=16).hexdigest(), retried=retried)
+            digest = blake2b(body, digest_size=16).hexdigest()
+            # Steps come from the run's thread.
+            asking = session.ask(asked, digest, retried, lambda text: here.call_soon_threadsafe(steps.put_nowait, text))
             answer = asyncio.ensure_future(_in_loop(session.loop, asking))
         except FormError as error:
             return await _send(send, error.status, api.error(error.status, error.code, error.message, error.param))
         gone = asyncio.ensure_future(_hung_up(receive))
-        streaming = False
+        stream = _Stream(send)
         try:
-            while True:
-                await asyncio.wait({answer, gone}, timeout=gateway.config.heartbeat_s, return_when="FIRST_COMPLETED")
-                if answer.done() or gone.done():
-                    break
-                if asked.stream:  # from here on, an error has to be an event
-                    if not streaming:
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-                        streaming = True
-                    await send({"type": "http.response.body", "body": api.heartbeat.encode(), "more_body": True})
+            while not answer.done() and not gone.done():
+                news = asyncio.ensure_future(steps.get())
+                await asyncio.wait(
+                    {answer, gone, news}, timeout=gateway.config.heartbeat_s, return_when=FIRST_COMPLETED
+                )
+                if asked.stream and (news.done() or not answer.done()):
+                    shown = api.step(news.result(), asked) if news.done() and hasattr(api, "step") else api.heartbeat
+                    await stream.write(shown)
+                news.cancel()
             if not answer.done():
                 return None  # the session goes on sampling, for a marked retry
             try:
                 reply = answer.result()
             except FormError as error:
                 refused = (error.status, error.code, error.message, error.param)
-                if not streaming:
+                if not stream.begun:
                     return await _send(send, error.status, api.error(*refused))
-                return await send({"type": "http.response.body", "body": api.error_event(*refused).encode()})
+                return await stream.write(api.error_event(*refused), last=True)
             reply.delivered = not gone.done()  # before the last byte: the agent may end with it
             if not asked.stream:
                 return await _send(send, 200, api.write(reply.answered))
-            if not streaming:
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
             for event in api.events(reply.answered, asked):
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            return await send({"type": "http.response.body", "body": b""})
+                await stream.write(event)
+            return await stream.write("", last=True)
         finally:
             gone.cancel()
+
+
+class _Stream:
+    """Server-sent events; the status 200 goes out with the first. From then on, an error has to be an event."""
+
+    def __init__(self, send: Asgi) -> None:
+        self._send, self.begun = send, False
+
+    async def write(self, event: str, *, last: bool = False) -> None:
+        if not self.begun:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            self.begun = True
+        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": not last})
 
 
 def _api_key(headers: Mapping[bytes, bytes]) -> str:
