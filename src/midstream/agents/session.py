@@ -132,7 +132,7 @@ class Session:
 
     # -- what the gateway calls ------------------------------------------------------------------------------------
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], None]) -> Asking:
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Asking:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
         self.active_s = time.monotonic()
         if self.over:

@@ -24,6 +24,7 @@ from asyncio import FIRST_COMPLETED
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -71,8 +72,8 @@ class Served(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], None]) -> Reply:
-        """Answer a request with the body of `digest`; a client may have `retried` it, `step` reports a line of progress.
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Reply:
+        """Answer a request with the body of `digest`; a client may have `retried` it; `step` reports progress.
 
         Raises `FormError` for what the agent did wrong, or may not do now.
         """
@@ -130,7 +131,7 @@ class Gateway:
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
-                cause="whoever reaches the address could open sessions, and use the models",
+                cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
         try:
@@ -261,11 +262,11 @@ class _Asks:
             retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
             digest = blake2b(body, digest_size=16).hexdigest()
             # Steps come from the run's thread.
-            asking = session.ask(asked, digest, retried, lambda text: here.call_soon_threadsafe(steps.put_nowait, text))
+            asking = session.ask(asked, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
             answer = asyncio.ensure_future(_in_loop(session.loop, asking))
         except FormError as error:
             return await _send(send, error.status, api.error(error.status, error.code, error.message, error.param))
-        gone = asyncio.ensure_future(_hung_up(receive))
+        gone, beat_s = asyncio.ensure_future(_hung_up(receive)), gateway.config.heartbeat_s
         stream = _Stream(send)
         try:
             while not answer.done() and not gone.done():
@@ -278,7 +279,7 @@ class _Asks:
                     await stream.write(shown)
                 news.cancel()
             if not answer.done():
-                return None  # the session goes on sampling, for a marked retry
+                return None  # the session keeps the sample for a marked retry
             try:
                 reply = answer.result()
             except FormError as error:
