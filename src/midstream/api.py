@@ -75,7 +75,7 @@ from midstream.recipe.serving import served
 from midstream.recipe.sessions import require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.report.run_results import write_report
-from midstream.rollout import rollout
+from midstream.rollout import Environment, rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
@@ -254,6 +254,32 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
+    with answering(
+        source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
+    ) as (environment, run_coroutine, seed):
+        task = Task(id="question", question=question, answer="")
+        [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
+    # There is no gold answer to score by.
+    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+@contextmanager
+def answering(
+    source: Source | Path,
+    *,
+    temperature: float | None = None,
+    unsafe: bool = False,
+    record: Path | None = None,
+    replay: Path | None = None,
+    listener: Listener = print_warnings,
+    continuous: bool = False,
+    **changes: Unpack[AgentChanges],
+) -> Iterator[tuple[Environment, RunCoroutine, int]]:
+    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
+
+    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
+    may come at any time.
+    """
     source, run = _opened(source)
     recipe = agent_recipe(source, **changes)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
@@ -278,6 +304,7 @@ def solve(
         record=record,
         replay=replay,
         budget=_budget_of(recipe),
+        continuous=continuous,
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
@@ -288,11 +315,8 @@ def solve(
             step = load_weights(build, run, run_coroutine, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
-        task = Task(id="question", question=question, answer="")
-        [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
-    # There is no gold answer to score by.
-    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+        yield environment, run_coroutine, recipe.seed
 
 
 def export(

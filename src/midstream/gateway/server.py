@@ -271,9 +271,7 @@ class _Asks:
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
-                await asyncio.wait(
-                    {answer, gone, news}, timeout=gateway.config.heartbeat_s, return_when=FIRST_COMPLETED
-                )
+                await asyncio.wait({answer, gone, news}, timeout=beat_s, return_when=FIRST_COMPLETED)
                 if asked.stream and (news.done() or not answer.done()):
                     shown = api.step(news.result(), asked) if news.done() and hasattr(api, "step") else api.heartbeat
                     await stream.write(shown)
