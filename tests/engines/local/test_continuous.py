@@ -62,8 +62,9 @@ def seen(monkeypatch) -> Seen:
             seen.empty = not self.rows and not self.cache.layers
             if self.rows:
                 longest = max(row.prompt + len(row.ids) for row in self.rows)
-                assert {len(layer.keys) for layer in self.cache.layers} == {len(self.rows)}
-                seen.slack.append(max(layer.keys.shape[2] for layer in self.cache.layers) - longest)
+                layers: list[Any] = self.cache.layers
+                assert {len(layer.keys) for layer in layers} == {len(self.rows)}
+                seen.slack.append(max(layer.keys.shape[2] for layer in layers) - longest)
 
     monkeypatch.setattr(continuous, "Batch", Watched)
     return seen
@@ -80,7 +81,7 @@ def double_engine(saved_model):
     return make
 
 
-def mixed(rng: random.Random, count: int, longest=40, **sampling) -> list[Request]:
+def mixed(rng: random.Random, count: int, longest: int = 40, **sampling: Any) -> list[Request]:
     """Requests of very different lengths, some with equal prompts."""
     prompts = [tuple(rng.choices(range(6, 200), k=rng.choice([1, 3, 8, 20]))) for _ in range(max(1, count // 2))]
     return [
@@ -89,7 +90,7 @@ def mixed(rng: random.Random, count: int, longest=40, **sampling) -> list[Reques
             prompt_ids=rng.choice(prompts),
             seed=rng.randrange(10**6),
             order=rng.randrange(4),  # several at once from one trajectory
-            sampling=Sampling(**({"max_tokens": rng.choice([1, 4, 12, longest])} | sampling)),
+            sampling=Sampling.model_validate({"max_tokens": rng.choice([1, 4, 12, longest])} | sampling),
         )
         for _ in range(count)
     ]

@@ -24,7 +24,7 @@ from midstream.engines.local.decoding import Batch, Row, Sampled, can_join
 from midstream.engines.local.engine import TransformersLocal
 from midstream.engines.local.prefill import Prefill
 
-IDLE_S = 2.0  # after which the thread ends; a new one costs a model this small about a token's time
+IDLE_S = 2.0  # after which the thread ends, and forgets the prompts that it holds
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
