@@ -1,21 +1,21 @@
-"""Serve an agent, or sessions for agents of other programs, until it is stopped.
+"""Serve an agent, or sessions for agents of other programs, until Ctrl-C (`midstream serve`).
 
-    midstream serve RUN               answers OpenAI's, Anthropic's and MCP's clients with the agent of a run or recipe
-    midstream serve RECIPE --sessions callers open sessions with tasks of their own, and each is recorded
-    midstream train RECIPE            with agent type `external`: callers run the agent that learns
+RUN or RECIPE            clients ask the agent: OpenAI's and Anthropic's over HTTP, with `mcp` those of MCP
+RECIPE, sessions         callers open sessions with tasks of their own; each is scored and recorded
+RECIPE, sessions, train  callers run the agent that learns: they get the tasks of the training
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.core.errors import InfrastructureError
+from midstream.core.errors import needs_extra
 from midstream.core.events import Listener, TurnEvent
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -29,6 +29,7 @@ from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
 
 _SHOWN = 200  # characters of a step
+Step = Callable[[str], Any]
 
 
 def serve_agent(
@@ -42,21 +43,17 @@ def serve_agent(
     ready: Callable[[str], Any] = lambda _: None,
     **changes: Unpack[AgentChanges],
 ) -> None:
-    """Answer clients with the agent of a recipe or run, until Ctrl-C.
+    """Answer clients with the agent of a recipe or run.
 
     Args:
         source: a training or practice run, or a recipe by name, file or table.
         config: where to listen.
         mcp: speak MCP on standard input and output in place of HTTP.
-        temperature: as of `api.solve`.
-        unsafe: as of `api.solve`.
-        listener: as of `api.solve`.
+        temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
         ready: called with the address once it answers.
-        changes: what differs from the recipe.
     """
-    with api.answering(
-        source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes
-    ) as (environment, run_coroutine, seed):
+    built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
+    with built as (environment, run_coroutine, seed):
         agent = AnsweringAgent(environment, seed)
         run_coroutine(_speak_mcp(agent) if mcp else _speak_http(agent, config, ready))
 
@@ -68,47 +65,107 @@ class _Reply:
 
 
 class AnsweringAgent:
-    """An agent that answers each request of a chat with a run of its own (`gateway.server.Served`)."""
+    """An agent that answers each request with a run of its own (`gateway.server.Served`)."""
 
     names: Sequence[str] = ("midstream",)
 
     def __init__(self, environment: Environment, seed: int) -> None:
-        self.environment, self._seed = environment, seed
-        self.loop = asyncio.get_event_loop_policy().get_event_loop() if False else None  # set by the server
-        self._asked = 0
+        self.environment, self._seed, self._asked = environment, seed, 0
+        self.loop: Any = None  # the running one, once it serves
 
-    async def run(self, question: str, step: Callable[[str], Any]) -> Trajectory:
-        """The run of one question; `step` gets a line for each action and what it found."""
+    async def run(self, question: str, step: Step) -> Trajectory:
+        """The run of one question; `step` gets a line for each action and for what it found."""
 
         def listen(event: TurnEvent) -> None:
-            if isinstance(value := event.value, Action) and not value.error:
+            value = event.value
+            if isinstance(value, Action) and not value.error:
                 step(f"{event.turn}. {value.tool}: {shorten(value.sub_goal or value.context, _SHOWN)}")
             elif isinstance(value, Observation):
                 step(f"   {shorten(value.text, _SHOWN)}")
 
         self._asked += 1
+        seed = derive_seed(self._seed, "served", self._asked)
         task = Task(id=f"question-{self._asked}", question=question, answer="")
-        # No answer is known to score by: the reward's result is not used.
-        environment = replace(self.environment, reward=_NoReward())
-        [group] = await rollout(environment, [task], seed=derive_seed(self._seed, self._asked), listener=listen)
+        [group] = await rollout(self.environment, [task], seed=seed, listener=listen)
         return group.trajectories[0]
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> _Reply:
-        """Answer a chat. Raises `FormError` if the run was lost, or for tools: the agent has its own."""
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Step) -> _Reply:
+        """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if asked.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
         ended = await self.run(question_of(asked.messages), step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
         usage = usage_of(ended.calls)
-        return _Reply(
-            Answered(
-                id=f"{derive_seed(self._seed, digest, self._asked):016x}",
-                model=asked.model,
-                created=now(),
-                text=ended.answer or "",
-                finish="stop",
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-            )
+        answered = Answered(
+            id=f"{ended.seed:016x}",
+            model=asked.model,
+            created=now(),
+            text=ended.answer or "",
+            finish="stop",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
         )
+        return _Reply(answered)
+
+    async def take_reward(self, body: Any) -> None:
+        """Nothing learns here, so that a reward is refused."""
+        raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
+
+    take_end = take_reward
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """The question of a chat: its last message, after what was said before it, if anything was."""
+    *before, last = messages
+    said = "\n".join(f"{message.role}: {message.content}" for message in before)
+    return f"{said}\n\n{last.content}" if said else last.content
+
+
+async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], Any]) -> None:
+    gateway = Gateway(config)
+    agent.loop = asyncio.get_running_loop()
+    gateway.everyone = agent
+    gateway.start()
+    ready(gateway.address)
+    try:
+        await asyncio.Event().wait()  # until Ctrl-C
+    finally:
+        await gateway.close()
+
+
+async def _speak_mcp(agent: AnsweringAgent) -> None:
+    """An MCP server on standard input and output: tool `ask`, and the agent's lessons as resources."""
+    with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver import Context
+
+    from midstream.engines.mcp_client import client_session
+
+    server = MCPServer("midstream")
+
+    @server.tool()
+    async def ask(question: str, context: Context) -> str:  # pyright: ignore[reportMissingTypeArgument]
+        """Ask the agent, which plans and calls tools before it answers."""
+        steps: asyncio.Queue[str | None] = asyncio.Queue()
+        token = client_session.set(context.session)  # an engine may ask the client's own model
+        running = asyncio.ensure_future(agent.run(question, steps.put_nowait))
+        client_session.reset(token)
+        running.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            number = 0
+            while (text := await steps.get()) is not None:
+                number += 1
+                await context.report_progress(number, message=text)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
+        ended = running.result()
+        if ended.error is not None:
+            raise RuntimeError(ended.error.line)
+        return ended.answer or ""
+
+    for module, text in agent.environment.lessons.items():
+        server.resource(f"lessons://{module}", name=f"lessons of the {module}")(lambda text=text: text)
+    await server.run_stdio_async()

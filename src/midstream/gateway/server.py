@@ -97,6 +97,7 @@ class Gateway:
         self.sessions: dict[str, Served] = {}  # by key
         self.opener: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]] | None = None  # opens sessions from outside
         self.loop: asyncio.AbstractEventLoop | None = None  # of the run
+        self.everyone: Served | None = None  # answers every client, without sessions
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -224,6 +225,9 @@ class Gateway:
 
     def session(self, scope: Asgi) -> Served:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
+        if self.everyone is not None:
+            self.check_admin(dict(scope["headers"]))
+            return self.everyone
         sent = _api_key(dict(scope["headers"]))
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
