@@ -1,4 +1,4 @@
-"""An agent of another program for the atlas, in thirty lines: its own loop around chat completions, without a framework.
+"""An agent of another program for the atlas, in thirty lines: a loop around chat completions, without a framework.
 
 It keeps what the model says and calls, and drops what it thinks, as most programs do. So a model that was trained with
 its thoughts in view is lost at first (recipe `own-agent-tiny`).
@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+_MOST_CALLS = 5
 _OFFERED = [
     {
         "type": "function",
@@ -22,12 +23,14 @@ _OFFERED = [
 
 
 async def solve(
-    task: Any, session: Any, tools: Mapping[str, Callable[..., Awaitable[str]]], max_calls: int = 5
+    task: Any,
+    session: Any,
+    tools: Mapping[str, Callable[..., Awaitable[str]]],
 ) -> str | None:
     """Ask the model, and call the tools that it names, until it answers."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": task.question}]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.api_key}"}) as client:
-        for _ in range(max_calls):
+        for _ in range(_MOST_CALLS):
             body = {"model": session.model, "messages": messages, "tools": _OFFERED}
             async with client.post(f"{session.base_url}/chat/completions", json=body, raise_for_status=True) as answer:
                 message = (await answer.json())["choices"][0]["message"]
