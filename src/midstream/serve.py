@@ -10,23 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.core.errors import needs_extra
+from midstream.core.errors import RewardError, needs_extra
 from midstream.core.events import Listener, TurnEvent
+from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import shorten
-from midstream.core.trajectory import Action, Message, Observation, Trajectory, usage_of
+from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig
-from midstream.recipe.overrides import AgentChanges
+from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
+from midstream.runs import RunDirectory
 
 _SHOWN = 200  # characters of a step
 Step = Callable[[str], Any]
@@ -56,6 +59,100 @@ def serve_agent(
     with built as (environment, run_coroutine, seed):
         agent = AnsweringAgent(environment, seed)
         run_coroutine(_speak_mcp(agent) if mcp else _speak_http(agent, config, ready))
+
+
+def serve_training(
+    source: str,
+    out: Path | None = None,
+    *,
+    config: ServeConfig,
+    listener: Listener = print_warnings,
+    ready: Callable[[str], Any] = lambda _: None,
+    **changes: Unpack[LearningChanges],
+) -> RunDirectory:
+    """Train a recipe with an agent that runs elsewhere: its callers get the tasks. Arguments as of `api.train`."""
+    recipe = external_recipe(source, config, **changes)
+    ready(f"http://{config.host}:{config.port}")
+    return api.train(recipe, out, listener=listener)
+
+
+def external_recipe(source: str, config: ServeConfig, **changes: Unpack[LearningChanges]) -> Recipe:
+    """A recipe whose agent runs elsewhere, and asks the engine of the recipe's policy."""
+    recipe = changed_recipe(source, **changes)
+    table = recipe.table()
+    policy = recipe.modules[recipe.trained]
+    if table["agent"]["type"] != "external":
+        sampling = getattr(policy.config, "sampling", None)
+        given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
+        table["agent"] = {"type": "external", "engine": policy.engine, **given}
+        table["tools"] = {}
+    table["serve"] = {**table["serve"], "host": config.host, "port": config.port}
+    return parse_recipe(table)
+
+
+def serve_sessions(
+    source: str,
+    out: Path | None = None,
+    *,
+    config: ServeConfig,
+    listener: Listener = print_warnings,
+    ready: Callable[[str], Any] = lambda _: None,
+    **changes: Unpack[LearningChanges],
+) -> RunDirectory:
+    """Open sessions for callers with tasks of their own, and record each as it ends, until Ctrl-C.
+
+    A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
+    """
+    recipe = external_recipe(source, config, **changes)
+    with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
+        environment = build.environment()
+        environment = replace(environment, reward=_WithAnswer(environment.reward))
+
+        async def work() -> None:
+            runs: set[asyncio.Task[None]] = set()
+
+            async def one(task: Task) -> None:
+                [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
+                keep(group.trajectories)
+
+            def start(task: Task) -> None:
+                runs.add(begun := asyncio.ensure_future(one(task)))
+                begun.add_done_callback(runs.discard)
+
+            agent: Any = environment.agent
+            agent = getattr(agent, "agent", agent)  # behind a budget
+            agent.start = start
+            build.gateway.start()
+            ready(build.gateway.address)
+            await asyncio.Event().wait()  # until Ctrl-C
+
+        with suppress(KeyboardInterrupt):
+            run_coroutine(work())
+    return run
+
+
+class _WithAnswer:
+    """A reward that refuses to score a task without an answer: an answer that nothing compares with is not wrong."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward, self.name, self.judged = reward, reward.name, reward.judged
+
+    def check(self, task: Task) -> None:
+        """Nothing to check before the session ends."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        """The reward's score. Raises `RewardError` for a task without an answer."""
+        if not task.answer:
+            raise RewardError(
+                f"task {task.id!r} has no answer to score by, and its caller gave no reward",
+                code="reward-missing",
+                fix="open the session with an answer, or end it with a reward",
+                retryable=False,
+            )
+        return await self._reward.score(task, trajectory)
+
+    async def close(self) -> None:
+        """Its owner closes the reward."""
 
 
 @dataclass

@@ -7,8 +7,10 @@ import sys
 
 from midstream import api, serve
 from midstream.cli import options as shared
+from midstream.cli.show import show_result_and_report
 from midstream.gateway.settings import ServeConfig
-from midstream.recipe.overrides import AgentChanges
+from midstream.recipe.overrides import AgentChanges, LearningChanges
+from midstream.report.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8321, help="the port (default: 8321)")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--unsafe", "--budget")
+    shared.add(
+        parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward", "--unsafe", "--budget"
+    )
     shared.add(parser, *shared.RECIPE, "--out", "--quiet")
 
 
@@ -30,12 +34,20 @@ def run(options: argparse.Namespace) -> int:
 
     def ready(address: str) -> None:
         if not options.quiet:
-            print(f"{options.target} answers at {address}/v1 (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            where = f"POST {address}/v1/sessions" if options.train or options.sessions else f"{address}/v1"
+            print(f"{options.target} answers at {where} (Ctrl-C ends it)", file=sys.stderr, flush=True)
 
-    source = api.trained_run(options.target) or options.target
+    config = ServeConfig(host=options.host, port=options.port)
+    if options.train or options.sessions:
+        work = serve.serve_training if options.train else serve.serve_sessions
+        with progress(quiet=options.quiet) as listener:
+            changes = shared.changes(LearningChanges, options)
+            done = work(options.target, options.out, config=config, listener=listener, ready=ready, **changes)
+        show_result_and_report(done, as_json=False)
+        return 0
     serve.serve_agent(
-        source,
-        config=ServeConfig(host=options.host, port=options.port),
+        api.trained_run(options.target) or options.target,
+        config=config,
         mcp=options.mcp,
         temperature=options.temperature,
         unsafe=options.unsafe,
