@@ -106,7 +106,6 @@ class Gateway:
     async def serving(self, session: Served) -> AsyncGenerator[str]:
         """Answer the requests of a session while the block lasts; yields its key. Its address is `url(key)`."""
         self.start()
-        self.loop = asyncio.get_running_loop()
         key = secrets.token_urlsafe(24)
         self.sessions[key] = session
         try:
@@ -122,7 +121,8 @@ class Gateway:
         return f"{self.address}/s/{key}"
 
     def start(self) -> None:
-        """Start the server, if it does not run. Raises `UsageError` if its address is taken."""
+        """Start the server, if it does not run, for the running event loop. Raises `UsageError` if its address is taken."""
+        self.loop = asyncio.get_running_loop()
         if self._thread is not None:
             return
         with needs_extra("agents of other programs need starlette and uvicorn, not installed here", "serve"):
