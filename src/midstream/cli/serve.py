@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from midstream import api, serve
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C, or until a service manager ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+        signal.signal(number, signal.default_int_handler)
 
     def ready(address: str) -> None:
         if not options.quiet:

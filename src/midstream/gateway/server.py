@@ -121,7 +121,7 @@ class Gateway:
         return f"{self.address}/s/{key}"
 
     def start(self) -> None:
-        """Start the server, if it does not run, for the running event loop. Raises `UsageError` if its address is taken."""
+        """Start the server for the running event loop; again it does nothing. Raises `UsageError`: it is taken."""
         self.loop = asyncio.get_running_loop()
         if self._thread is not None:
             return
