@@ -20,9 +20,12 @@ from pydantic_core import PydanticUndefined
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
+from midstream.agents.session import SessionSettings
+from midstream.agents.session_agent import CommandSettings
 from midstream.core.kinds import config_class
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
+from midstream.gateway.settings import ServeConfig, ServedModel
 from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
@@ -60,6 +63,10 @@ TABLES: dict[str, type[BaseModel]] = {
     "`practice.library.embedding`": practice.EmbeddingConfig,
     "`practice.gate`": practice.GateConfig,
     "`[budget]`": BudgetConfig,
+    "`[agent]`: session": SessionSettings,
+    "`[agent]`: command": CommandSettings,
+    "`[serve]`": ServeConfig,
+    "`[serve.models]`": ServedModel,
     **{f"{kind}: `{name}`": config_class(kind, name) for kind, names in COMPONENTS.items() for name in names},
 }
 

@@ -12,8 +12,8 @@ import pytest
 import midstream
 
 PUBLIC = """
-AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError OwnAgent Run Score Task Tasks Tool
-ToolResult Trajectory Turn UsageError aevaluate apractice aresume asolve atrain compare evaluate practice resume reward
+AgentFlow Comparison Engine InfrastructureError Interleaved MidstreamError Outcome OwnAgent Run Score Task Tasks Tool
+ToolResult Trajectory Turn UsageError aevaluate agent apractice aresume asolve atrain compare evaluate practice resume reward
 solve tasks tool train
 """.split()
 MORE = """

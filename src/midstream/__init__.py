@@ -25,7 +25,8 @@ _NAMES = {
     "core.protocols": "Engine Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
-    "interface.agents": "AgentFlow Interleaved OwnAgent",
+    "agents.session": "Outcome",
+    "interface.agents": "AgentFlow Interleaved OwnAgent agent",
     "interface.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
@@ -53,6 +54,7 @@ __all__ = sorted(" ".join(_NAMES.values()).split())  # pyright: ignore[reportUns
 # fmt: off
 if TYPE_CHECKING:
     # isort: off
+    from midstream.agents.session import Outcome as Outcome
     from midstream.core.errors import (
         EngineError as EngineError, InfrastructureError as InfrastructureError,
         MidstreamError as MidstreamError, RecipeError as RecipeError, RewardError as RewardError,
@@ -70,7 +72,9 @@ if TYPE_CHECKING:
         Turn as Turn, Verdict as Verdict,
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
-    from midstream.interface.agents import AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent
+    from midstream.interface.agents import (
+        AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, agent as agent,
+    )
     from midstream.interface.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks

@@ -134,8 +134,9 @@ def test_memory_append_leaves_the_old_memory_alone():
 
 
 def test_a_task_without_its_answer_is_its_id_and_question():
-    task = Task(id="1", question="Who ?", answer="gold", family="hop", metadata={"hint": "gold"})
-    assert task.without_answer() == Task(id="", question="Who ?", answer="")
+    metadata = {"hint": "gold", "solution": "It is gold.", "rubric": "gold counts", "level": 3}
+    task = Task(id="1", question="Who ?", answer="gold", family="hop", reward="f1", metadata=metadata)
+    assert task.without_answer() == Task(id="1", question="Who ?", answer="", metadata={"level": 3})
 
 
 def test_the_summary_of_a_foreign_error_is_the_line_that_names_it():

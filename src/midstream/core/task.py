@@ -32,8 +32,10 @@ class Task(Frozen):
         return (self.answer, *self.aliases)
 
     def without_answer(self) -> Task:
-        """The task as an agent may see it: id, question, and metadata that explain no answer (`_EXPLAINS`)."""
-        shown = {key: value for key, value in self.metadata.items() if key not in _EXPLAINS}
+        """The task as an agent may see it: id, question, and metadata that neither are nor explain an answer."""
+        shown = {
+            key: value for key, value in self.metadata.items() if key not in _EXPLAINS and value not in self.answers
+        }
         return Task(id=self.id, question=self.question, answer="", metadata=shown)
 
 

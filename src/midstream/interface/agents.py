@@ -155,6 +155,9 @@ class OwnAgent(AgentSpec):
     Arguments as of `AgentSpec`; `agent` is the function or class, an object, or "my_agent.py:name".
 
         agent = OwnAgent(debate, model="ollama/qwen2.5:7b", settings={"agent.rounds": 3})
+
+    A function that takes `session`, and a command (a list of words), ask the model through the gateway with their own
+    client (docs/any-agent.md).
     """
 
     def __init__(
@@ -168,8 +171,20 @@ class OwnAgent(AgentSpec):
     ) -> None:
         super().__init__("direct", model, tools, base_url=base_url, settings=None, modules={})
         asks = {} if model is None else {"engine": "model"}
-        self._table["agent"] = {"type": component_type(agent), **asks}
+        command = isinstance(agent, list | tuple)
+        named = {"type": "command", "command": list(agent)} if command else {"type": component_type(agent)}
+        self._table["agent"] = {**named, **asks}
         self._table = with_overrides(self._table, overrides_of(settings))
+
+
+def agent(program: Any, model: str | Engine | None = None, **more: Any) -> OwnAgent:
+    """An agent of another program as it is: a function that takes `session`, "my_agent.py:name", or a command.
+
+        solver = agent(["sh", "agent.sh"], model="ollama/qwen2.5:7b")
+
+    `more` as of `OwnAgent`.
+    """
+    return OwnAgent(program, model, **more)
 
 
 def component_type(value: Any) -> str:
