@@ -58,7 +58,12 @@ def serve_agent(
     built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
     with built as (environment, run_coroutine, seed):
         agent = AnsweringAgent(environment, seed)
-        run_coroutine(_speak_mcp(agent) if mcp else _speak_http(agent, config, ready))
+        if not mcp:
+            run_coroutine(_speak_http(agent, config, ready))
+            return
+        with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
+            from midstream.serve_mcp import speak
+        run_coroutine(speak(agent))
 
 
 def serve_training(
@@ -229,40 +234,3 @@ async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callabl
         await asyncio.Event().wait()  # until Ctrl-C
     finally:
         await gateway.close()
-
-
-async def _speak_mcp(agent: AnsweringAgent) -> None:
-    """An MCP server on standard input and output: tool `ask`, and the agent's lessons as resources."""
-    with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
-        from mcp.server import MCPServer
-        from mcp.server.mcpserver import Context
-
-    from midstream.engines.mcp_client import client_session
-
-    server = MCPServer("midstream")
-
-    @server.tool()
-    async def ask(question: str, context: Context) -> str:  # pyright: ignore[reportMissingTypeArgument]
-        """Ask the agent, which plans and calls tools before it answers."""
-        steps: asyncio.Queue[str | None] = asyncio.Queue()
-        token = client_session.set(context.session)  # an engine may ask the client's own model
-        running = asyncio.ensure_future(agent.run(question, steps.put_nowait))
-        client_session.reset(token)
-        running.add_done_callback(lambda _: steps.put_nowait(None))
-        try:
-            number = 0
-            while (text := await steps.get()) is not None:
-                number += 1
-                await context.report_progress(number, message=text)
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({running})
-        ended = running.result()
-        if ended.error is not None:
-            raise RuntimeError(ended.error.line)
-        return ended.answer or ""
-
-    for module, text in agent.environment.lessons.items():
-        server.resource(f"lessons://{module}", name=f"lessons of the {module}")(lambda text=text: text)
-    await server.run_stdio_async()
