@@ -66,7 +66,7 @@ class ExternalAgent(SessionAgent):
         session.waits = True
         async with self._changed:
             self._free.append(place)
-            self._changed.notify()
+            self._changed.notify_all()
         try:
             return await session.ended
         finally:
@@ -90,6 +90,7 @@ class ExternalAgent(SessionAgent):
                         place = self._taken[name] = self._free.popleft()
                         place.id = name
                         place.session.begin()
+                        self._changed.notify_all()  # the same caller may ask twice
             except TimeoutError:
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None
