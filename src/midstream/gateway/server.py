@@ -134,6 +134,8 @@ class Gateway:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listening = socket.create_server((host, port), family=family, backlog=2048)
+            # asyncio sets it only on sockets that it makes; without it, each small reply waits 40 ms for the client.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as failure:
             raise UsageError(
                 f"the gateway cannot listen on {host}:{port}: {failure.strerror or failure}",
