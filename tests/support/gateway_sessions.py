@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,12 +24,18 @@ from midstream.rollout import Environment, RolloutConfig, rollout
 
 
 class Model(Engine):
-    """Answers with `reply(request)`, after `pause_s`; `gate`, if set, holds every answer back."""
+    """Answers with `reply(request)`, after `pause_s`; `gate`, if set, holds every answer back.
 
-    name, token_exact = "model", True
+    A chat is read as its texts in one line, so that a call which adds to a chat continues the tokens of the last one.
+    """
 
-    def __init__(self, reply: Callable[[Request], str] | None = None, pause_s: float = 0.0) -> None:
-        self._scripted = ScriptedEngine(reply or (lambda request: f"{len(self.requests)}."), token_ids=True)
+    name = "model"
+
+    def __init__(
+        self, reply: Callable[[Request], str] | None = None, pause_s: float = 0.0, *, token_ids: bool = True
+    ) -> None:
+        self._scripted = ScriptedEngine(reply or (lambda _: f"{len(self.requests)}."), token_ids=token_ids)
+        self.token_exact = token_ids
         self.pause_s = pause_s
         self.gate: asyncio.Event | None = None
 
@@ -37,6 +45,9 @@ class Model(Engine):
 
     async def sample(self, request: Request) -> Call:
         call = await self._scripted.sample(request)
+        if self.token_exact:
+            text = "".join(message.content for message in request.messages)
+            call = call.model_copy(update={"prompt_ids": tuple(text.encode())})
         await asyncio.sleep(self.pause_s)
         if self.gate is not None:
             await self.gate.wait()
@@ -125,5 +136,6 @@ async def ask(
     """Status and JSON of a chat completion."""
     headers = {"x-stainless-retry-count": str(retry)} | ({"authorization": f"Bearer {key}"} if key else {})
     base = url if url.endswith("/v1") else f"{url}/v1"
-    async with http.post(f"{base}/chat/completions", json=body or chat(), headers=headers) as reply:
+    sent = io.BytesIO(json.dumps(body or chat()).encode())
+    async with http.post(f"{base}/chat/completions", data=sent, headers=headers) as reply:
         return reply.status, await reply.json(content_type=None)
