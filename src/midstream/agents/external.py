@@ -48,6 +48,8 @@ class _Place:
 class ExternalAgent(SessionAgent):
     """Offers each of its runs to callers; `gateway.opener` is set to what they reach."""
 
+    waits = True
+
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
         self._free: deque[_Place] = deque()
@@ -63,7 +65,6 @@ class ExternalAgent(SessionAgent):
         shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
         place = _Place(session=session, shown=shown)
         session.ended = asyncio.get_running_loop().create_future()
-        session.waits = True
         async with self._changed:
             self._free.append(place)
             self._changed.notify_all()

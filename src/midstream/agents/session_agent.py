@@ -81,6 +81,7 @@ class SessionAgent(RecordedAgent):
     """An agent that asks through the gateway; a subclass implements `drive`."""
 
     shows_lessons = True
+    waits = False  # its runs begin when a caller comes
 
     def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
         self.name, self.settings, self.gateway = name, settings, gateway
@@ -88,6 +89,7 @@ class SessionAgent(RecordedAgent):
     async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Have the program answer one task, and record what it asked."""
         session = Session(self.gateway, context, self.settings)
+        session.waits = self.waits
         outcome, key = Outcome(), "no key yet"
         try:
             async with self.gateway.serving(session) as key:
