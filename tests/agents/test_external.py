@@ -149,7 +149,7 @@ def test_a_caller_that_is_gone_takes_no_place(monkeypatch):
         {"answer": {"a": 1}},
     ],
 )
-def test_an_end_that_is_none_is_refused_and_the_session_goes_on(body):
+def test_a_wrong_end_is_refused_and_the_session_continues(body):
     async def both():
         async with calling() as (caller, trajectories):
             opened = await caller.open()
@@ -163,7 +163,7 @@ def test_an_end_that_is_none_is_refused_and_the_session_goes_on(body):
 
 
 @pytest.mark.parametrize("body", [[], {"id": 3}, {"id": "x" * 1000}, {"task": "t9"}])
-def test_an_opening_that_is_none(body):
+def test_openings_that_are_refused(body):
     async def both():
         async with calling() as (caller, _):
             return await asyncio.wait_for(caller.post("/v1/sessions", body), 2)

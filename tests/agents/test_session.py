@@ -176,7 +176,7 @@ def test_each_delivered_token_is_in_exactly_one_row(steps):
         for text in texts:
             replied[text] += 1
         if what == "continue":
-            talk += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "go on"}]
+            talk += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "and then?"}]
         return None
 
     async def both() -> tuple[list[Call], Session, int]:
@@ -195,9 +195,7 @@ def test_each_delivered_token_is_in_exactly_one_row(steps):
     # Every sample is one call, and what a client got is one of them, marked as delivered.
     assert sampled == len(calls) == len({call.completion for call in calls})
     assert set(replied) <= {call.completion for call in calls if call.delivered}
-    firsts = sum(
-        {"together": 1, "hang up, retry": 1, "retry": 0}.get(what, 1) for _, what, _ in steps
-    )
+    firsts = sum({"together": 1, "hang up, retry": 1, "retry": 0}.get(what, 1) for _, what, _ in steps)
     assert sampled <= firsts + sum(what == "retry" for _, what, _ in steps)
     assert session.counts["not delivered"] == sum(not call.delivered for call in calls)
     trained = [

@@ -98,7 +98,7 @@ async def returns_half_a_pair(question, session):
 
 async def blocks(question, session):
     await asking(session)
-    time.sleep(1)  # noqa: ASYNC251 - the bug
+    time.sleep(1)
     return "right"
 
 

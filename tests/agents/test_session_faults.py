@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import midstream as ms
 from midstream.cli.main import main
 from midstream.runs import RunDirectory
 from support.killed_evaluation import ended, finish, kill_after, start
@@ -24,8 +28,8 @@ async def solve(question, session):
     attempts[question] += 1
     attempt, number = attempts[question], int(question.split()[1])
     kind = random.Random(question * attempt).choice(
-        ["none"] * 14 + ["hang up", "hang up, ask anew", "hang up and raise", "raise", "exit", "retry", "duplicate"])
-    body = {"model": session.model, "messages": [{"role": "user", "content": f"{question}, attempt {attempt}"}]}
+        ["none"] * 14 + ["hang up", "hang up, ask again", "hang up and raise", "raise", "exit", "retry", "duplicate"])
+    body = {"model": session.model, "messages": [{"role": "user", "content": f"{question}, attempt {attempt}, {kind}"}]}
     async with aiohttp.ClientSession(headers={"authorization": "Bearer " + session.api_key}) as http:
         async def asks(retry=0, timeout=30):
             headers = {"x-stainless-retry-count": str(retry)}
@@ -35,7 +39,7 @@ async def solve(question, session):
                 return await reply.json()
         if "hang up" in kind:
             try:
-                await asks(timeout=0.01)
+                await asks(timeout=0.2)
             except TimeoutError:
                 if kind == "hang up and raise":
                     raise
@@ -55,7 +59,7 @@ import asyncio, random
 from midstream.core.errors import EngineError
 async def answer(messages, seed):
     draw = random.Random(seed)
-    await asyncio.sleep(0.03 * draw.random())
+    await asyncio.sleep(0.4 if "hang up" in messages[-1]["content"] else 0.03 * draw.random())
     if draw.random() < 0.15:
         raise EngineError("the server is down")
     return str(seed)
@@ -163,3 +167,43 @@ def test_a_killed_evaluation_leaves_no_command_and_runs_none_twice(tmp_path):
     assert len(found) == len({one.id for one in found}) == 24
     assert {one.answer for one in found} == {"right"}
     assert not running(tag)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
+def test_ctrl_c_leaves_no_command_and_a_run_that_resumes(tmp_path):
+    tag = f"scratch-{random.getrandbits(64):x}"
+    (tmp_path / "agent.py").write_text(COMMAND + "time.sleep(0.5)")
+    (tmp_path / "model.py").write_text("def answer(messages): return 'fine'")
+    tasks, recipe, root = write_tasks(tmp_path / "tasks.jsonl", 8), tmp_path / "stopped.toml", tmp_path / "run"
+    command = json.dumps([sys.executable, str(tmp_path / "agent.py"), tag])
+    table = RECIPE.format(agent="command", model="model.py:answer")
+    recipe.write_text(table.replace('engine = "model"', f'engine = "model"\ncommand = {command}'))
+    process = start("eval", recipe, "--tasks", tasks, "--out", root, "--set", "rollout.concurrency=4")
+    until = time.monotonic() + 30
+    while not running(tag) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not running(tag)
+    finish("resume", root)
+    assert len({one.id for one in ended(root)}) == 8
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_in_a_running_loop_as_in_a_notebook(awaited, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "model.py").write_text("def answer(messages): return 'fine'")
+    (tmp_path / "mine.toml").write_text(RECIPE.format(agent="agent.py:solve", model="model.py:answer"))
+    tasks = ms.tasks(str(write_tasks(tmp_path / "tasks.jsonl", 4)))
+
+    async def cell():
+        if awaited:
+            return await ms.aevaluate("mine.toml", tasks, quiet=True, out="run")
+        return ms.evaluate("mine.toml", tasks, quiet=True, out="run")
+
+    run = asyncio.run(cell())
+    assert run.evaluations[0].success >= 0.5
+    assert not [thread for thread in threading.enumerate() if thread.name == "gateway"]

@@ -57,12 +57,17 @@ BODY = json.dumps(chat()).encode()
 def test_other_methods_and_paths_do_no_harm(api, method):
     async def both():
         model = Model()
-        async with open_session(model) as (_, _, url), client() as http:
-            async with http.request(method, f"{url}/v1/{api}", data=b"x") as reply:
-                return reply.status, len(model.requests)
+        async with (
+            open_session(model) as (_, _, url),
+            client() as http,
+            http.request(method, f"{url}/v1/{api}", data=b"x") as reply,
+        ):
+            return reply.status, len(model.requests)
 
     status, asked = asyncio.run(both())
-    assert status == (200 if api == "models" and method in ("GET", "HEAD") else 404 if api in ("nothing", "sessions") else 405)
+    assert status == (
+        200 if api == "models" and method in ("GET", "HEAD") else 404 if api in ("nothing", "sessions") else 405
+    )
     assert asked == 0
 
 
@@ -239,14 +244,13 @@ def test_it_closes_at_once_and_leaves_nothing(caplog):
 
     async def both():
         took = []
-        async with client() as http:
-            async with open_session() as (first, _, url), open_session() as (second, _, other):
-                assert first.address != second.address
-                assert [(await ask(http, at))[0] for at in (url, other)] == [200, 200]
-                for gateway in (first, second):
-                    began = time.monotonic()
-                    await gateway.close()
-                    took.append(time.monotonic() - began)
+        async with client() as http, open_session() as (first, _, url), open_session() as (second, _, other):
+            assert first.address != second.address
+            assert [(await ask(http, at))[0] for at in (url, other)] == [200, 200]
+            for gateway in (first, second):
+                began = time.monotonic()
+                await gateway.close()
+                took.append(time.monotonic() - began)
         return took
 
     with caplog.at_level(logging.DEBUG):
@@ -287,7 +291,9 @@ def test_a_session_that_ends_answers_what_is_under_way_with_409():
             asking = asyncio.ensure_future(ask(http, url))
             await asyncio.sleep(0.1)
             await session.end(Record())
-            return [(status, shown["error"]["code"]) for status, shown in (await asking, await ask(http, url, chat("b")))]
+            return [
+                (status, shown["error"]["code"]) for status, shown in (await asking, await ask(http, url, chat("b")))
+            ]
 
     assert asyncio.run(both()) == [(409, "session-ended")] * 2
 
@@ -320,12 +326,14 @@ def test_ipv6():
 
 def test_models_and_unknown_ones_with_openais_client():
     async def both():
-        async with open_session() as (_, _, url):
-            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=url.rpartition("/")[2]) as asking:
-                listed = [model.id for model in (await asking.models.list()).data]
-                with pytest.raises(openai.NotFoundError) as caught:
-                    await asking.chat.completions.create(model="gpt", messages=chat()["messages"])
-                return listed, caught.value
+        async with (
+            open_session() as (_, _, url),
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=url.rpartition("/")[2]) as asking,
+        ):
+            listed = [model.id for model in (await asking.models.list()).data]
+            with pytest.raises(openai.NotFoundError) as caught:
+                await asking.chat.completions.create(model="gpt", messages=chat()["messages"])
+            return listed, caught.value
 
     listed, refused = asyncio.run(both())
     assert listed == ["policy"]

@@ -44,13 +44,13 @@ def main() -> int:
         os.read(reading, 1 << 16)
         _reap(command)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        until, told = time.monotonic() + within_s, set[int]()
+        until, asked = time.monotonic() + within_s, set[int]()
         while (left := _left(command)) and time.monotonic() < until:
             for pid in left:
-                if pid not in told:  # once: a second signal could end a handler of the first
+                if pid not in asked:  # once: a second signal could end a handler of the first
                     with suppress(ProcessLookupError, PermissionError):
                         (os.kill if _LINUX else os.killpg)(pid, number)
-            told |= set(left)
+            asked |= set(left)
             time.sleep(POLL_S)
     status = command.wait()
     return status if status >= 0 else 128 - status
