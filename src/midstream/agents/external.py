@@ -52,6 +52,8 @@ class _Place:
 class ExternalAgent(SessionAgent):
     """Offers each of its runs to callers; `gateway.opener` is set to what they reach."""
 
+    waits = True
+
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
         self._free: deque[_Place] = deque()
@@ -70,7 +72,6 @@ class ExternalAgent(SessionAgent):
         shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
         place = _Place(session=session, shown=shown)
         session.ended = asyncio.get_running_loop().create_future()
-        session.waits = True
         async with self._changed:
             self._free.append(place)
             self._changed.notify_all()
@@ -112,6 +113,7 @@ class ExternalAgent(SessionAgent):
                         self._free.remove(place)
                         place.id = name
                         place.session.begin()
+                        self._changed.notify_all()  # the same caller may ask twice
             except TimeoutError:
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None

@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from midstream.agents.rendering import render_lessons
 from midstream.agents.running import AgentSettings, Draft, Record
@@ -31,6 +31,8 @@ from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
+
+LONGEST_TEXT = 1 << 20  # characters
 
 
 class SessionSettings(AgentSettings):
@@ -52,11 +54,19 @@ class SessionSettings(AgentSettings):
 
 
 class Outcome(Frozen):
-    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words."""
+    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words.
+
+    Texts are cut to `LONGEST_TEXT`, and halves of a surrogate pair, which no file holds, become question marks.
+    """
 
     answer: str | None = None
     reward: float | None = Field(default=None, ge=0, le=1)
     feedback: str = ""
+
+    @field_validator("answer", "feedback", mode="before")
+    @classmethod
+    def _fit(cls, text: Any) -> Any:
+        return text[:LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 
 @dataclass(kw_only=True)
@@ -123,7 +133,10 @@ class Session:
 
     def begin(self) -> None:
         """The agent has begun."""
-        self.waits, self.active_s = False, time.monotonic()
+        now_s = time.monotonic()
+        if self.context.deadline_s is not None:  # of its turns: it has not waited for a caller
+            self.context = replace(self.context, deadline_s=self.context.deadline_s + now_s - self.active_s)
+        self.waits, self.active_s = False, now_s
 
     @property
     def calls(self) -> list[Call]:
@@ -190,7 +203,7 @@ class Session:
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
         self._same[digest] += 1
-        context = self.context.begin(role, asking.drafts[0].index)
+        context, met = self.context.begin(role, asking.drafts[0].index), self.limit
         own = self.settings.caller_sampling or role != POLICY
         try:
             async with self._place:
@@ -217,7 +230,8 @@ class Session:
         sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": seed}
         asking.call = call.model_copy(update={"sent": sent})
         context.emit("call", call)
-        self.limit = None
+        if self.limit == met:  # another request may have met one in the meantime
+            self.limit = None
         parsed = self._parsed(call.completion, asked)
         uses = parsed.tool_uses(f"{seed:016x}")
         asking.answered = Answered(
@@ -316,7 +330,6 @@ class Session:
             draft.events[:0] = ["call" for _ in draft.calls]
             record.turns.append(draft.turn())
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
-        record.reward = self.reward
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

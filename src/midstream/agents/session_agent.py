@@ -17,38 +17,37 @@ import asyncio
 import inspect
 import json
 import os
-import signal
+import shutil
 import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import to_jsonable_python
 
 from midstream.agents.running import Record, RecordedAgent
 from midstream.agents.session import Outcome, Session, SessionSettings, agent_failed
 from midstream.core.component import Context
-from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error_async
 from midstream.core.own_settings import OwnFunction, own_values
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
-from midstream.gateway.server import Gateway
+from midstream.engines import supervise
+from midstream.gateway.server import ADMIN_KEY, Gateway
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
-_MARK = "MIDSTREAM_SESSION"  # in the environment of a command and of all that it starts
 _KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
-_LONGEST_ANSWER = 1 << 20  # characters
+_LONGEST_FILE = 16 << 20  # characters: the longest answer in JSON, with feedback
 _END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
 
 
@@ -82,6 +81,7 @@ class SessionAgent(RecordedAgent):
     """An agent that asks through the gateway; a subclass implements `drive`."""
 
     shows_lessons = True
+    waits = False  # its runs begin when a caller comes
 
     def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
         self.name, self.settings, self.gateway = name, settings, gateway
@@ -89,17 +89,20 @@ class SessionAgent(RecordedAgent):
     async def work(self, record: Record, task: Task, context: RunContext) -> None:
         """Have the program answer one task, and record what it asked."""
         session = Session(self.gateway, context, self.settings)
-        outcome = Outcome()
+        session.waits = self.waits
+        outcome, key = Outcome(), "no key yet"
         try:
             async with self.gateway.serving(session) as key:
                 url = self.gateway.url(key)
                 address = Address(f"{url}/v1", key, session.names[0], url)
                 outcome = await self._attended(session, self.drive(task, session, address))
+        except MidstreamError as failure:  # a client's error may hold the address, and so the key
+            raise failure if key not in str(failure) else _without(failure, key) from None
         finally:
             await session.end(record)
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
             raise agent_failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
-        record.answer, record.final = outcome.answer, outcome.answer or ""
+        record.answer, record.final, record.reward = outcome.answer, outcome.answer or "", session.reward
         if outcome.reward is not None:
             record.reward = Score(outcome.reward, feedback=outcome.feedback)
         if outcome.answer is not None:
@@ -114,11 +117,11 @@ class SessionAgent(RecordedAgent):
     async def _attended(self, session: Session, work: Any) -> Outcome:
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
-        deadline_s = session.context.deadline_s or float("inf")
         try:
             while True:
+                deadline_s = float("inf") if session.waits else session.context.deadline_s or float("inf")
                 idle_s = time.monotonic() - session.active_s if session.idle else 0.0
-                left_s = min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
+                left_s = 1.0 if session.waits else min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
                 await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
                 if session.failure.done():
                     raise session.failure.result()
@@ -133,14 +136,27 @@ class SessionAgent(RecordedAgent):
                     raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
             try:
                 return running.result()
-            except MidstreamError:
-                if session.limit is None:
+            except UsageError:
+                raise
+            except (MidstreamError, asyncio.CancelledError) as failure:
+                if session.limit is not None:
+                    return Outcome()  # it ended because of the limit, which is the policy's doing
+                if isinstance(failure, MidstreamError):
                     raise
-                return Outcome()  # it ended because of the limit, which is the policy's doing
+                raise agent_failed(f"agent {self.name!r} cancelled itself", "correct it") from failure
         finally:
             if not running.done():
                 running.cancel()
-                await asyncio.wait({running}, timeout=2 * _END_S)
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody will look
+                await asyncio.wait({running}, timeout=3 * _END_S)
+
+
+def _without(failure: MidstreamError, key: str) -> MidstreamError:
+    """The failure without the session's key, which no record may hold."""
+    texts = {name: getattr(failure, name).replace(key, "KEY") for name in ("cause", "fix")}
+    made = type(failure)(failure.what.replace(key, "KEY"), code=failure.code, **texts)
+    vars(made).update({name: value for name, value in vars(failure).items() if name in ("retryable", "calls")})
+    return made
 
 
 def gateway_of(context: Context | None) -> Gateway:
@@ -177,15 +193,16 @@ async def _result(tool: Tool, **arguments: JsonValue) -> str:
 
 
 class CommandAgent(SessionAgent):
-    """A program as an agent, in a process group of its own."""
+    """A program as an agent, which ends with all that it started: it has a supervisor (`engines/supervise.py`)."""
 
     def __init__(self, name: str, settings: SessionSettings, gateway: Gateway, command: Sequence[str]) -> None:
         super().__init__(name, settings, gateway)
-        self._command = command
+        self._command, self._cwd = command, getattr(settings, "cwd", None)
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
-        with tempfile.TemporaryDirectory(prefix="midstream-session-") as directory:
+        self._check_command()
+        with tempfile.TemporaryDirectory(prefix="midstream-session-", ignore_cleanup_errors=True) as directory:
             asked, answer = Path(directory, "task.json"), Path(directory, "answer")
             shown = {"id": task.id, "question": task.question, "metadata": task.metadata}
             asked.write_text(json.dumps(shown), encoding="utf-8")
@@ -198,90 +215,73 @@ class CommandAgent(SessionAgent):
                 "ANTHROPIC_MODEL": address.model,
                 "MIDSTREAM_TASK": str(asked),
                 "MIDSTREAM_ANSWER": str(answer),
-                _MARK: address.api_key,
             }
-            status, lines = await self._run(environment, address.api_key)
+            environment.pop(ADMIN_KEY, None)
+            status, lines = await self._run(environment)
             if status:
-                how = f"exited with {status}" if status > 0 else f"was ended by signal {-status}"
+                how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
                 raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
             if not answer.is_file():
-                return Outcome()
+                return self.outcome(None)
             with answer.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(_LONGEST_ANSWER)
-            return self.outcome(text)
+                return self.outcome(file.read(_LONGEST_FILE))
 
-    def outcome(self, text: str) -> Outcome:
-        """The outcome in the file that the program wrote: its text, without white space around it."""
-        return Outcome(answer=text.strip())
+    def outcome(self, text: str | None) -> Outcome:
+        """The outcome in the file that the program wrote, if it did: its text, without white space around it."""
+        return Outcome(answer=None if text is None else text.strip())
 
-    async def _run(self, environment: Mapping[str, str], mark: str) -> tuple[int, list[str]]:
-        """The program's exit status, and the last lines that it printed."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=environment,
-                cwd=getattr(self.settings, "cwd", None),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as failure:
+    def _check_command(self) -> None:
+        """Raise `RecipeError` for a program or directory that is not there: no run could start it."""
+        program = self._command[0]
+        if self._cwd is not None and not self._cwd.is_dir():
+            what, fix = f"agent.cwd: there is no directory {str(self._cwd)!r}", "correct the path"
+            raise RecipeError(what, code="file-not-found", fix=fix)
+        if shutil.which(program if os.sep not in program else Path(self._cwd or "", program)) is None:
             raise RecipeError(
-                f"agent.command = {list(self._command)} cannot be started: {failure.strerror or failure}",
+                f"agent.command = {list(self._command)} cannot be started: no such program, or it is not executable",
                 code="command-not-found",
                 fix="name a program that is installed here, by its path",
-            ) from failure
+            )
+
+    async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
+        """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self._command),
+            env=environment,
+            cwd=self._cwd,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the run, which then ends the program
+        )
+        assert process.stdin is not None
         assert process.stdout is not None
-        tail = asyncio.ensure_future(_tail(process.stdout))
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        tail = asyncio.ensure_future(_tail(process.stdout, lines))
         try:
             status = await process.wait()
-            # What it printed last; a child that it left behind may hold the pipe open.
-            await asyncio.wait({tail}, timeout=0.5)
+            await asyncio.wait({tail}, timeout=_END_S)
         finally:
-            await _end_all(process, mark)
-            tail.cancel()
-            with suppress(asyncio.CancelledError):
-                await tail
-        return status, list(tail.result() if not tail.cancelled() else ())
+            process.stdin.close()  # by which the supervisor ends the program, whatever becomes of this task
+            try:
+                async with asyncio.timeout(2.5 * _END_S):
+                    await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                tail.cancel()
+        return status, lines
 
 
-async def _tail(stream: asyncio.StreamReader) -> Sequence[str]:
-    """The last lines of a stream that may have no end, in little memory."""
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
+    """Keep the last lines of a stream that may have no end, in little memory."""
     rest = b""
     while chunk := await stream.read(1 << 16):
         *whole, rest = (rest + chunk).split(b"\n")
         rest = rest[-_LONGEST_LINE:]
         lines.extend(line[-_LONGEST_LINE:].decode("utf-8", "replace") for line in whole[-_KEPT_LINES:])
-    return [*lines, rest.decode("utf-8", "replace")] if rest else list(lines)
-
-
-async def _end_all(process: asyncio.subprocess.Process, mark: str) -> None:
-    """End the program's process group, and what left the group but has the session's mark in its environment."""
-    ends = (signal.SIGTERM, signal.SIGKILL)
-    for number, how in enumerate(ends):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, how)
-        for pid in _marked(mark):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, how)
-        until = time.monotonic() + _END_S
-        while number == 0 and time.monotonic() < until and (process.returncode is None or _marked(mark)):
-            await asyncio.sleep(0.02)
-        if process.returncode is not None and not _marked(mark):
-            return
-    await process.wait()
-
-
-def _marked(mark: str) -> list[int]:
-    """The processes whose environment holds the mark; none where there is no /proc."""
-    wanted, found = f"{_MARK}={mark}".encode(), []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # of another user, or ended
-            if wanted in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
+    if rest:
+        lines.append(rest.decode("utf-8", "replace"))
 
 
 class ProcessAgent(CommandAgent):
@@ -292,14 +292,25 @@ class ProcessAgent(CommandAgent):
         given = json.dumps(to_jsonable_python(own_values(settings)))
         super().__init__(function.name, settings, gateway, (*program, function.reference, given))
 
-    def outcome(self, text: str) -> Outcome:
-        """The outcome as `run_function` writes it."""
-        return Outcome.model_validate_json(text)
+    def outcome(self, text: str | None) -> Outcome:
+        """The outcome as `run_function` writes it; without one, the function has ended its process."""
+        try:
+            return Outcome.model_validate_json(text or "")
+        except ValidationError as failure:
+            words = f"agent {self.name!r} ended its process before it returned"
+            raise agent_failed(words, "let it return its answer, or raise") from failure
 
 
 def session_agent(function: OwnFunction) -> type[SessionSettings]:
     """The settings of a function that takes `session`. Raises `RecipeError` for one that a process cannot import."""
     is_async = inspect.iscoroutinefunction(function.function)
+    if not is_async and "tools" in function.takes:
+        raise RecipeError(
+            f"{function.reference} takes `session` and `tools`, and is not async",
+            code="component-invalid",
+            cause="it would run in a process of its own, where the recipe's tools are not",
+            fix="write `async def`, or leave `tools` out",
+        )
     if not is_async and function.reference.startswith("python:"):
         raise RecipeError(
             f"{function.reference} takes `session`, is not async, and no file holds it",

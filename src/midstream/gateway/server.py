@@ -13,7 +13,6 @@ of its own, so that it answers while an engine computes; sessions and engines be
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -23,24 +22,23 @@ import time
 from asyncio import FIRST_COMPLETED
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.core.errors import UsageError, needs_extra
+from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, responses
 from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, parsed, send_json, serve
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
-
-T = TypeVar("T")
-Asgi = Any  # a scope, receive or send of ASGI
 
 APIS: Mapping[str, ModuleType] = {
     "chat/completions": chat_completions,
@@ -50,9 +48,8 @@ APIS: Mapping[str, ModuleType] = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
 _LONGEST_NEWS = 1 << 20  # bytes of a reward or an end
+_KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
-_JSON = (b"content-type", b"application/json")
-_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Reply(Protocol):
@@ -121,7 +118,7 @@ class Gateway:
         return f"{self.address}/s/{key}"
 
     def start(self) -> None:
-        """Start the server for the running event loop; again it does nothing. Raises `UsageError`: it is taken."""
+        """Start the server for the running event loop, once. Raises `UsageError` if its address is taken."""
         self.loop = asyncio.get_running_loop()
         if self._thread is not None:
             return
@@ -135,22 +132,33 @@ class Gateway:
                 cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listening = socket.create_server((host, port), backlog=2048)
+            listening = socket.create_server((host, port), family=family, backlog=2048)
+            # asyncio sets it only on sockets that it makes; without it, each small reply waits 40 ms for the client.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as failure:
             raise UsageError(
                 f"the gateway cannot listen on {host}:{port}: {failure.strerror or failure}",
                 code="address-taken",
                 fix="set another serve.port, or 0 for any free one",
             ) from failure
-        self.address = f"http://{host}:{listening.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{listening.getsockname()[1]}"
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
         settings = uvicorn.Config(
-            self.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, ws="none"
+            self.app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            # A connection that is closed while a request is on its way would be the agent's failure.
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [listening]}, name="gateway", daemon=True
+            target=asyncio.run, args=[serve(self._server, listening)], name="gateway", daemon=True
         )
         self._thread.start()
 
@@ -158,7 +166,7 @@ class Gateway:
         """Stop the server; a later session starts it again."""
         if self._thread is not None:
             self._server.should_exit = True
-            await asyncio.to_thread(self._thread.join)
+            await in_thread(self._thread.join)
             self._thread = None
 
     def app(self) -> Starlette:
@@ -182,8 +190,8 @@ class Gateway:
             async def take(request: HttpRequest) -> Response:
                 try:
                     session = self.session(request.scope)
-                    body = _parsed(await _body(request.scope, request.receive, _LONGEST_NEWS))
-                    await _in_loop(session.loop, getattr(session, f"take_{what}")(body))
+                    body = parsed(await body_of(request.scope, request.receive, _LONGEST_NEWS))
+                    await in_loop(session.loop, getattr(session, f"take_{what}")(body))
                 except FormError as error:
                     return _refused(chat_completions, error)
                 return JSONResponse({"status": "ok"})
@@ -193,11 +201,18 @@ class Gateway:
         async def open_session(request: HttpRequest) -> Response:
             try:
                 self.check_admin(dict(request.scope["headers"]))
-                body = _parsed(await _body(request.scope, request.receive, _LONGEST_NEWS) or b"{}")
+                body = parsed(await body_of(request.scope, request.receive, _LONGEST_NEWS) or b"{}")
                 if self.opener is None or self.loop is None:
                     words = "this run starts its agents itself; midstream serve RECIPE opens sessions for others"
                     raise FormError("no-sessions", words, None, status=404)
-                return JSONResponse(await _in_loop(self.loop, self.opener(body)))
+                opening = asyncio.ensure_future(in_loop(self.loop, self.opener(body)))
+                gone = asyncio.ensure_future(hung_up(request.receive))
+                await asyncio.wait({opening, gone}, return_when=FIRST_COMPLETED)
+                gone.cancel()
+                if not opening.done():  # its place is for somebody who is there
+                    opening.cancel()
+                    return JSONResponse({})
+                return JSONResponse(opening.result())
             except FormError as error:
                 return _refused(chat_completions, error)
 
@@ -220,7 +235,7 @@ class Gateway:
     def check_admin(self, headers: Mapping[bytes, bytes]) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""
         wanted = os.environ.get(ADMIN_KEY, "").strip()
-        if wanted and not secrets.compare_digest(_api_key(headers).encode(), wanted.encode()):
+        if wanted and not secrets.compare_digest(api_key(headers).encode(), wanted.encode()):
             raise FormError("admin-key-wrong", f"send the key in ${ADMIN_KEY} as a bearer", None, status=401)
 
     def session(self, scope: Asgi) -> Served:
@@ -228,7 +243,7 @@ class Gateway:
         if self.everyone is not None:
             self.check_admin(dict(scope["headers"]))
             return self.everyone
-        sent = _api_key(dict(scope["headers"]))
+        sent = api_key(dict(scope["headers"]))
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
             raise FormError(
@@ -260,18 +275,20 @@ class _Asks:
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
-            body = await _body(scope, receive, gateway.config.max_body_mb << 20)
-            asked = api.read(_parsed(body))
+            body = await body_of(scope, receive, gateway.config.max_body_mb << 20)
+            asked = api.read(parsed(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
-            retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
+            tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
+            retried = tries.isdigit() and int(tries[:9]) > 0
             digest = blake2b(body, digest_size=16).hexdigest()
             # Steps come from the run's thread.
             asking = session.ask(asked, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
-            answer = asyncio.ensure_future(_in_loop(session.loop, asking))
+            answer = asyncio.ensure_future(in_loop(session.loop, asking))
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to look
         except FormError as error:
-            return await _send(send, error.status, api.error(error.status, error.code, error.message, error.param))
-        gone, beat_s = asyncio.ensure_future(_hung_up(receive)), gateway.config.heartbeat_s
-        stream = _Stream(send)
+            return await send_json(send, error.status, api.error(error.status, error.code, error.message, error.param))
+        gone, beat_s = asyncio.ensure_future(hung_up(receive)), gateway.config.heartbeat_s
+        stream = Stream(send)
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
@@ -280,95 +297,26 @@ class _Asks:
                     shown = api.step(news.result(), asked) if news.done() and hasattr(api, "step") else api.heartbeat
                     await stream.write(shown)
                 news.cancel()
-            if not answer.done():
+            if gone.done():
                 return None  # the session keeps the sample for a marked retry
             try:
                 reply = answer.result()
             except FormError as error:
                 refused = (error.status, error.code, error.message, error.param)
                 if not stream.begun:
-                    return await _send(send, error.status, api.error(*refused))
+                    return await send_json(send, error.status, api.error(*refused))
                 return await stream.write(api.error_event(*refused), last=True)
-            reply.delivered = not gone.done()  # before the last byte: the agent may end with it
+            first, reply.delivered = not reply.delivered, True  # before the last byte: the agent may end with it
             if not asked.stream:
-                return await _send(send, 200, api.write(reply.answered))
+                return await send_json(send, 200, api.write(reply.answered))
             for event in api.events(reply.answered, asked):
                 await stream.write(event)
+                if gone.done():
+                    reply.delivered = not first
+                    return None
             return await stream.write("", last=True)
         finally:
             gone.cancel()
-
-
-class _Stream:
-    """Server-sent events; the status 200 goes out with the first. From then on, an error has to be an event."""
-
-    def __init__(self, send: Asgi) -> None:
-        self._send, self.begun = send, False
-
-    async def write(self, event: str, *, last: bool = False) -> None:
-        if not self.begun:
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-            self.begun = True
-        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": not last})
-
-
-def _api_key(headers: Mapping[bytes, bytes]) -> str:
-    """The key that a client sends, as OpenAI's or as Anthropic's does."""
-    bearer = headers.get(b"authorization", b"").decode("latin-1")
-    sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else ""
-    return sent or headers.get(b"x-api-key", b"").decode("latin-1").strip()
-
-
-async def _in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """The result of a session's coroutine, which runs in the loop of its run."""
-    try:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
-    except (asyncio.CancelledError, RuntimeError) as stopped:  # the run has ended, and perhaps its loop
-        work.close()
-        if isinstance(stopped, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
-            raise  # this server stops
-        raise FormError(
-            "session-ended", "the session ended before its request was answered", None, status=409
-        ) from stopped
-
-
-async def _body(scope: Asgi, receive: Asgi, limit: int) -> bytes:
-    """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise FormError(
-                "body-incomplete", "the connection closed before the whole request had arrived", None, status=400
-            )
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise FormError(
-                "body-too-long", f"a request has at most {limit >> 20} MB (serve.max_body_mb)", None, status=413
-            )
-        if not message.get("more_body"):
-            return bytes(body)
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise FormError("body-invalid", f"the request is not JSON: {error}", None, status=400) from error
-
-
-async def _hung_up(receive: Asgi) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send(send: Asgi, status: int, content: Any) -> None:
-    body = json.dumps(content).encode()
-    # What went wrong here was tried again already, or would go wrong again.
-    headers = [_JSON, (b"content-length", str(len(body)).encode()), (b"x-should-retry", b"false")]
-    with suppress(OSError):
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 def _refused(api: ModuleType, error: FormError) -> Response:

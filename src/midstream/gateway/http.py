@@ -1,0 +1,122 @@
+"""Parts of the gateway's server that know HTTP and ASGI, and no sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from itertools import count
+from typing import Any, TypeVar
+
+from midstream.gateway.forms import FormError
+
+T = TypeVar("T")
+Asgi = Any  # a scope, receive or send of ASGI
+
+_JSON = (b"content-type", b"application/json")
+_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+_READ = 4  # times the longest body that is read of one that is longer
+
+
+class Stream:
+    """Server-sent events; the status 200 goes out with the first. From then on, an error has to be an event."""
+
+    def __init__(self, send: Asgi) -> None:
+        self._send, self.begun = send, False
+
+    async def write(self, event: str, *, last: bool = False) -> None:
+        """Send an event, or with `last` the end."""
+        if not self.begun:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            self.begun = True
+        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": not last})
+
+
+def api_key(headers: Mapping[bytes, bytes]) -> str:
+    """The key that a client sends, as OpenAI's or as Anthropic's does."""
+    bearer = headers.get(b"authorization", b"").decode("latin-1")
+    sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else ""
+    return sent or headers.get(b"x-api-key", b"").decode("latin-1").strip()
+
+
+async def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a session's coroutine, which runs in the loop of its run."""
+    ended = FormError("session-ended", "the session ended before its request was answered", None, status=409)
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as closed:
+        work.close()
+        raise ended from closed
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError as stopped:
+        if (task := asyncio.current_task()) and task.cancelling():
+            raise  # this server stops, or nobody waits any more
+        raise ended from stopped
+    except FormError:
+        raise
+    except Exception as failure:  # of an engine or agent of your own: it has failed the session
+        raise FormError("gateway-failed", f"the request failed: {failure!r:.200}", None, status=500) from failure
+
+
+async def serve(server: Any, listening: socket.socket) -> None:
+    """Run uvicorn's server until `should_exit`, and end it at once: it looks too rarely, and leaves connections."""
+
+    async def until_exit() -> None:
+        for tick in count():
+            if await server.on_tick(tick // 5):
+                return
+            await asyncio.sleep(0.02)
+
+    server.main_loop = until_exit
+    await server.serve(sockets=[listening])
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)  # they close
+
+
+async def body_of(scope: Asgi, receive: Asgi, limit: int) -> bytes:
+    """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
+    body, size = bytearray(), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise FormError(
+                "body-incomplete", "the connection closed before the whole request had arrived", None, status=400
+            )
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= limit:
+            body += part
+        # A client that still sends would see a broken connection in place of the answer: a little more is read.
+        elif size > _READ * limit or not message.get("more_body"):
+            words = f"a request has at most {limit >> 20} MB (serve.max_body_mb)"
+            raise FormError("body-too-long", words, None, status=413)
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def parsed(body: bytes) -> Any:
+    """A body's JSON. Raises `FormError`."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FormError("body-invalid", f"the request is not JSON: {error}", None, status=400) from error
+
+
+async def hung_up(receive: Asgi) -> None:
+    """Return once the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Asgi, status: int, content: Any) -> None:
+    """Answer with JSON."""
+    body = json.dumps(content).encode()
+    # What went wrong here was tried again already, or would go wrong again.
+    headers = [_JSON, (b"content-length", str(len(body)).encode()), (b"x-should-retry", b"false")]
+    with suppress(OSError):
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
