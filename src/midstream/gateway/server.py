@@ -142,6 +142,8 @@ class Gateway:
                 code="address-taken",
                 fix="set another serve.port, or 0 for any free one",
             ) from failure
+        # Inherited by its connections, for which asyncio does not set it: without it a reply waits 40 ms for an ACK.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = f"http://{host}:{listening.getsockname()[1]}"
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
         settings = uvicorn.Config(
