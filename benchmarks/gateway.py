@@ -4,8 +4,8 @@
     python benchmarks/gateway.py --peer-python OTHER/bin/python             # and the proxies that OTHER has
 
 Each request is a chat of ten messages and two tools; its reply calls a tool and has 900 tokens of prompt and 60 sampled
-ones with their log-probabilities, in no time. 20 requests are a session. The client is a process of its own, so that its
-CPU time is not counted; it sends the same bytes to every server, and looks at nothing in the replies.
+ones with their log-probabilities, in no time. 20 requests are a session. The client is a process of its own, whose CPU
+time is not counted; it sends the same bytes to every server, and looks at nothing in the replies.
 
     engine in process    the server asks an object; taken off: as many `engine.sample` without the gateway
     engine over HTTP     the server asks a trivial server by midstream's own client; taken off: this client alone
