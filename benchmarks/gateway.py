@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ class Scripted(Engine):
 # --- servers: each prints its address; then, for a line "begin N", the paths of N requests; "end": CPU seconds --------
 
 
-async def lines() -> Any:
+async def lines() -> AsyncGenerator[list[str]]:
     """The lines of the input; reading them takes no time of the loop."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         yield line.split()

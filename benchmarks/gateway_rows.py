@@ -6,8 +6,8 @@
 A made session has the shape of a LangGraph agent's: instructions and tools, a question, then turns of thoughts, a tool
 call and its result; every fourth result comes from a sub-agent with a conversation of its own of two turns; after every
 sixth turn the model writes a summary, which replaces all turns but the last two. *Drift* is the share of replies that
-do not come back as they were sampled: half of them without their thoughts, half with the tool call written anew, of
-which the second half then has other tokens. Four tasks, eight sessions each, that differ after the question.
+do not come back as they were sampled: half of them without their thoughts, half with a tool call that was rendered
+again, whose second half then has other tokens. Four tasks, eight sessions each, that differ after the question.
 
 Tokens of all prompts and replies, as a trainer computes them:
 
@@ -89,7 +89,7 @@ class Made:
                 before = opening + tuple(token for part in history for token in part)
                 summary = self.sample(before + self.text(ASKED), SUMMARY)
                 self.ideal += ASKED + SUMMARY
-                # What is told anew begins another conversation, whose prompt nobody can share but the instructions.
+                # The shortened history begins a conversation of its own.
                 opening = opening[: INSTRUCTIONS + QUESTION] + summary
                 history = history[-KEPT:]
                 self.ideal += len(opening) + KEPT * (THOUGHTS + TOOL_CALL + RESULT)
