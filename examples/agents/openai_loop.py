@@ -27,7 +27,7 @@ async def run(client: openai.AsyncOpenAI, model: str, question: str) -> str | No
 
 
 # midstream: begin
-async def solve(task, session):  # noqa: ANN001, ANN201, D103
+async def solve(task, session):
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
         return await run(client, session.model, task.question)
 
