@@ -34,7 +34,7 @@ print(json.dumps({"model": a[0], "messages": chat, "tools": tools}))' "$OPENAI_M
 add(message)
 for call in message.get("tool_calls") or []:
     given = json.loads(call["function"]["arguments"])
-    print(call["id"], *str(given.get("expression", "")).split())' "$directory/reply" >"$directory/calls"
+    print(call["id"], *str(given.get("expression", "")).split() * (call["function"]["name"] == "calculate"))' "$directory/reply" >"$directory/calls"
     if ! [ -s "$directory/calls" ]; then
       json 'print(chat[-1]["content"])'
       return

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from midstream.interface.results import Run
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import read_updates
@@ -74,12 +75,16 @@ def with_settings(changes) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-@pytest.fixture
-def questions(tmp_path):
-    path = tmp_path / "questions.jsonl"
-    rows = [{"question": f"What is {expression} ?", "answer": answer} for expression, answer in EXPRESSIONS.items()]
+def written(path, expressions):
+    """A file of questions."""
+    rows = [{"question": f"What is {expression} ?", "answer": answer} for expression, answer in expressions.items()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return written(tmp_path / "questions.jsonl", EXPRESSIONS)
 
 
 def evaluated(root, questions, server, name, changes):
@@ -129,6 +134,18 @@ def test_a_tool_that_is_not_there_is_the_models_fault(name, changes, questions, 
     assert {turn.command.tool for one in trajectories for turn in one.turns} == {"python"}
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_no_text_of_the_model_is_run(name, tmp_path):
+    made = tmp_path / "made"
+    hostile = (f"open('{made}', 'w')", f"$(touch {made})", f"1, system('touch {made}')", f"1; touch {made}", "1 / 0")
+    questions = written(tmp_path / "hostile.jsonl", dict.fromkeys(hostile, "0"))
+    with LLMServer(served) as server:
+        trajectories = evaluated(tmp_path / "run", questions, server, name, ())
+    observed = [turn.observation.text for one in trajectories for turn in one.turns]
+    assert [text.partition(":")[0] for text in observed] == ["error"] * len(hostile)
+    assert not made.exists()
+
+
 @ways
 def test_a_limit_is_the_models_fault(name, changes, questions, tmp_path):
     with LLMServer(served) as server:
@@ -142,10 +159,11 @@ def test_a_limit_is_the_models_fault(name, changes, questions, tmp_path):
 def test_lessons_of_practice_are_in_the_system_message(name, changes, questions, tmp_path):
     small = ["practice.tasks=4", "practice.batch_size=4", "practice.epochs=1", "practice.group_size=4"]
     small += ["practice.gate.enabled=false", "evaluation.trials=1", "rollout.max_attempts=1"]
+    train = written(tmp_path / "train.jsonl", {f"{number} + 1": str(number + 1) for number in range(4)})
     sets = f"evaluation.sets=[{{ name='own', tasks={{ type='file', path='{questions}' }} }}]"
     with LLMServer(reflected) as server:
         engine = f"engines.model={{ model='m', base_url='{server.base_url}' }}"
-        tasks = f"tasks={{ type='file', path='{questions}', splits={{ train=1.0 }} }}"
+        tasks = f"tasks={{ type='file', path='{train}', splits={{ train=1.0 }} }}"
         options = with_settings([engine, tasks, sets, *small, *changes])
         assert main(["train", *as_agent(name), "--out", str(tmp_path / "run"), "--quiet", *options]) == 0
     [update] = read_updates(RunDirectory.open(tmp_path / "run"))
@@ -175,8 +193,8 @@ def test_weights_are_trained(name, tmp_path):
         agent = f'type = "command", command = {json.dumps(["sh", str(AGENTS / name)])}'
     changes = [f'agent={{ {agent}, engine = "policy", sampling = {sampling} }}']
     changes += [f"reward={{ type='{tmp_path / 'rewards.py'}:parity' }}", "rollout.max_attempts=1"]
-    changes += ["training.steps=1", "training.tasks_per_step=2", "training.group_size=4", "training.warmup_steps=0"]
-    changes += ["learner.threads=1", "evaluation.sets=[]", "training.decay_steps=0"]
+    changes += ["training.steps=1", "training.tasks_per_step=2", "training.group_size=4", "training.minibatches=1"]
+    changes += ["tasks.families=['arith']", "learner.threads=1", "evaluation.sets=[]"]
     changes += ["evaluation.validation={ name='validation', split='validation', per_family=1 }"]
     root = tmp_path / "run"
     recipe = str(AGENTS / "tiny.toml")
@@ -191,4 +209,7 @@ def test_weights_are_trained(name, tmp_path):
     assert metrics.grad_norm > 0
     assert metrics.logprob_gap < 1e-4
     assert all(call.prompt_ids and len(call.completion_ids) == len(call.logprobs) > 0 for call in calls)
-    assert all("calculate" in json.dumps(call.sent) or call.tools for call in calls)
+    for one in trajectories:  # the prompt as the model read it: the agent's own, with its tool and the question
+        prompt = load_tokenizer().decode(list(one.calls[0].prompt_ids))
+        assert '"calculate"' in prompt
+        assert one.question in prompt
