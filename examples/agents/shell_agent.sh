@@ -6,9 +6,14 @@ trap 'rm -r "$directory"' EXIT
 chat=$directory/chat.json
 
 calculate() {
+  found=''
   case $1 in
-    '' | *[!0-9.+*/\ \(\)-]*) echo "error: only numbers, + - * / and brackets are known" ;;
-    *) awk "BEGIN { printf \"%.12g\", $1 }" 2>/dev/null || echo "error: this cannot be computed" ;;
+    *[!0-9.+*/\ \(\)-]*) ;;
+    *) found=$(awk "BEGIN { printf \"%.12g\", $1 }" 2>/dev/null) || found='' ;;
+  esac
+  case $found in
+    *[0-9]*) echo "$found" ;;
+    *) echo "error: only numbers, + - * / and brackets are known" ;;
   esac
 }
 
