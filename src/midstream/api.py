@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Unpack
@@ -75,8 +76,8 @@ from midstream.recipe.serving import served
 from midstream.recipe.sessions import require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.report.run_results import write_report
-from midstream.rollout import rollout
-from midstream.runs import EvaluationInfo, RunDirectory
+from midstream.rollout import Environment, OnDone, rollout
+from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
@@ -254,6 +255,32 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
+    with answering(
+        source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
+    ) as (environment, run_coroutine, seed):
+        task = Task(id="question", question=question, answer="")
+        [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
+    # There is no gold answer to score by.
+    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+@contextmanager
+def answering(
+    source: Source | Path,
+    *,
+    temperature: float | None = None,
+    unsafe: bool = False,
+    record: Path | None = None,
+    replay: Path | None = None,
+    listener: Listener = print_warnings,
+    continuous: bool = False,
+    **changes: Unpack[AgentChanges],
+) -> Iterator[tuple[Environment, RunCoroutine, int]]:
+    """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
+
+    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
+    may come at any time.
+    """
     source, run = _opened(source)
     recipe = agent_recipe(source, **changes)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
@@ -278,6 +305,7 @@ def solve(
         record=record,
         replay=replay,
         budget=_budget_of(recipe),
+        continuous=continuous,
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
@@ -288,11 +316,34 @@ def solve(
             step = load_weights(build, run, run_coroutine, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
-        task = Task(id="question", question=question, answer="")
-        [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
-    # There is no gold answer to score by.
-    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+        yield environment, run_coroutine, recipe.seed
+
+
+@contextmanager
+def recording(
+    recipe: Recipe, out: str | Path | None = None, *, listener: Listener = print_warnings
+) -> Iterator[tuple[RunDirectory, Build, RunCoroutine, OnDone]]:
+    """A run directory for rollouts that others start; the context yields a function that keeps trajectories.
+
+    They are in a journal as they end, and at the end of the context in the part `sessions` of the run.
+    """
+    root = Path(out) if out else _new_root(recipe.name)
+    run = RunDirectory.open(root) if (root / "run.json").exists() else None
+    build = Build(recipe, budget=_budget_of(recipe))
+    with event_loop(build) as run_coroutine, served(recipe, listener):
+        _require_keys(build)
+        _announce("evaluation", build, listener)
+        run = run or _create_run(root, build, EvaluationInfo())
+        with run.lock(), _counted(run, build.budget), closing(Journal(run.results_path)) as journal:
+            run.set_status("running")
+            try:
+                yield run, build, run_coroutine, partial(results.append, journal, "sessions")
+            finally:
+                with run.trajectories.writing("sessions") as write:
+                    for result in results.read(run.results_path):
+                        write(result.trajectory)
+                run.set_status("finished")
 
 
 def export(

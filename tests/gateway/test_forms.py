@@ -63,6 +63,25 @@ def test_no_json_value_in_a_request_breaks_a_reader(api: ModuleType, key: str, v
     check(api, {"model": "m", "messages": messages, "input": messages, "max_tokens": 5, key: value})
 
 
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+UNFIT = [nested(50_000), 10**5000, float("nan"), {"\ud800": 1}]
+
+
+@pytest.mark.parametrize("value", UNFIT, ids=["deep", "big", "nan", "half"])
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__.rpartition(".")[2])
+def test_values_that_cannot_be_recorded(api: ModuleType, value: Any) -> None:
+    for body in (value, {"model": value}, {"messages": [value]}, {"input": [{"content": value}]}):
+        with pytest.raises(FormError):
+            api.read(body)
+        check(api, body)
+
+
 @given(st.text())
 def test_pieces_are_the_text(text: str) -> None:
     parts = list(pieces(text))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.responses import events, read, write
@@ -154,8 +155,7 @@ def test_a_reply_is_one_of_the_library(full: Answered) -> None:
 
 def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
     library = pytest.importorskip("openai.types.responses")
-    pydantic = pytest.importorskip("pydantic")
-    event = pydantic.TypeAdapter(library.ResponseStreamEvent)
+    event = TypeAdapter(library.ResponseStreamEvent)
     data = data_of(events(full, read(asked(stream=True))))
     found = [event.validate_python(item, strict=True) for item in data]
     assert [item.sequence_number for item in found] == list(range(len(found)))
@@ -172,7 +172,7 @@ def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
         own = [part for part in data if part.get("output_index") == index]
         text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert "".join(part.get("delta", "") for part in own) == text
-        [done] = [part for part in own if part["type"].endswith((".done",)) and ("text" in part or "arguments" in part)]
+        [done] = [part for part in own if part["type"].endswith(".done") and ("text" in part or "arguments" in part)]
         assert text in (done.get("text"), done.get("arguments"))
         assert (own[0]["type"], own[-1]["type"]) == ("response.output_item.added", "response.output_item.done")
 

@@ -156,6 +156,15 @@ def test_runs_that_context_or_time_ended_are_counted_where_there_were_any():
     assert StepMetrics.model_validate_json(steps[0].model_dump_json()) == steps[0]
 
 
+def test_rows_that_were_split_are_counted_where_there_were_any():
+    steps = [one.model_copy(update={"rows_split": {"branch": 1, "reply changed": 4}}) for one in metrics(2)]
+    assert "branch 2, reply changed 8" in shown(tables.run_summary("a", "b", 2, steps, []))
+    plain = metrics(1)[0]
+    assert "split" not in shown(tables.run_summary("a", "b", 1, [plain], []))
+    assert "rows_split" not in plain.model_dump_json()
+    assert StepMetrics.model_validate_json(steps[0].model_dump_json()) == steps[0]
+
+
 def test_failed_requests_are_counted_where_there_were_any():
     step = metrics(1)[0].model_copy(update={"request_failures": 3, "trajectories_retried": 2})
     result = evaluation(1.0, 1).model_copy(update={"request_failures": 1, "replies_repaired": 2})

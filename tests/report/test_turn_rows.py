@@ -25,12 +25,14 @@ from midstream.report.turn_rows import (
     part_words,
     plain,
     reply_parts,
+    sequence_words,
     stream_words,
     template_of,
     turn_parts,
     turn_rows,
 )
 from support.fake_run import broken, malformed, solved
+from support.sessions import call as sampled
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 
@@ -258,3 +260,25 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
     assert "\x1b" not in text
     assert "[bold]" in text
     assert "<script>" not in sample_runs([("x", one)], MATH)
+
+
+def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
+    calls = [sampled((1, 2), (3, 4)), sampled((7,), (8,), delivered=False), sampled((1, 2, 3, 4, 5), (6,))]
+    calls += [sampled((1, 2, 3, 4, 7), (8,)), sampled((1, 2, 3, 4, 9), (8,))]
+
+    def made(calls):
+        return Trajectory(id="a", task_id="t", closing_calls=tuple(calls))
+
+    assert sequence_words(made(calls)) == [
+        "3 of 4 calls; 22 tokens sent, 10 distinct",
+        "call 4 split from call 3 after 4 tokens: branch (and 1 more)",
+    ]
+    assert sequence_words(made(calls[:2])) == sequence_words(made([Call(role="policy", completion="a")] * 2)) == []
+    judge = [one.model_copy(update={"role": "judge"}) for one in calls[:3]]
+    assert sequence_words(made([*judge, *calls]))[:2] == [
+        "judge: 1 of 2 calls; 10 tokens sent, 6 distinct",
+        "policy: 3 of 4 calls; 22 tokens sent, 10 distinct",
+    ]
+    for text in (shown(made(calls)), sample_runs([("run", made(calls))])):
+        assert "10 distinct" in text
+        assert "split from call 3 after 4 tokens" in text

@@ -519,6 +519,28 @@ def test_a_stream_is_trained_as_it_was_sampled(make):
     assert metrics.grad_norm > 0.01
 
 
+class AsksTwice(TwoStretches):
+    """Samples from the first prompt again, and once more without receiving the reply."""
+
+    async def run(self, task, tools, engines, *, seed, order=0, **rest):
+        made = await super().run(task, tools, engines, seed=seed, order=order, **rest)
+        [first] = made.turns[0].calls
+        asked = Request(role="policy", prompt_ids=first.prompt_ids, sampling=first.sampling, order=order, seed=seed + 2)
+        again = await engines["planner"].sample(asked)
+        lost = again.model_copy(update={"delivered": False})
+        return made.model_copy(update={"closing_calls": (again, lost, *made.closing_calls)})
+
+
+def test_splits_are_counted_and_lost_replies_are_not_trained(make):
+    rows, _, outcome = rows_of_step(make, agent=AsksTwice())
+    assert outcome.metrics.rows == len(rows) == 2 * 16
+    assert outcome.metrics.rows_split == {"branch": 16}
+    assert outcome.metrics.samples_left_out == {"call whose reply the agent never received": 16}
+    calls = [call for one in outcome.trajectories for call in one.calls if call.delivered]
+    sampled = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
+    assert sum(sampled) == sum(len(call.completion_ids) for call in calls)
+
+
 def length(trajectory):
     """Of a stream after its prompt: 2 tokens of output, the others sampled."""
     return 2 + sum(len(call.completion_ids) for call in trajectory.calls)

@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from midstream.agents.session import Outcome, Session, SessionSettings
 from midstream.agents.session_agent import Address, SessionAgent, gateway_of
 from midstream.core.component import Context
+from midstream.core.data import problems_of
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
@@ -52,7 +56,10 @@ class ExternalAgent(SessionAgent):
         super().__init__("external", settings, gateway)
         self._free: deque[_Place] = deque()
         self._taken: dict[str, _Place] = {}  # by the caller's id
+        self._wanted: set[str] = set()  # ids whose own tasks have begun
+        self._ended: set[str] = set()
         self._changed = asyncio.Condition()
+        self.start: Callable[[Task], None] | None = None  # begins a run of a caller's own task; None: there are none
         if gateway is not None:
             gateway.opener = self.open
 
@@ -66,31 +73,56 @@ class ExternalAgent(SessionAgent):
         session.waits = True
         async with self._changed:
             self._free.append(place)
-            self._changed.notify()
+            self._changed.notify_all()
         try:
             return await session.ended
         finally:
             if place in self._free:
                 self._free.remove(place)
             self._taken.pop(place.id, None)
+            self._ended.add(place.id)
 
     async def open(self, body: Any) -> dict[str, Any]:
-        """Give the next free place to a caller; a caller that repeats its `id` gets the same one again."""
+        """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.
+
+        Where callers bring a `task` of their own (`start`), the place is that task's. Raises `FormError`.
+        """
         body = body if isinstance(body, dict) else {}
         name = body.get("id") or secrets.token_hex(8)
         if not isinstance(name, str) or len(name) > _LONGEST_ID:
             raise FormError("invalid_type", f"a text of at most {_LONGEST_ID} characters is needed", "id")
-        if "task" in body:
-            raise FormError("unsupported_parameter", "this run hands out its own tasks: leave it out", "task")
+        if name in self._ended:
+            raise FormError("session-ended", "the session with this id has ended", "id", status=409)
+        if ("task" in body) != (self.start is not None):
+            words = "is needed, with a question" if self.start else "is not taken: this run hands out its own"
+            raise FormError("invalid_value", f"a task {words}", "task")
         if name not in self._taken:
+            if self.start is not None and name not in self._wanted:
+                self._wanted.add(name)
+                self.start(_task_of(name, body["task"]))
+
+            def fits(place: _Place) -> bool:
+                return self.start is None or place.shown["task"]["id"] == name
+
             try:
                 async with asyncio.timeout(_WAIT_S), self._changed:
-                    await self._changed.wait_for(lambda: self._free or name in self._taken)
+                    await self._changed.wait_for(lambda: name in self._taken or any(map(fits, self._free)))
                     if name not in self._taken:
-                        place = self._taken[name] = self._free.popleft()
+                        place = self._taken[name] = next(filter(fits, self._free))
+                        self._free.remove(place)
                         place.id = name
                         place.session.begin()
             except TimeoutError:
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None
         return {"id": name, **self._taken[name].shown}
+
+
+def _task_of(name: str, given: Any) -> Task:
+    """A caller's own task, under the id of its session. Raises `FormError`."""
+    try:
+        table = {"answer": "", **given, "id": name}
+        return Task.model_validate(table)
+    except (TypeError, ValidationError) as failure:
+        problem = "; ".join(problems_of(failure)) if isinstance(failure, ValidationError) else "an object is needed"
+        raise FormError("invalid_value", problem, "task") from failure

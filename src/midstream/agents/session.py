@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,7 +132,7 @@ class Session:
 
     # -- what the gateway calls ------------------------------------------------------------------------------------
 
-    async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Asking:
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Asking:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
         self.active_s = time.monotonic()
         if self.over:

@@ -23,6 +23,7 @@ COMMANDS = {
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
+    "serve": "answer clients with an agent, or open sessions for agents that run elsewhere",
     "recipes": "the recipes that come with midstream; one in full",
     "doctor": "what works on this machine, and with this model?",
     "tools": "the tools there are; one in full; one called by hand",

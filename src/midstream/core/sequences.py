@@ -14,7 +14,7 @@ If the agent had sent reply 1 without its thoughts in call 3, call 3 would have 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,80 +70,92 @@ def joined(calls: Sequence[Call]) -> list[list[Call]]:
 
 def splits(calls: Sequence[Call]) -> list[Split]:
     """Each call, all with token ids, that begins a run of `joined` although an earlier call shares its first tokens."""
-    sequences = [_bytes(call.prompt_ids + call.completion_ids) for call in calls]
+    begins = {run[0] for run in _runs(calls)}
     found = []
-    for run in _runs(calls)[1:]:
-        call, prompt = run[0], _bytes(calls[run[0]].prompt_ids)
-        of, shared = 0, 0
-        for place in reversed(range(call)):
-            # Only a sequence that also has the next token shares more: most are ruled out by one comparison.
-            if len(prompt) > shared * _SIZE and sequences[place].startswith(prompt[: (shared + 1) * _SIZE]):
-                of, shared = place, _alike(prompt, sequences[place])
-        if shared:
-            ours, theirs = calls[call], calls[of]
-            until = shared + _SHOWN
-            earlier = zip(calls[:call], sequences, strict=False)
-            extended = [one for one, ids in earlier if len(ids) <= shared * _SIZE and prompt.startswith(ids)]
-            found.append(
-                Split(
-                    call=call,
-                    of=of,
-                    shared=shared,
-                    ours=ours.prompt_ids[shared:until],
-                    theirs=(theirs.prompt_ids + theirs.completion_ids)[shared:until],
-                    why=_why(ours, theirs, shared, extended),
+    earlier: list[bytes] = []  # the sequences of the calls before, sorted
+    places: list[int] = []  # of these calls
+    for place, call in enumerate(calls):
+        prompt = _bytes(call.prompt_ids)
+        if place in begins:
+            # What has most in common with the prompt sorts next to it. Of several the latest is taken.
+            at = bisect_right(earlier, prompt)
+            shared = max((_alike(prompt, near) for near in earlier[max(0, at - 1) : at + 1]), default=0)
+            if shared:
+                alike = prompt[: shared * _SIZE]
+                first = bisect_left(earlier, alike)
+                last = bisect_left(earlier, alike + b"\xff" * _SIZE)  # behind every next token
+                of, until = max(places[first:last]), shared + _SHOWN
+                whole = _longest_begin(earlier, prompt)
+                extended = None if whole is None else calls[places[whole]]
+                found.append(
+                    Split(
+                        call=place,
+                        of=of,
+                        shared=shared,
+                        ours=call.prompt_ids[shared:until],
+                        theirs=(calls[of].prompt_ids + calls[of].completion_ids)[shared:until],
+                        why=_why(call, calls[of], shared, extended),
+                    )
                 )
-            )
+        at = bisect_right(earlier, sequence := _sequence(call))
+        earlier.insert(at, sequence)
+        places.insert(at, place)
     return found
 
 
 def distinct_tokens(calls: Sequence[Call]) -> int:
     """Tokens of all prompts and replies, common beginnings counted once."""
     # Sorted, sequences with a common beginning lie next to each other.
-    ordered = sorted(_bytes(call.prompt_ids + call.completion_ids) for call in calls)
+    ordered = sorted(map(_sequence, calls))
     return sum(map(len, ordered)) // _SIZE - sum(_alike(one, other) for one, other in pairwise(ordered))
 
 
 def _runs(calls: Sequence[Call]) -> list[list[int]]:
     """The runs of `joined`, as places among the calls."""
     runs: list[list[int]] = []
-    # The end of each run, with all that comes before it. As bytes, two sequences are compared by one `memcmp`.
-    ends: list[bytes] = []
+    # By temperature, the sequences that no call continues yet, sorted, and the run of each: of 1,000 open ends only a
+    # few are compared with a prompt.
+    opened: dict[float, tuple[list[bytes], list[int]]] = {}
     for place, call in enumerate(calls):
-        prompt, temperature = _bytes(call.prompt_ids), call.sampling.temperature
-        longest, best = -1, None
-        for number, end in enumerate(ends):
-            if (
-                len(end) >= longest
-                and prompt.startswith(end)
-                and calls[runs[number][-1]].sampling.temperature == temperature
-            ):
-                longest, best = len(end), number
-        sequence = prompt + _bytes(call.completion_ids)
-        if best is None:
-            runs.append([place])
-            ends.append(sequence)
+        ends, numbers = opened.setdefault(call.sampling.temperature, ([], []))
+        at = _longest_begin(ends, _bytes(call.prompt_ids))
+        if at is None:
+            number = len(runs)
+            runs.append([])
         else:
-            runs[best].append(place)
-            ends[best] = sequence
+            ends.pop(at)
+            number = numbers.pop(at)
+        runs[number].append(place)
+        at = bisect_right(ends, sequence := _sequence(call))
+        ends.insert(at, sequence)
+        numbers.insert(at, number)
     return runs
 
 
-def _why(ours: Call, theirs: Call, shared: int, extended: Sequence[Call]) -> Why:
-    """Why `ours` does not continue `theirs`, whose first tokens it shares; `extended` are the calls it does extend."""
-    if extended:
-        at = ours.sampling.temperature
-        return "branch" if any(other.sampling.temperature == at for other in extended) else "temperature changed"
+def _longest_begin(ordered: Sequence[bytes], prompt: bytes) -> int | None:
+    """The place of the longest of the sorted sequences that `prompt` begins with; of equal ones the last."""
+    while at := bisect_right(ordered, prompt):
+        near = ordered[at - 1]
+        if prompt.startswith(near):
+            return at - 1
+        # What lies between two sequences that begin alike begins like them: a shorter one is a beginning of `near` too.
+        prompt = prompt[: _alike(prompt, near) * _SIZE]
+    return None
+
+
+def _why(ours: Call, theirs: Call, shared: int, extended: Call | None) -> Why:
+    """Why `ours` does not continue `theirs`, whose first tokens it shares; it begins with all tokens of `extended`."""
+    if extended is not None:
+        return "branch" if extended.sampling.temperature == ours.sampling.temperature else "temperature changed"
     if shared == len(ours.prompt_ids):
         return "branch"  # the same was asked again, or an earlier point
     new, old = ours.messages, theirs.messages
     if not new or not old:
         same_text = theirs.prompt and ours.prompt.startswith(theirs.prompt)
         return "tokens changed" if same_text else "another conversation"
-    same = next(
-        (at for at, (one, other) in enumerate(zip(new, old, strict=False)) if one != other), min(len(new), len(old))
-    )
-    if same < min(len(new), len(old)) and not any(message.role == "user" for message in new[:same]):
+    shorter = min(len(new), len(old))
+    same = next((at for at in range(shorter) if new[at] != old[at]), shorter)  # messages
+    if same < shorter and not any(message.role == "user" for message in new[:same]):
         return "another conversation"
     if shared < len(theirs.prompt_ids) and ours.sent.get("tools") != theirs.sent.get("tools"):
         return "tools changed"
@@ -158,6 +170,10 @@ def _why(ours: Call, theirs: Call, shared: int, extended: Sequence[Call]) -> Why
     intact = back.content.strip() == theirs.completion.strip() and not back.fields.get("tool_calls")
     in_reply = shared >= len(theirs.prompt_ids) - _REPLY_OPENING
     return "reply changed" if in_reply and not intact else "tokens changed"
+
+
+def _sequence(call: Call) -> bytes:
+    return _bytes(call.prompt_ids + call.completion_ids)
 
 
 def _bytes(ids: Sequence[int]) -> bytes:

@@ -26,6 +26,7 @@ from midstream.gateway.forms import (
     schema_of,
     some_messages,
     sse,
+    system_messages,
     tool_message,
 )
 
@@ -62,17 +63,14 @@ def read(body: Any) -> Asked:
             raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
         tools.append(function_tool(tool, "input_schema"))
     choice, config = fields.within("tool_choice"), fields.within("output_config")
-    system = fields.text("system", _TEXT)
-    messages = [Message(role="system", content=system)] if system else []
     said = fields.objects("messages")
-    for message in said:
-        messages += _messages(message)
+    messages = [one for message in said for one in _messages(message)]
     if said and said[-1].table["role"] == "assistant":
         message = "the beginning of a reply cannot be given; end with a message of the user"
         raise FormError("unsupported_value", message, said[-1].at("role"))
     return Asked(
         model=fields.need("model", str),
-        messages=some_messages(messages[bool(system) :], "messages") and tuple(messages),
+        messages=(*system_messages(fields.text("system", _TEXT)), *some_messages(messages, "messages")),
         tools=chosen_tools(choice, "type", tools) if choice else tuple(tools),
         sampling=sampling_of(fields, ("max_tokens",), "stop_sequences"),
         json_schema=schema_of(config.within("format") if config else fields.within("output_format")),

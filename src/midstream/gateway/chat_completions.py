@@ -128,6 +128,13 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
+def step(text: str, asked: Asked) -> str:
+    """What an agent has done before its reply, as a piece of its thoughts."""
+    choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{text}\n"}, "finish_reason": None}
+    envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0, "model": asked.model}
+    return sse(envelope | {"choices": [choice]})
+
+
 def error_event(status: int, code: str, message: str, param: str | None) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
     return sse(error(status, code, message, param))

@@ -194,7 +194,7 @@ class Fields:
 def fields_of(body: Any) -> Fields:
     """A request's body, if it is an object that can be recorded."""
     if not isinstance(body, dict):
-        raise FormError("invalid_type", f"an object is needed, not {_shown(body)}", None)
+        raise FormError("invalid_type", "the body must be an object", None)
     for key, value in body.items():
         if reason := unfit({key: value}):
             items = enumerate(value if isinstance(value, list) else ())
@@ -251,6 +251,11 @@ def schema_of(form: Fields | None, inner: str = "") -> Mapping[str, Any] | None:
     if kind != "json_schema":
         raise form.unsupported("type", 'send "text", "json_object" or "json_schema"')
     return Fields(form.need(inner, dict), form.at(inner)).need("schema", dict) if inner else form.need("schema", dict)
+
+
+def system_messages(text: str | None) -> tuple[Message, ...]:
+    """The message of a system prompt that stands outside of the messages; none without one."""
+    return (Message(role="system", content=text),) if text else ()
 
 
 def assistant_message(text: str, thoughts: str, calls: Sequence[ToolUse]) -> Message:

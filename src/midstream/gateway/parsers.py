@@ -28,7 +28,7 @@ _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
 _WORDS = {"null": None, "None": None, "True": True, "False": False}  # as templates write values that are not JSON
 _PYTHON_TAG, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
-_MISTRAL_NAME = re.compile(rf"({NAME.pattern})(?:\[CALL_ID\][A-Za-z0-9]+)?(?:\[ARGS\])?\s*")
+_MISTRAL_HEAD = re.compile(rf"\s*(?:({NAME.pattern})(?:\[CALL_ID\][A-Za-z0-9]+)?(?:\[ARGS\])?\s*)?")
 _DECODER = json.JSONDecoder()
 
 _Calls = list[tuple[str, str]]  # names, and arguments as the JSON text of an object
@@ -129,27 +129,25 @@ def _llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
 
 
 def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    said, mark, rest = text.partition(_TOOL_CALLS)
     calls: _Calls = []
-    while mark:
-        rest = rest.lstrip()
-        name = _MISTRAL_NAME.match(rest)
-        start = name.end() if name else 0
+    kept, place = "", 0
+    while (mark := text.find(_TOOL_CALLS, place)) >= 0:
+        head = _MISTRAL_HEAD.match(text, mark + len(_TOOL_CALLS))
+        start = head.end() if head else mark
         try:
-            end = _DECODER.raw_decode(rest, start)[1]
+            end = _DECODER.raw_decode(text, start)[1]
         except (ValueError, RecursionError):
             break
-        value = parsed(rest[start:end])
-        if name:
-            value = {"name": name[1], "arguments": value}
+        value = parsed(text[start:end])
+        if head and head[1]:
+            value = {"name": head[1], "arguments": value}
         elif isinstance(value, list):  # the calls of some versions have ids
             value = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in value]
         if not (found := _named(value)):
             break
         calls += found
-        after, mark, rest = rest[end:].partition(_TOOL_CALLS)
-        said += after
-    return Parsed(text=(said + mark + rest).strip() if calls else text, calls=tuple(calls))
+        kept, place = kept + text[place:mark], end
+    return Parsed(text=(kept + text[place:]).strip() if calls else text, calls=tuple(calls))
 
 
 PARSERS: Mapping[str, Parser] = {

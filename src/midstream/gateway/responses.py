@@ -26,6 +26,7 @@ from midstream.gateway.forms import (
     schema_of,
     some_messages,
     sse,
+    system_messages,
     tool_message,
 )
 
@@ -61,10 +62,7 @@ def read(body: Any) -> Asked:
     instructions, text = fields.maybe("instructions", str), fields.within("text")
     return Asked(
         model=fields.need("model", str),
-        messages=(
-            *([Message(role="system", content=instructions)] if instructions else ()),
-            *some_messages(_conversation(fields), "input"),
-        ),
+        messages=(*system_messages(instructions), *some_messages(_conversation(fields), "input")),
         tools=chosen_tools(fields, "tool_choice", tools),
         sampling=sampling_of(fields, ("max_output_tokens",)),
         json_schema=schema_of(text.within("format")) if text else None,

@@ -20,9 +20,11 @@ import secrets
 import socket
 import threading
 import time
+from asyncio import FIRST_COMPLETED
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -70,8 +72,11 @@ class Served(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, asked: Asked, digest: str, *, retried: bool) -> Reply:
-        """Answer a request. Raises `FormError` for what the agent did wrong, or may not do now."""
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Reply:
+        """Answer a request with the body of `digest`; a client may have `retried` it; `step` reports progress.
+
+        Raises `FormError` for what the agent did wrong, or may not do now.
+        """
         ...
 
     async def take_reward(self, body: Any) -> None:
@@ -92,6 +97,7 @@ class Gateway:
         self.sessions: dict[str, Served] = {}  # by key
         self.opener: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]] | None = None  # opens sessions from outside
         self.loop: asyncio.AbstractEventLoop | None = None  # of the run
+        self.everyone: Served | None = None  # answers every client, without sessions
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -100,7 +106,6 @@ class Gateway:
     async def serving(self, session: Served) -> AsyncGenerator[str]:
         """Answer the requests of a session while the block lasts; yields its key. Its address is `url(key)`."""
         self.start()
-        self.loop = asyncio.get_running_loop()
         key = secrets.token_urlsafe(24)
         self.sessions[key] = session
         try:
@@ -116,7 +121,8 @@ class Gateway:
         return f"{self.address}/s/{key}"
 
     def start(self) -> None:
-        """Start the server, if it does not run. Raises `UsageError` if its address is taken."""
+        """Start the server for the running event loop; again it does nothing. Raises `UsageError`: it is taken."""
+        self.loop = asyncio.get_running_loop()
         if self._thread is not None:
             return
         with needs_extra("agents of other programs need starlette and uvicorn, not installed here", "serve"):
@@ -126,7 +132,7 @@ class Gateway:
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
-                cause="whoever reaches the address could open sessions, and use the models",
+                cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
         try:
@@ -219,6 +225,9 @@ class Gateway:
 
     def session(self, scope: Asgi) -> Served:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
+        if self.everyone is not None:
+            self.check_admin(dict(scope["headers"]))
+            return self.everyone
         sent = _api_key(dict(scope["headers"]))
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
@@ -247,48 +256,60 @@ class _Asks:
 
     async def __call__(self, scope: Asgi, receive: Asgi, send: Asgi) -> None:
         """Answer one request."""
-        api, gateway = self._api, self._gateway
+        api, gateway, steps = self._api, self._gateway, asyncio.Queue[str]()
+        here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
             body = await _body(scope, receive, gateway.config.max_body_mb << 20)
             asked = api.read(_parsed(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             retried = dict(scope["headers"]).get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
-            asking = session.ask(asked, blake2b(body, digest_size=16).hexdigest(), retried=retried)
+            digest = blake2b(body, digest_size=16).hexdigest()
+            # Steps come from the run's thread.
+            asking = session.ask(asked, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
             answer = asyncio.ensure_future(_in_loop(session.loop, asking))
         except FormError as error:
             return await _send(send, error.status, api.error(error.status, error.code, error.message, error.param))
-        gone = asyncio.ensure_future(_hung_up(receive))
-        streaming = False
+        gone, beat_s = asyncio.ensure_future(_hung_up(receive)), gateway.config.heartbeat_s
+        stream = _Stream(send)
         try:
-            while True:
-                await asyncio.wait({answer, gone}, timeout=gateway.config.heartbeat_s, return_when="FIRST_COMPLETED")
-                if answer.done() or gone.done():
-                    break
-                if asked.stream:  # from here on, an error has to be an event
-                    if not streaming:
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-                        streaming = True
-                    await send({"type": "http.response.body", "body": api.heartbeat.encode(), "more_body": True})
+            while not answer.done() and not gone.done():
+                news = asyncio.ensure_future(steps.get())
+                await asyncio.wait({answer, gone, news}, timeout=beat_s, return_when=FIRST_COMPLETED)
+                if asked.stream and (news.done() or not answer.done()):
+                    shown = api.step(news.result(), asked) if news.done() and hasattr(api, "step") else api.heartbeat
+                    await stream.write(shown)
+                news.cancel()
             if not answer.done():
-                return None  # the session goes on sampling, for a marked retry
+                return None  # the session keeps the sample for a marked retry
             try:
                 reply = answer.result()
             except FormError as error:
                 refused = (error.status, error.code, error.message, error.param)
-                if not streaming:
+                if not stream.begun:
                     return await _send(send, error.status, api.error(*refused))
-                return await send({"type": "http.response.body", "body": api.error_event(*refused).encode()})
+                return await stream.write(api.error_event(*refused), last=True)
             reply.delivered = not gone.done()  # before the last byte: the agent may end with it
             if not asked.stream:
                 return await _send(send, 200, api.write(reply.answered))
-            if not streaming:
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
             for event in api.events(reply.answered, asked):
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            return await send({"type": "http.response.body", "body": b""})
+                await stream.write(event)
+            return await stream.write("", last=True)
         finally:
             gone.cancel()
+
+
+class _Stream:
+    """Server-sent events; the status 200 goes out with the first. From then on, an error has to be an event."""
+
+    def __init__(self, send: Asgi) -> None:
+        self._send, self.begun = send, False
+
+    async def write(self, event: str, *, last: bool = False) -> None:
+        if not self.begun:
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            self.begun = True
+        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": not last})
 
 
 def _api_key(headers: Mapping[bytes, bytes]) -> str:

@@ -65,6 +65,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         record: the directory in which tools' answers are recorded.
         replay: a directory of such recordings that answers in place of the tools; no tool is built.
         budget: counts every request and every rollout of the recipe's agent, and refuses what would pass a limit.
+        continuous: engines in this process answer each request as it comes, also those of midstream's own agents.
 
     Raises:
         RecipeError: the recipe's components do not fit each other.
@@ -76,6 +77,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     record: Path | None = None
     replay: Path | None = None
     budget: Budget | None = None
+    continuous: bool = False
     _engines: dict[str, Engine] = field(default_factory=dict)
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
@@ -221,7 +223,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             return self._engines[name]
         if name not in self._asked:
             engine = self._engines[name]
-            if self.recipe.continuous and in_process(self.recipe, name):
+            if (self.continuous or self.recipe.continuous) and in_process(self.recipe, name):
                 from midstream.engines.local.continuous import ContinuousLocal
 
                 engine = ContinuousLocal(engine)  # type: ignore[arg-type]

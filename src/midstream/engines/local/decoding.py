@@ -168,7 +168,8 @@ def can_join(model: PreTrainedModel) -> bool:
 
 
 def _filled(cache: DynamicCache) -> list[Any]:
-    return [layer for layer in cache.layers if layer.is_initialized]
+    layers: list[Any] = cache.layers
+    return [layer for layer in layers if layer.is_initialized]
 
 
 def _join(cache: DynamicCache, new: DynamicCache) -> None:

@@ -1,0 +1,60 @@
+"""`midstream serve`: answer clients with an agent, or open sessions for agents that run elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from midstream import api, serve
+from midstream.cli import options as shared
+from midstream.cli.show import show_result_and_report
+from midstream.gateway.settings import ServeConfig
+from midstream.recipe.overrides import AgentChanges, LearningChanges
+from midstream.report.progress import progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `serve`."""
+    parser.add_argument("target", help="run directory or recipe")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--sessions", action="store_true", help="open sessions for agents that run elsewhere")
+    how.add_argument("--train", action="store_true", help="likewise, with the tasks of the recipe's training")
+    how.add_argument("--mcp", action="store_true", help="answer as an MCP server on standard input and output")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8321, help="the port (default: 8321)")
+    parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
+    shared.add(
+        parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward", "--unsafe", "--budget"
+    )
+    shared.add(parser, *shared.RECIPE, "--out", "--quiet")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C, or until a service manager ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+        signal.signal(number, signal.default_int_handler)
+
+    def ready(address: str) -> None:
+        if not options.quiet:
+            where = f"POST {address}/v1/sessions" if options.train or options.sessions else f"{address}/v1"
+            print(f"{options.target} answers at {where} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+
+    config = ServeConfig(host=options.host, port=options.port)
+    if options.train or options.sessions:
+        work = serve.serve_training if options.train else serve.serve_sessions
+        with progress(quiet=options.quiet) as listener:
+            changes = shared.changes(LearningChanges, options)
+            done = work(options.target, options.out, config=config, listener=listener, ready=ready, **changes)
+        show_result_and_report(done, as_json=False)
+        return 0
+    serve.serve_agent(
+        api.trained_run(options.target) or options.target,
+        config=config,
+        mcp=options.mcp,
+        temperature=options.temperature,
+        unsafe=options.unsafe,
+        ready=ready,
+        **shared.changes(AgentChanges, options),
+    )
+    return 0

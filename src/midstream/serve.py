@@ -1,0 +1,268 @@
+"""Serve an agent, or sessions for agents of other programs, until Ctrl-C (`midstream serve`).
+
+RUN or RECIPE            clients ask the agent: OpenAI's and Anthropic's over HTTP, with `mcp` those of MCP
+RECIPE, sessions         callers open sessions with tasks of their own; each is scored and recorded
+RECIPE, sessions, train  callers run the agent that learns: they get the tasks of the training
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from midstream import api
+from midstream.core.errors import RewardError, needs_extra
+from midstream.core.events import Listener, TurnEvent
+from midstream.core.protocols import Reward
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.text import shorten
+from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
+from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.server import Gateway, now
+from midstream.gateway.settings import ServeConfig
+from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
+from midstream.recipe.schema import Recipe, parse_recipe
+from midstream.report.progress import print_warnings
+from midstream.rollout import Environment, rollout
+from midstream.runs import RunDirectory
+
+_SHOWN = 200  # characters of a step
+Step = Callable[[str], Any]
+
+
+def serve_agent(
+    source: api.Source | Path,
+    *,
+    config: ServeConfig = ServeConfig(),  # noqa: B008  # immutable
+    mcp: bool = False,
+    temperature: float | None = None,
+    unsafe: bool = False,
+    listener: Listener = print_warnings,
+    ready: Callable[[str], Any] = lambda _: None,
+    **changes: Unpack[AgentChanges],
+) -> None:
+    """Answer clients with the agent of a recipe or run.
+
+    Args:
+        source: a training or practice run, or a recipe by name, file or table.
+        config: where to listen.
+        mcp: speak MCP on standard input and output in place of HTTP.
+        temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
+        ready: called with the address once it answers.
+    """
+    built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
+    with built as (environment, run_coroutine, seed):
+        agent = AnsweringAgent(environment, seed)
+        run_coroutine(_speak_mcp(agent) if mcp else _speak_http(agent, config, ready))
+
+
+def serve_training(
+    source: str,
+    out: Path | None = None,
+    *,
+    config: ServeConfig,
+    listener: Listener = print_warnings,
+    ready: Callable[[str], Any] = lambda _: None,
+    **changes: Unpack[LearningChanges],
+) -> RunDirectory:
+    """Train a recipe with an agent that runs elsewhere: its callers get the tasks. Arguments as of `api.train`."""
+    recipe = external_recipe(source, config, **changes)
+    ready(f"http://{config.host}:{config.port}")
+    return api.train(recipe, out, listener=listener)
+
+
+def external_recipe(source: str, config: ServeConfig, **changes: Unpack[LearningChanges]) -> Recipe:
+    """A recipe whose agent runs elsewhere, and asks the engine of the recipe's policy."""
+    recipe = changed_recipe(source, **changes)
+    table = recipe.table()
+    policy = recipe.modules[recipe.trained]
+    if table["agent"]["type"] != "external":
+        sampling = getattr(policy.config, "sampling", None)
+        given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
+        table["agent"] = {"type": "external", "engine": policy.engine, **given}
+        table["tools"] = {}
+    table["serve"] = {**table["serve"], "host": config.host, "port": config.port}
+    return parse_recipe(table)
+
+
+def serve_sessions(
+    source: str,
+    out: Path | None = None,
+    *,
+    config: ServeConfig,
+    listener: Listener = print_warnings,
+    ready: Callable[[str], Any] = lambda _: None,
+    **changes: Unpack[LearningChanges],
+) -> RunDirectory:
+    """Open sessions for callers with tasks of their own, and record each as it ends, until Ctrl-C.
+
+    A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
+    """
+    recipe = external_recipe(source, config, **changes)
+    with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
+        environment = build.environment()
+        environment = replace(environment, reward=_WithAnswer(environment.reward))
+
+        async def work() -> None:
+            runs: set[asyncio.Task[None]] = set()
+
+            async def one(task: Task) -> None:
+                [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
+                keep(group.trajectories)
+
+            def start(task: Task) -> None:
+                runs.add(begun := asyncio.ensure_future(one(task)))
+                begun.add_done_callback(runs.discard)
+
+            agent: Any = environment.agent
+            agent = getattr(agent, "agent", agent)  # behind a budget
+            agent.start = start
+            build.gateway.start()
+            ready(build.gateway.address)
+            await asyncio.Event().wait()  # until Ctrl-C
+
+        with suppress(KeyboardInterrupt):
+            run_coroutine(work())
+    return run
+
+
+class _WithAnswer:
+    """A reward that refuses to score a task without an answer: an answer that nothing compares with is not wrong."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward, self.name, self.judged = reward, reward.name, reward.judged
+
+    def check(self, task: Task) -> None:
+        """Nothing to check before the session ends."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        """The reward's score. Raises `RewardError` for a task without an answer."""
+        if not task.answer:
+            raise RewardError(
+                f"task {task.id!r} has no answer to score by, and its caller gave no reward",
+                code="reward-missing",
+                fix="open the session with an answer, or end it with a reward",
+                retryable=False,
+            )
+        return await self._reward.score(task, trajectory)
+
+    async def close(self) -> None:
+        """Its owner closes the reward."""
+
+
+@dataclass
+class _Reply:
+    answered: Answered
+    delivered: bool = False
+
+
+class AnsweringAgent:
+    """An agent that answers each request with a run of its own (`gateway.server.Served`)."""
+
+    names: Sequence[str] = ("midstream",)
+
+    def __init__(self, environment: Environment, seed: int) -> None:
+        self.environment, self._seed, self._asked = environment, seed, 0
+        self.loop: Any = None  # the running one, once it serves
+
+    async def run(self, question: str, step: Step) -> Trajectory:
+        """The run of one question; `step` gets a line for each action and for what it found."""
+
+        def listen(event: TurnEvent) -> None:
+            value = event.value
+            if isinstance(value, Action) and not value.error:
+                step(f"{event.turn}. {value.tool}: {shorten(value.sub_goal or value.context, _SHOWN)}")
+            elif isinstance(value, Observation):
+                step(f"   {shorten(value.text, _SHOWN)}")
+
+        self._asked += 1
+        seed = derive_seed(self._seed, "served", self._asked)
+        task = Task(id=f"question-{self._asked}", question=question, answer="")
+        [group] = await rollout(self.environment, [task], seed=seed, listener=listen)
+        return group.trajectories[0]
+
+    async def ask(self, asked: Asked, digest: str, retried: bool, step: Step) -> _Reply:
+        """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
+        if asked.tools:
+            raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
+        ended = await self.run(question_of(asked.messages), step)
+        if ended.error is not None:
+            raise FormError("agent-failed", ended.error.line, None, status=503)
+        usage = usage_of(ended.calls)
+        answered = Answered(
+            id=f"{ended.seed:016x}",
+            model=asked.model,
+            created=now(),
+            text=ended.answer or "",
+            finish="stop",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        return _Reply(answered)
+
+    async def take_reward(self, body: Any) -> None:
+        """Nothing learns here, so that a reward is refused."""
+        raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
+
+    take_end = take_reward
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """The question of a chat: its last message, after what was said before it, if anything was."""
+    *before, last = messages
+    said = "\n".join(f"{message.role}: {message.content}" for message in before)
+    return f"{said}\n\n{last.content}" if said else last.content
+
+
+async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], Any]) -> None:
+    gateway = Gateway(config)
+    agent.loop = asyncio.get_running_loop()
+    gateway.everyone = agent
+    gateway.start()
+    ready(gateway.address)
+    try:
+        await asyncio.Event().wait()  # until Ctrl-C
+    finally:
+        await gateway.close()
+
+
+async def _speak_mcp(agent: AnsweringAgent) -> None:
+    """An MCP server on standard input and output: tool `ask`, and the agent's lessons as resources."""
+    with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver import Context
+
+    from midstream.engines.mcp_client import client_session
+
+    server = MCPServer("midstream")
+
+    @server.tool()
+    async def ask(question: str, context: Context) -> str:  # pyright: ignore[reportMissingTypeArgument]
+        """Ask the agent, which plans and calls tools before it answers."""
+        steps: asyncio.Queue[str | None] = asyncio.Queue()
+        token = client_session.set(context.session)  # an engine may ask the client's own model
+        running = asyncio.ensure_future(agent.run(question, steps.put_nowait))
+        client_session.reset(token)
+        running.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            number = 0
+            while (text := await steps.get()) is not None:
+                number += 1
+                await context.report_progress(number, message=text)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
+        ended = running.result()
+        if ended.error is not None:
+            raise RuntimeError(ended.error.line)
+        return ended.answer or ""
+
+    for module, text in agent.environment.lessons.items():
+        server.resource(f"lessons://{module}", name=f"lessons of the {module}")(lambda text=text: text)
+    await server.run_stdio_async()
