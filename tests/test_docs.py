@@ -151,7 +151,7 @@ def test_commands_can_be_run(line):
     program = words[0].removeprefix(".venv/bin/")
     if program == "midstream":
         options = cli.parser().parse_args(words[1:])
-        if options.command == "train" and not re.fullmatch(r"\w+\.toml", options.recipe):  # a page's own
+        if options.command == "train" and not re.fullmatch(r"\w+\.(toml|py:\w+)", options.recipe):  # a page's own
             config.load_recipe(options.recipe, options.overrides)
     elif program == "make":
         assert re.search(rf"^{words[1]}:", text_of("Makefile"), re.MULTILINE)
