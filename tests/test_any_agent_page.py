@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -96,7 +97,12 @@ def test_the_recipe_is_valid(directory):
 def test_a_caller_from_elsewhere_trains(directory, monkeypatch):
     [line] = [line for line in COMMANDS if line.startswith("midstream serve")]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    running = subprocess.Popen([sys.executable, "-m", "midstream", *words_of(line, ""), "--port", "8321"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    file = directory / "caller.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("8321", port), encoding="utf-8")
+    running = subprocess.Popen([sys.executable, "-m", "midstream", *words_of(line, ""), "--port", port])
     import caller
 
     try:
