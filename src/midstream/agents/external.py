@@ -63,6 +63,10 @@ class ExternalAgent(SessionAgent):
         self._changed = asyncio.Condition()
         self.start: Callable[[Task], None] | None = None  # begins a run of a caller's own task; None: there are none
         if gateway is not None:
+            other = getattr(gateway.opener, "__self__", None)
+            if isinstance(other, ExternalAgent):  # training and evaluation have an agent each: callers serve both
+                self._free, self._taken, self._changed = other._free, other._taken, other._changed
+                self._wanted, self._ended = other._wanted, other._ended
             gateway.opener = self.open
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
