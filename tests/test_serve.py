@@ -1,0 +1,275 @@
+"""`midstream serve` as people use it: a process that clients ask over HTTP, MCP clients over its pipes, and callers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_server
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import pytest
+
+import midstream as ms
+
+ENGINE = '''
+import re
+import midstream as ms
+
+async def answer(messages):
+    """Calls the tool, then repeats what it said."""
+    last = messages[-1]
+    if last["role"] == "tool":
+        return last["content"]
+    if "Lessons" in str(messages):
+        return "a lesson"
+    numbers = re.findall(r"[0-9]+", last["content"])
+    if len(numbers) < 2:
+        return "I need two numbers."
+    return f'<tool_call>{{"name": "times", "arguments": {{"a": {numbers[-2]}, "b": {numbers[-1]}}}}}</tool_call>'
+
+async def broken(messages):
+    raise OSError("no model here")
+
+@ms.tool
+def times(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+'''
+RECIPE = """
+extends = "tool-calling"
+name = "multiplier"
+[engines.model]
+type = "parts.py:ENGINE"
+[tools.python]
+type = "parts.py:times"
+alias = "times"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(ENGINE)
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("ENGINE", "answer"))
+    return tmp_path / "recipe.toml"
+
+
+@contextmanager
+def serving(*words: Any, environment: dict[str, str] | None = None) -> Iterator[str]:
+    """A `midstream serve` process; yields its address, and ends it as a service manager does."""
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "midstream.cli.main", "serve", *map(str, words), "--port", str(port)]
+    process = subprocess.Popen(
+        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        address, until = f"http://127.0.0.1:{port}", time.monotonic() + 90
+        while True:
+            try:
+                assert json.load(urllib.request.urlopen(f"{address}/healthz", timeout=5))["status"] == "ok"
+                break
+            except (URLError, ConnectionError):
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+
+
+def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as got:
+            text = got.read().decode()
+            return got.status, json.loads(text) if text.startswith("{") else text
+    except HTTPError as refused:
+        return refused.code, json.load(refused)["error"]
+
+
+def chat(question: str, **more: Any) -> dict[str, Any]:
+    return {"model": "midstream", "messages": [{"role": "user", "content": question}], **more}
+
+
+# -- an agent for everyone ---------------------------------------------------------------------------------------------
+
+
+def test_clients_of_three_apis_get_the_agents_answer(recipe):
+    with serving(recipe) as address:
+        status, whole = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"))
+        assert (status, whole["choices"][0]["message"]["content"]) == (200, "42")
+        assert whole["usage"]["completion_tokens"] > 0
+        _, found = post(f"{address}/v1/responses", {"model": "midstream", "input": "What is 6 * 8 ?"})
+        assert found["output"][-1]["content"][0]["text"] == "48"
+        _, found = post(f"{address}/v1/messages", chat("What is 6 * 9 ?", max_tokens=50))
+        assert found["content"][0]["text"] == "54"
+        _, stream = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?", stream=True))
+        events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+        deltas = [event["choices"][0]["delta"] for event in events]
+        steps = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        assert "times" in steps
+        assert "42" in steps
+        assert "".join(delta.get("content") or "" for delta in deltas) == "42"
+        before = [{"role": "user", "content": "What is 2 * 3 ?"}, {"role": "assistant", "content": "6"}]
+        later = chat("and 5 * 5 ?")
+        _, whole = post(f"{address}/v1/chat/completions", {**later, "messages": [*before, *later["messages"]]})
+        assert whole["choices"][0]["message"]["content"] == "25"
+        with ThreadPoolExecutor(8) as pool:
+            asked = pool.map(lambda n: post(f"{address}/v1/chat/completions", chat(f"What is {n} * 7 ?"))[1], range(24))
+            assert [int(each["choices"][0]["message"]["content"]) for each in asked] == [7 * n for n in range(24)]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        status, error = post(f"{address}/v1/chat/completions", chat("What is 1 * 2 ?", tools=[tool]))
+        assert (status, error["param"]) == (400, "tools")
+
+
+def test_a_lost_run_is_503_and_an_admin_key_is_required_once_it_is_set(recipe):
+    recipe.write_text(RECIPE.replace("ENGINE", "broken"))
+    with serving(recipe, environment={"MIDSTREAM_ADMIN_KEY": "an-admin-key"}) as address:
+        status, error = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"), "an-admin-key")
+        assert (status, error["code"]) == (503, "agent-failed")
+        assert post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"))[0] == 401
+        assert post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"), "another")[0] == 401
+
+
+def test_another_address_needs_an_admin_key(recipe):
+    command = [sys.executable, "-m", "midstream.cli.main", "serve", str(recipe), "--host", "0.0.0.0", "--port", "0"]
+    environment = {key: value for key, value in os.environ.items() if key != "MIDSTREAM_ADMIN_KEY"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+    assert (done.returncode, "error[admin-key-missing]" in done.stderr) == (2, True)
+
+
+# -- MCP ---------------------------------------------------------------------------------------------------------------
+
+
+async def _in_client(words: list[str], use: Any, **client: Any) -> Any:
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters
+
+    arguments = ["-m", "midstream.cli.main", "serve", *words, "--mcp"]
+    async with Client(StdioServerParameters(command=sys.executable, args=arguments), **client) as connected:
+        return await use(connected)
+
+
+def test_mcp_clients_get_steps_answers_and_lessons(recipe, tmp_path):
+    lessons = tmp_path / "lessons.json"
+    steps: list[str] = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(message or "")
+
+    async def use(client: Any) -> tuple[str, bool]:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["ask"]
+        found = await client.call_tool("ask", {"question": "What is 6 * 7 ?"}, progress_callback=note)
+        return found.content[0].text, found.is_error
+
+    assert asyncio.run(_in_client([str(recipe)], use)) == ("42", False)
+    assert [step.strip().split(":")[0] for step in steps] == ["1. times", "42"]
+
+    library = {"lessons": [{"id": "L1", "module": "policy", "text": "Multiply with the tool."}]}
+    lessons.write_text(json.dumps(library))
+
+    async def read(client: Any) -> tuple[str, str]:
+        [resource] = (await client.list_resources()).resources
+        shown = (await client.read_resource(resource.uri)).contents[0].text
+        return shown, (await client.call_tool("ask", {"question": "Hello"})).content[0].text
+
+    words = [str(recipe), "--library", str(lessons), "--set", 'agent.template="native"', "--set", "agent.type=interleaved"]
+    shown, answer = asyncio.run(_in_client(words, read))
+    assert "Multiply with the tool." in shown
+    assert answer == "a lesson"
+
+
+def test_the_clients_own_model_may_be_the_engine(recipe):
+    import mcp_types as types
+
+    recipe.write_text(RECIPE.replace("parts.py:ENGINE", "mcp_client"))
+    asked: list[str] = []
+
+    async def sample(context: Any, parameters: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+        asked.append(str(parameters.messages[-1].content))
+        return types.CreateMessageResult(
+            role="assistant", content=types.TextContent(type="text", text="of the client"), model="theirs"
+        )
+
+    async def use(client: Any) -> str:
+        return (await client.call_tool("ask", {"question": "Who are you ?"})).content[0].text
+
+    assert asyncio.run(_in_client([str(recipe)], use, sampling_callback=sample)) == "of the client"
+    assert len(asked) == 1
+
+    async def without(client: Any) -> bool:
+        return (await client.call_tool("ask", {"question": "Who are you ?"})).is_error
+
+    assert asyncio.run(_in_client([str(recipe)], without)) is True
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path):
+    out = tmp_path / "run"
+    with serving(recipe, "--sessions", "--out", out) as address:
+
+        def session(name: str, ending: dict[str, Any], answer: str = "42") -> None:
+            opening = {"id": name, "task": {"question": "What is 6 * 7 ?", "answer": answer, "metadata": {"level": 1}}}
+            status, opened = post(f"{address}/v1/sessions", opening)
+            assert status == 200
+            assert post(f"{address}/v1/sessions", opening)[1] == opened
+            assert opened["task"] == {"id": name, "question": "What is 6 * 7 ?", "metadata": {"level": 1}}
+            body = {"model": opened["model"], "messages": [{"role": "user", "content": opened["task"]["question"]}]}
+            assert post(f"{opened['base_url']}/chat/completions", body, opened["key"])[0] == 200
+            there = opened["base_url"].removesuffix("/v1")
+            assert post(f"{there}/end", ending)[0] == 200
+            time.sleep(0.2)
+            assert post(f"{opened['base_url']}/chat/completions", body, opened["key"])[0] == 409
+            assert post(f"{address}/v1/sessions", opening)[0] == 409
+
+        session("right", {"answer": "42"})
+        session("wrong", {"answer": "43"})
+        session("own", {"answer": "?", "reward": 0.25, "feedback": "half of a half"})
+        session("none", {"answer": "42"}, answer="")
+        assert post(f"{address}/v1/sessions", {"id": "no task"})[0] == 400
+    found = {trajectory.task_id: trajectory for trajectory in ms.Run(str(out)).trajectories()}
+    rewards = {name: ended.reward.value if ended.reward else ended.error.type for name, ended in found.items()}
+    assert rewards == {"right": 1.0, "wrong": 0.0, "own": 0.25, "none": "RewardError"}
+    assert found["own"].reward.feedback == "half of a half"
+    assert all(len(ended.calls) == 1 for ended in found.values())
+
+
+def test_callers_run_the_agent_that_learns(tmp_path):
+    small = ["training.steps=1", "training.tasks_per_step=2", "training.group_size=2", "training.minibatches=1"]
+    small += ["training.warmup_steps=1", "training.decay_steps=0", "evaluation.at=none", "learner.threads=1"]
+    words = ["text-tiny", "--train", "--quiet", "--out", tmp_path / "run", *(w for s in small for w in ("--set", s))]
+    places: list[str] = []
+    with serving(*words) as address:
+        for number in range(4):
+            status, opened = post(f"{address}/v1/sessions", {"id": f"caller-{number}"})
+            assert status == 200
+            places.append(opened["task"]["id"])
+            question = [{"role": "user", "content": opened["task"]["question"]}]
+            body = {"model": opened["model"], "messages": question, "max_tokens": 20}
+            status, reply = post(f"{opened['base_url']}/chat/completions", body, opened["key"])
+            assert status == 200
+            reward = {"answer": reply["choices"][0]["message"]["content"], "reward": number % 2}
+            assert post(opened["base_url"].removesuffix("/v1") + "/end", reward)[0] == 200
+        until = time.monotonic() + 60
+        while ms.Run(str(tmp_path / "run")).status != "finished" and time.monotonic() < until:
+            time.sleep(0.1)
+    assert len(set(places)) == 2
+    run = ms.Run(str(tmp_path / "run"))
+    assert run.status == "finished"
+    [step] = ms.RunDirectory.open(tmp_path / "run").metrics.read()
+    assert (step.trajectories, step.errors) == (4, 0)
