@@ -49,7 +49,7 @@ def main() -> None:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is fetched
     os.environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # as in front of a training's own agents
     peer, upstream = sys.argv[1:]
-    told, sys.stdout = sys.stdout, sys.stderr  # peers print
+    out, sys.stdout = sys.stdout, sys.stderr  # peers print
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     served = {"model": f"openai/{MODEL}", "api_base": upstream, "api_key": "none"}
@@ -63,9 +63,9 @@ def main() -> None:
             time.sleep(0.1)
     else:
         raise SystemExit(f"{peer} does not answer")
-    print(url, file=told, flush=True)
+    print(url, file=out, flush=True)
     for _ in sys.stdin:
-        print(time.process_time(), file=told, flush=True)
+        print(time.process_time(), file=out, flush=True)
 
 
 if __name__ == "__main__":
