@@ -378,7 +378,15 @@ time.sleep(0.3)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("ignores", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"], ids=["plain", "ignore"])
-@pytest.mark.parametrize("end", ["answers('right')", "sys.exit(1)", "time.sleep(60)"], ids=["ends", "fails", "hangs"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "answers('right')",
+        pytest.param("sys.exit(1)", marks=pytest.mark.slow),
+        "time.sleep(60)",
+    ],
+    ids=["ends", "fails", "hangs"],
+)
 def test_no_child_is_left(ignores, end, tmp_path, monkeypatch):
     """In its group, with a session of its own, with an empty environment, deaf to SIGTERM."""
     monkeypatch.setattr("midstream.agents.session_agent._END_S", 0.5)
