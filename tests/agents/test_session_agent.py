@@ -96,6 +96,26 @@ async def returns_half_a_pair(question, session):
     return "right\ud800"
 
 
+async def raises_half_a_pair(question, session):
+    await asking(session)
+    raise ValueError("\ud800")
+
+
+async def is_rewarded_in_half_a_pair(question, session):
+    await asking(session)
+    address, body = session.base_url.removesuffix("/v1") + "/reward", b'{"reward": 1, "feedback": "\\ud800"}'
+    async with client() as http, http.post(address, data=body) as reply:
+        assert reply.status == 200
+
+
+class Odd(BaseException):
+    """No `Exception`."""
+
+
+async def raises_what_is_no_exception(question, session):
+    raise Odd
+
+
 async def blocks(question, session):
     await asking(session)
     time.sleep(1)
@@ -123,6 +143,9 @@ async def rewards_and_raises(question, session):
         (returns_an_object, "error", None),
         (returns_an_outcome, "ok", 0.5),
         (returns_half_a_pair, "ok", 0),
+        (raises_half_a_pair, "error", None),
+        (is_rewarded_in_half_a_pair, "ok", 1),
+        (raises_what_is_no_exception, "error", None),
         (blocks, "ok", 1),
         (rewards_and_raises, "error", None),
     ],
@@ -132,6 +155,7 @@ def test_what_becomes_of_a_function(agent, status, reward):
     found = run(agent)
     assert (found.status, found.reward.value if found.reward else None) == (status, reward)
     assert found.model_validate_json(found.model_dump_json()) == found
+    assert found.attempts == 1
     if "asks" in agent.__name__:
         assert len(found.calls) == 1
         assert found.calls[0].delivered
@@ -354,7 +378,15 @@ time.sleep(0.3)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("ignores", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"], ids=["plain", "ignore"])
-@pytest.mark.parametrize("end", ["answers('right')", "sys.exit(1)", "time.sleep(60)"], ids=["ends", "fails", "hangs"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "answers('right')",
+        pytest.param("sys.exit(1)", marks=pytest.mark.slow),
+        "time.sleep(60)",
+    ],
+    ids=["ends", "fails", "hangs"],
+)
 def test_no_child_is_left(ignores, end, tmp_path, monkeypatch):
     """In its group, with a session of its own, with an empty environment, deaf to SIGTERM."""
     monkeypatch.setattr("midstream.agents.session_agent._END_S", 0.5)
@@ -383,7 +415,9 @@ def test_a_command_that_is_not_there_stops_the_run(tmp_path):
 def test_a_command_finds_its_task_and_no_admin_key(tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_ADMIN_KEY", "secret")
     (tmp_path / "there").mkdir()
-    text = """task = json.load(open(os.environ["MIDSTREAM_TASK"]))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    text = """asks()
+task = json.load(open(os.environ["MIDSTREAM_TASK"]))
 assert set(task) == {"id", "question", "metadata"}
 answers(" ".join([task["question"], os.path.basename(os.getcwd()), str("MIDSTREAM_ADMIN_KEY" in os.environ)]))"""
     assert run(program(tmp_path, text), cwd=tmp_path / "there").answer == "question 0 there False"

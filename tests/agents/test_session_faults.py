@@ -169,6 +169,7 @@ def test_a_killed_evaluation_leaves_no_command_and_runs_none_twice(tmp_path):
     assert not running(tag)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 def test_ctrl_c_leaves_no_command_and_a_run_that_resumes(tmp_path):
     tag = f"scratch-{random.getrandbits(64):x}"

@@ -306,8 +306,12 @@ def test_addresses():
     with pytest.raises(UsageError) as caught:
         asyncio.run(taken())
     assert caught.value.code == "address-taken"
-    with pytest.raises(UsageError) as caught:
+
+    async def open_to_all():
         Gateway(ServeConfig(host="0.0.0.0")).start()
+
+    with pytest.raises(UsageError) as caught:
+        asyncio.run(open_to_all())
     assert caught.value.code == "admin-key-missing"
 
 

@@ -167,7 +167,8 @@ class Session:
             raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
-        self.reward = Score(float(value), feedback=str(body.get("feedback", "")))
+        feedback = Outcome(feedback=str(body.get("feedback", ""))).feedback
+        self.reward = Score(float(value), feedback=feedback)
 
     async def take_end(self, body: Any) -> None:
         """End a session that was opened from outside: {"answer": "42"}, or {"error": "why"}."""

@@ -36,13 +36,13 @@ from midstream.agents.session import Outcome, Session, SessionSettings, agent_fa
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error_async
-from midstream.core.own_settings import OwnFunction, own_values
+from midstream.core.own_settings import OwnFunction, described, own_values
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.engines import supervise
-from midstream.gateway.server import ADMIN_KEY, Gateway
+from midstream.gateway.server import ADMIN_KEY, LOOPBACK, Gateway
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
@@ -96,8 +96,8 @@ class SessionAgent(RecordedAgent):
                 url = self.gateway.url(key)
                 address = Address(f"{url}/v1", key, session.names[0], url)
                 outcome = await self._attended(session, self.drive(task, session, address))
-        except MidstreamError as failure:  # a client's error may hold the address, and so the key
-            raise failure if key not in str(failure) else _without(failure, key) from None
+        except MidstreamError as failure:
+            raise _recordable(failure, key) from None
         finally:
             await session.end(record)
         if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
@@ -138,12 +138,12 @@ class SessionAgent(RecordedAgent):
                 return running.result()
             except UsageError:
                 raise
-            except (MidstreamError, asyncio.CancelledError) as failure:
-                if session.limit is not None:
+            except BaseException as failure:  # what a user's function raises can be anything
+                if session.limit is not None and isinstance(failure, MidstreamError | asyncio.CancelledError):
                     return Outcome()  # it ended because of the limit, which is the policy's doing
-                if isinstance(failure, MidstreamError):
+                if isinstance(failure, Exception | KeyboardInterrupt):
                     raise
-                raise agent_failed(f"agent {self.name!r} cancelled itself", "correct it") from failure
+                raise agent_failed(f"agent {self.name!r} raised {described(failure)}", "correct it") from failure
         finally:
             if not running.done():
                 running.cancel()
@@ -151,10 +151,14 @@ class SessionAgent(RecordedAgent):
                 await asyncio.wait({running}, timeout=3 * _END_S)
 
 
-def _without(failure: MidstreamError, key: str) -> MidstreamError:
-    """The failure without the session's key, which no record may hold."""
-    texts = {name: getattr(failure, name).replace(key, "KEY") for name in ("cause", "fix")}
-    made = type(failure)(failure.what.replace(key, "KEY"), code=failure.code, **texts)
+def _recordable(failure: MidstreamError, key: str) -> MidstreamError:
+    """The failure without the session's key, which a client's error may hold, and without halves of characters."""
+    parts = [failure.what, failure.cause, failure.fix]
+    texts = [text.replace(key, "KEY").encode("utf-8", "backslashreplace").decode() for text in parts]
+    if texts == parts:
+        return failure
+    what, cause, fix = texts
+    made = type(failure)(what, code=failure.code, cause=cause, fix=fix)
     vars(made).update({name: value for name, value in vars(failure).items() if name in ("retryable", "calls")})
     return made
 
@@ -217,6 +221,9 @@ class CommandAgent(SessionAgent):
                 "MIDSTREAM_ANSWER": str(answer),
             }
             environment.pop(ADMIN_KEY, None)
+            # The gateway is on this machine, where no proxy finds it.
+            for name in ("NO_PROXY", "no_proxy"):
+                environment[name] = ",".join(filter(None, (environment.get(name), *LOOPBACK)))
             status, lines = await self._run(environment)
             if status:
                 how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
