@@ -65,8 +65,8 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(*words: Any, environment: dict[str, str] | None = None) -> Iterator[str]:
-    """A `midstream serve` process; yields its address, and ends it as a service manager does."""
+def serving(*words: Any, environment: dict[str, str] | None = None, ends: bool = False) -> Iterator[str]:
+    """A `midstream serve` process; yields its address. It `ends` itself, or is ended as by a service manager."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "midstream.cli.main", "serve", *map(str, words), "--port", str(port)]
@@ -85,7 +85,8 @@ def serving(*words: Any, environment: dict[str, str] | None = None) -> Iterator[
                 time.sleep(0.05)
         yield address
     finally:
-        process.send_signal(signal.SIGTERM)
+        if not ends:
+            process.send_signal(signal.SIGTERM)
         shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0, shown
 
@@ -186,7 +187,7 @@ def test_mcp_clients_get_steps_answers_and_lessons(recipe, tmp_path):
         shown = (await client.read_resource(resource.uri)).contents[0].text
         return shown, (await client.call_tool("ask", {"question": "Hello"})).content[0].text
 
-    words = [str(recipe), "--library", str(lessons), "--set", 'agent.template="native"', "--set", "agent.type=interleaved"]
+    words = [str(recipe), "--library", str(lessons), "--set", "agent.template=native"]
     shown, answer = asyncio.run(_in_client(words, read))
     assert "Multiply with the tool." in shown
     assert answer == "a lesson"
@@ -254,7 +255,7 @@ def test_callers_run_the_agent_that_learns(tmp_path):
     small += ["training.warmup_steps=1", "training.decay_steps=0", "evaluation.at=none", "learner.threads=1"]
     words = ["text-tiny", "--train", "--quiet", "--out", tmp_path / "run", *(w for s in small for w in ("--set", s))]
     places: list[str] = []
-    with serving(*words) as address:
+    with serving(*words, ends=True) as address:
         for number in range(4):
             status, opened = post(f"{address}/v1/sessions", {"id": f"caller-{number}"})
             assert status == 200
@@ -265,9 +266,6 @@ def test_callers_run_the_agent_that_learns(tmp_path):
             assert status == 200
             reward = {"answer": reply["choices"][0]["message"]["content"], "reward": number % 2}
             assert post(opened["base_url"].removesuffix("/v1") + "/end", reward)[0] == 200
-        until = time.monotonic() + 60
-        while ms.Run(str(tmp_path / "run")).status != "finished" and time.monotonic() < until:
-            time.sleep(0.1)
     assert len(set(places)) == 2
     run = ms.Run(str(tmp_path / "run"))
     assert run.status == "finished"

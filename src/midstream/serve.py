@@ -59,7 +59,8 @@ def serve_agent(
     with built as (environment, run_coroutine, seed):
         agent = AnsweringAgent(environment, seed)
         if not mcp:
-            run_coroutine(_speak_http(agent, config, ready))
+            with suppress(KeyboardInterrupt):
+                run_coroutine(_speak_http(agent, config, ready))
             return
         with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
             from midstream.serve_mcp import speak
