@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import redirect_stdout, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mcp.server import MCPServer
@@ -43,7 +42,12 @@ async def speak(agent: AnsweringAgent) -> None:
             raise RuntimeError(ended.error.line)  # the SDK makes it the tool's error
         return ended.answer or ""
 
+    def offer(module: str, text: str) -> None:
+        @server.resource(f"lessons://{module}", name=f"lessons of the {module}")
+        def lessons() -> str:
+            return text
+
     for module, text in agent.environment.lessons.items():
-        server.resource(f"lessons://{module}", name=f"lessons of the {module}")(partial(str, text))
+        offer(module, text)
     with redirect_stdout(sys.__stdout__):  # the command line's own stream cleans text for terminals
         await server.run_stdio_async()

@@ -18,7 +18,10 @@ client_session: ContextVar[Any] = ContextVar("client_session", default=None)  # 
 
 
 class McpClientConfig(EngineConfig):
-    """The client's model; the client decides which one, and may ask its user first."""
+    """The client's model; the client decides which one, and may ask its user first.
+
+    A request goes back over the connection, so the client must have connected with the `initialize` handshake.
+    """
 
     extra = "mcp"
     packages = ("mcp",)
@@ -69,8 +72,8 @@ class McpClientEngine(Engine):
             raise EngineError(
                 f"{self.name}: the MCP client did not sample: {failure}",
                 code="endpoint-failed",
-                cause="it cannot, or its user refused",
-                fix="use a client with sampling, or another engine",
+                cause="it cannot, its user refused, or it uses the protocol of 2026, in which a server asks no client",
+                fix="use a client with sampling and the initialize handshake, or another engine",
                 retryable=False,
             ) from failure
         content = reply.content[0] if isinstance(reply.content, list) else reply.content
