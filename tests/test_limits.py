@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.agents.fitting import smaller_memories
+from midstream.agents.rendering import smaller_memories
 from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling, Trajectory

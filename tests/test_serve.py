@@ -243,10 +243,11 @@ def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path):
         session("wrong", {"answer": "43"})
         session("own", {"answer": "?", "reward": 0.25, "feedback": "half of a half"})
         session("none", {"answer": "42"}, answer="")
+        session("broken", {"error": "out of memory"})
         assert post(f"{address}/v1/sessions", {"id": "no task"})[0] == 400
     found = {trajectory.task_id: trajectory for trajectory in ms.Run(str(out)).trajectories()}
     rewards = {name: ended.reward.value if ended.reward else ended.error.type for name, ended in found.items()}
-    assert rewards == {"right": 1.0, "wrong": 0.0, "own": 0.25, "none": "RewardError"}
+    assert rewards == {"right": 1.0, "wrong": 0.0, "own": 0.25, "none": "RewardError", "broken": "InfrastructureError"}
     assert found["own"].reward.feedback == "half of a half"
     assert all(len(ended.calls) == 1 for ended in found.values())
 

@@ -8,8 +8,9 @@ RECIPE, sessions, train  callers run the agent that learns: they get the tasks o
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,6 +23,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
+from midstream.core.version import __version__
+from midstream.engines.mcp_client import client_session
 from midstream.gateway.forms import Answered, Asked, FormError
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig
@@ -62,9 +65,7 @@ def serve_agent(
             with suppress(KeyboardInterrupt):
                 run_coroutine(_speak_http(agent, config, ready))
             return
-        with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
-            from midstream.serve_mcp import speak
-        run_coroutine(speak(agent))
+        run_coroutine(_speak_mcp(agent))
 
 
 def serve_training(
@@ -112,25 +113,22 @@ def serve_sessions(
     recipe = external_recipe(source, config, **changes)
     with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
         environment = build.environment()
-        environment = replace(environment, reward=_WithAnswer(environment.reward))
+        # A caller who gave up does not come back for another attempt.
+        once = environment.config.model_copy(update={"max_attempts": 1})
+        environment = replace(environment, reward=_WithAnswer(environment.reward), config=once)
 
         async def work() -> None:
-            runs: set[asyncio.Task[None]] = set()
-
             async def one(task: Task) -> None:
                 [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
                 keep(group.trajectories)
 
-            def start(task: Task) -> None:
-                runs.add(begun := asyncio.ensure_future(one(task)))
-                begun.add_done_callback(runs.discard)
-
             agent: Any = environment.agent
             agent = getattr(agent, "agent", agent)  # behind a budget
-            agent.start = start
-            build.gateway.start()
-            ready(build.gateway.address)
-            await asyncio.Event().wait()  # until Ctrl-C
+            async with asyncio.TaskGroup() as runs:  # a spent budget or full disk ends the server
+                agent.start = lambda task: runs.create_task(one(task))
+                build.gateway.start()
+                ready(build.gateway.address)
+                await asyncio.Event().wait()  # until Ctrl-C
 
         with suppress(KeyboardInterrupt):
             run_coroutine(work())
@@ -235,3 +233,46 @@ async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callabl
         await asyncio.Event().wait()  # until Ctrl-C
     finally:
         await gateway.close()
+
+
+async def _speak_mcp(agent: AnsweringAgent) -> None:
+    """An MCP server on standard input and output, until the client closes it: tool `ask`, lessons as resources."""
+    with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver import Context
+
+    server = MCPServer("midstream", version=__version__)
+
+    async def ask(question, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """Ask the agent, which plans and calls tools before it answers."""
+        steps: asyncio.Queue[str | None] = asyncio.Queue()
+        token = client_session.set(context.session)  # an engine may ask the client's own model
+        running = asyncio.ensure_future(agent.run(question, steps.put_nowait))
+        client_session.reset(token)
+        running.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            number = 0
+            while (text := await steps.get()) is not None:
+                number += 1
+                await context.report_progress(number, message=text)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        ended = running.result()
+        if ended.error is not None:
+            raise RuntimeError(ended.error.line)  # the SDK makes it the tool's error
+        return ended.answer or ""
+
+    # The SDK reads types, and finds the context by its: as text they would be looked up outside of this function.
+    ask.__annotations__ = {"question": str, "context": Context, "return": str}
+    server.add_tool(ask)
+
+    def offer(module: str, text: str) -> None:
+        @server.resource(f"lessons://{module}", name=f"lessons of the {module}")
+        def lessons() -> str:
+            return text
+
+    for module, text in agent.environment.lessons.items():
+        offer(module, text)
+    with redirect_stdout(sys.__stdout__):  # the command line's own stream cleans text for terminals
+        await server.run_stdio_async()

@@ -135,6 +135,12 @@ def test_memory_append_leaves_the_old_memory_alone():
 
 def test_a_task_without_its_answer_is_its_id_and_question():
     metadata = {"hint": "gold", "solution": "It is gold.", "rubric": "gold counts", "level": 3}
+    metadata |= {
+        "ground_truth": 1,
+        "steps": ["so", {"then": " Gold "}],
+        "correct_option": "A",
+        "options": ["Gold", "tin"],
+    }
     task = Task(id="1", question="Who ?", answer="gold", family="hop", reward="f1", metadata=metadata)
     assert task.without_answer() == Task(id="1", question="Who ?", answer="", metadata={"level": 3})
 

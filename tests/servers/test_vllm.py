@@ -23,16 +23,24 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from midstream.agents.session import SessionSettings
+from midstream.agents.session_agent import GIVEN, FunctionSessionAgent
 from midstream.cli.main import main
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.kinds import register
-from midstream.core.protocols import Request
+from midstream.core.own_settings import OwnFunction
+from midstream.core.protocols import Request, RunContext
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.gateway.server import Gateway
+from midstream.gateway.settings import ServeConfig
 from midstream.runs import RunDirectory
+from midstream.tools.local_search import Document, LocalSearch
+from midstream.worlds.atlas.loop import solve
+from midstream.worlds.atlas.tasks import AtlasConfig
 from support.llm_server import LLMServer
 from support.served_model import CalculatesConfig, ServedModel, save_model, save_shipped_weights, write_recipe
 
@@ -406,3 +414,52 @@ def test_a_step_trains_the_shipped_weights_behind_it(text_model, text_url, tmp_p
         assert one.trajectories_error == 0
         assert one.logprob_gap < 1e-5
         assert one.policy_version == one.step - 1
+
+
+# --- through the gateway ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids_in", [False, True])
+def test_the_gateway_changes_no_token_and_passes_native_calls_on(text_model, text_url, tmp_path, show, ids_in):
+    """An agent of another program calls tools: its calls hold what the server sampled, whichever way it was asked."""
+    local = TransformersLocal(*load_model(str(text_model), "float32", "cpu"), name="weights")
+    engine = engine_for(text_url)
+    engine.codec = local.codec if ids_in else None
+    sampled = []
+
+    class Listening:
+        name, token_exact = "policy", True
+
+        async def sample(self, request):
+            sampled.append(await engine.sample(request))
+            return sampled[-1]
+
+        async def close(self):
+            await engine.close()
+
+    source = AtlasConfig(regions=1).build(None)
+    tasks = source.fixed("test", seed=3, families=["lookup"], count=4)
+    tool = LocalSearch.from_documents(Document(id=name, text=text) for name, text in source.documents())
+
+    async def run():
+        gateway = Gateway(ServeConfig())
+        settings = SessionSettings(sampling=Sampling(temperature=0.8, max_tokens=110))
+        agent = FunctionSessionAgent(OwnFunction("agent", "loop:solve", solve, GIVEN, "an agent"), settings, gateway)
+        context = RunContext(engines={"policy": Listening()}, tools=[tool], seed=5)
+        try:
+            return [await agent.run(task.without_answer(), context) for task in tasks]
+        finally:
+            await gateway.close()
+            await tool.close()
+            await engine.close()
+
+    trajectories = asyncio.run(run())
+    calls = [call for trajectory in trajectories for call in trajectory.calls]
+    assert [(one.prompt_ids, one.completion_ids, one.logprobs) for one in calls] == [
+        (one.prompt_ids, one.completion_ids, one.logprobs) for one in sampled
+    ]
+    assert max(gap_of(local.model, call) for call in calls) < 1e-4
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    assert {turn.action.tool for turn in turns} >= {"local_search"}
+    assert all(turn.observation for turn in turns[:1])
+    show(f"{len(calls)} calls, {len(turns)} of tools; ids {'in and ' if ids_in else ''}out: verbatim")

@@ -61,7 +61,7 @@ class ExternalAgent(SessionAgent):
         self._wanted: set[str] = set()  # ids whose own tasks have begun
         self._ended: set[str] = set()
         self._changed = asyncio.Condition()
-        self.start: Callable[[Task], None] | None = None  # begins a run of a caller's own task; None: there are none
+        self.start: Callable[[Task], Any] | None = None  # begins a run of a caller's own task, where they bring them
         if gateway is not None:
             other = getattr(gateway.opener, "__self__", None)
             if isinstance(other, ExternalAgent):  # training and evaluation have an agent each: callers serve both
@@ -85,7 +85,8 @@ class ExternalAgent(SessionAgent):
             if place in self._free:
                 self._free.remove(place)
             self._taken.pop(place.id, None)
-            self._ended.add(place.id)
+            if place.id:
+                self._ended.add(place.id)
 
     async def open(self, body: Any) -> dict[str, Any]:
         """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -24,7 +24,8 @@ from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text
-from midstream.core.trajectory import Memory, Message
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
+from midstream.core.trajectory import Action, Memory, MemoryRecord, Message, Observation
 
 ResultForm = Literal["json", "toon", "auto"]
 
@@ -33,6 +34,7 @@ _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|
 _USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
 _OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
 _MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
+_SHORTEST_RESULT = 200  # characters: shorter results are not cut further, their turns are left out
 _SHORT_TAIL = 200  # characters after the memory that are not worth a warning
 
 
@@ -187,3 +189,38 @@ def _exact(digits: str) -> float:
     if Decimal(digits) != Decimal(repr(float(digits))):
         raise ValueError(f"a float is not {digits}")
     return float(digits)
+
+
+# -- what of a run fits its prompts ------------------------------------------------------------------------------------
+#
+# What is cut says so, and depends on the memory alone: prompts repeat exactly. The trajectory keeps every result whole.
+
+
+def fitting(observation: Observation, tokens: int) -> Observation:
+    """The observation as memory and verifier see it: with at most `tokens` of its text, at four characters a token."""
+    text = cut_result(observation.text, tokens * CHARACTERS_PER_TOKEN)
+    return observation if text is observation.text else observation.model_copy(update={"text": text})
+
+
+def smaller_memories(memory: Memory) -> Iterator[Memory]:
+    """Ever smaller versions of a memory, to try one after the other, until the prompt with it fits the model's context.
+
+    First the longest results are cut to half of their length, a quarter, and so on; then the older half of the turns
+    keeps nothing but "[cut]", then three quarters, and so on.
+    """
+    records = memory.records
+    longest = max((len(record.result or record.error or "") for record in records), default=0) // 2
+    while longest >= _SHORTEST_RESULT:
+        records = tuple(_cut(record, longest) for record in memory.records)
+        yield memory.model_copy(update={"records": records})
+        longest //= 2
+    gone = 0
+    while gone < len(records):
+        gone += -(-(len(records) - gone) // 2)
+        empty = tuple(MemoryRecord(turn=record.turn, action=Action(), result="[cut]") for record in records[:gone])
+        yield memory.model_copy(update={"records": (*empty, *records[gone:])})
+
+
+def _cut(record: MemoryRecord, limit: int) -> MemoryRecord:
+    texts = {name: getattr(record, name) for name in ("result", "error")}
+    return record.model_copy(update={name: text and cut_result(text, limit) for name, text in texts.items()})

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections import Counter
 
 from midstream import api, serve
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
+from midstream.core.errors import UsageError
+from midstream.core.tables import validate
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.report.progress import progress
@@ -38,15 +41,27 @@ def run(options: argparse.Namespace) -> int:
     def ready(address: str) -> None:
         if not options.quiet:
             where = f"POST {address}/v1/sessions" if options.train or options.sessions else f"{address}/v1"
-            print(f"{options.target} answers at {where} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            when = "answers" if not options.train else "will answer, once its agent is loaded,"
+            print(f"{options.target} {when} at {where} (Ctrl-C ends it)", file=sys.stderr, flush=True)
 
-    config = ServeConfig(host=options.host, port=options.port)
+    config = validate(ServeConfig, {"host": options.host, "port": options.port}, "serve")
+    if options.out and not (options.train or options.sessions):
+        raise UsageError(
+            f"--out {options.out} would stay empty: answers to clients are not recorded",
+            code="option-without-effect",
+            fix="leave it out; --sessions and --train record what they serve",
+        )
     if options.train or options.sessions:
         work = serve.serve_training if options.train else serve.serve_sessions
         with progress(quiet=options.quiet) as listener:
             changes = shared.changes(LearningChanges, options)
             done = work(options.target, options.out, config=config, listener=listener, ready=ready, **changes)
-        show_result_and_report(done, as_json=False)
+        if options.train:
+            show_result_and_report(done, as_json=False)
+            return 0
+        counts = Counter("lost" if one.error else "scored" for one in done.trajectories.open("sessions"))
+        print(f"{counts.total()} sessions in {done.root}: {counts['scored']} scored, {counts['lost']} lost to errors")
+        print(f"one of them: midstream show {done.root} ID")
         return 0
     serve.serve_agent(
         api.trained_run(options.target) or options.target,

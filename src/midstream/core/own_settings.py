@@ -6,6 +6,7 @@ Parameters that midstream passes itself, such as a reward's `answer`, are no set
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from midstream.core.threads import in_thread
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 _TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "library")  # keys that tables have anyway
+_LIBRARY = re.compile(r"[/\\\\](site-packages|lib[/\\\\]python3[^/]*)[/\\\\]|<frozen")
 _SHOWN = 500  # characters of a message
 
 
@@ -274,4 +276,6 @@ def described(error: BaseException) -> str:
 def where_raised(error: BaseException) -> str:
     """The line that raised an exception."""
     frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)]  # a library's line does not help
+    frames = own[1:] or own or frames  # the first is midstream's call
     return f"raised in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from pydantic import JsonValue
 
 from midstream.core.data import Frozen
 
-_EXPLAINS = ("rubric", "solution", "rationale", "explanation")  # metadata of files that agents do not see
+# Names of metadata that may hold an answer, or lead to it: agents do not see them.
+_REVEALS = re.compile(r"answer|solution|rationale|explan|rubric|gold|truth|correct|target|label", re.IGNORECASE)
 
 
 class Task(Frozen):
@@ -32,11 +34,27 @@ class Task(Frozen):
         return (self.answer, *self.aliases)
 
     def without_answer(self) -> Task:
-        """The task as an agent may see it: id, question, and metadata that neither are nor explain an answer."""
+        """The task as an agent may see it: id, question, and metadata that neither hold an answer nor are named so."""
+        gold = {same_question(answer) for answer in self.answers}
         shown = {
-            key: value for key, value in self.metadata.items() if key not in _EXPLAINS and value not in self.answers
+            key: value
+            for key, value in self.metadata.items()
+            if not _REVEALS.search(key) and not any(same_question(leaf) in gold for leaf in _leaves(value))
         }
         return Task(id=self.id, question=self.question, answer="", metadata=shown)
+
+
+def _leaves(value: JsonValue) -> Iterator[str]:
+    """Every value in a JSON value, and every key, as text."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield str(value)
 
 
 def same_question(question: str) -> str:

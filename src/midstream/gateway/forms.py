@@ -22,7 +22,7 @@ _PIECES = 4  # deltas of a text in a stream
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _Value = TypeVar("_Value")
 
-# Settings that would change a sample, which no engine has: (what to do, harmless values).
+# Settings that would change a sample, which `Sampling` lacks: (what to do, harmless values).
 SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
     name: ("remove it: sampling has temperature, top_p, a token limit and stop strings", *harmless)
     for name, harmless in {

@@ -141,8 +141,9 @@ class Gateway:
             raise UsageError(
                 f"the gateway cannot listen on {host}:{port}: {failure.strerror or failure}",
                 code="address-taken",
-                fix="set another serve.port, or 0 for any free one",
+                fix="set another serve.port (midstream serve --port N), or 0 for any free one",
             ) from failure
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # where agents on this machine reach it
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
@@ -203,7 +204,7 @@ class Gateway:
                 self.check_admin(dict(request.scope["headers"]))
                 body = parsed(await body_of(request.scope, request.receive, _LONGEST_NEWS) or b"{}")
                 if self.opener is None or self.loop is None:
-                    words = "this run starts its agents itself; midstream serve RECIPE opens sessions for others"
+                    words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
                     raise FormError("no-sessions", words, None, status=404)
                 opening = asyncio.ensure_future(in_loop(self.loop, self.opener(body)))
                 gone = asyncio.ensure_future(hung_up(request.receive))
@@ -212,7 +213,12 @@ class Gateway:
                 if not opening.done():  # its place is for somebody who is there
                     opening.cancel()
                     return JSONResponse({})
-                return JSONResponse(opening.result())
+                # A caller on another machine reaches the gateway as it did now.
+                here = str(request.base_url).rstrip("/")
+                opened = opening.result().items()
+                return JSONResponse(
+                    {key: found.replace(self.address, here, 1) if "url" in key else found for key, found in opened}
+                )
             except FormError as error:
                 return _refused(chat_completions, error)
 

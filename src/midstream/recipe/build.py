@@ -85,6 +85,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     _opened: list[Any] = field(default_factory=list)  # to be closed
 
     def __post_init__(self) -> None:
+        self.gateway = Gateway(self.recipe.serve)  # starts with its first session
+        self._opened.append(self.gateway)
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -233,13 +235,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             self._asked[name] = engine
         return self._asked[name]
-
-    @cached_property
-    def gateway(self) -> Gateway:
-        """The server through which agents of other programs ask."""
-        gateway = Gateway(self.recipe.serve)
-        self._opened.append(gateway)
-        return gateway
 
     @cached_property
     def policy(self) -> Policy:

@@ -185,6 +185,9 @@ def _check_engines(recipe: Recipe) -> None:
                 cause="it must be another engine, whose weights midstream holds",
                 fix="name one of type tiny, tiny_text or transformers_local",
             )
+    for name, model in recipe.serve.models.items():
+        if model.engine not in recipe.engines:
+            raise no_engine(recipe, f"serve.models.{name}.engine = {model.engine!r}", model.engine)
     users = [(where, component, True) for where, component in _task_components(recipe)]
     users += [(where, component, True) for where, component, _ in reward_components(recipe)]
     own = isinstance(recipe.agent, OwnAgentConfig)

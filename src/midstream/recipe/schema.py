@@ -321,6 +321,9 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     path = directory / file
     if file != name and not (extended_by and os.path.isfile(path)):
         path = recipes_directory() / file
+    if not os.path.exists(path) and name.endswith(".py"):
+        what, fix = f"{name} names no function", f"name the agent in it, e.g. {name}:solve"
+        raise RecipeError(what, code="unknown-recipe", fix=fix)
     if not os.path.exists(path):
         known = recipe_names()
         raise RecipeError(

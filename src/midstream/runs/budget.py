@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -287,6 +288,11 @@ class BudgetedEngine:
     def codec(self) -> Codec | None:
         """The engine's codec, which may be set later."""
         return getattr(self.engine, "codec", None)
+
+    @property
+    def paused(self) -> Any:
+        """What holds requests while weights change, if the engine has it."""
+        return getattr(self.engine, "paused", None)
 
     async def sample(self, request: Request) -> Call:
         """Answer a request; raises `BudgetError` if its upper bound has no room."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -81,7 +82,12 @@ class FlowGRPO:
             raise
         rollout_s = time.perf_counter() - started
         kept = self._kept(groups)
-        batches, stats, norms = self._update(kept, step)
+        async with AsyncExitStack() as held:
+            # An engine that batches continuously may still compute what a trajectory that has ended asked for.
+            for engine in {id(each): each for each in self.environment.engines.values()}.values():
+                if (paused := getattr(engine, "paused", None)) is not None:
+                    await held.enter_async_context(paused())
+            batches, stats, norms = self._update(kept, step)
         metrics = StepMetrics(
             step=step,
             policy_version=step - 1,
