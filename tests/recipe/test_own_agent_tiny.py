@@ -1,0 +1,49 @@
+"""The agent of another program learns through the gateway: recipe `own-agent-tiny`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream import api
+from midstream.core.metrics import EvaluationResult
+from midstream.recipe.schema import load_recipe
+from midstream.runs import RunDirectory
+
+SMALL = (
+    "training.steps=1", "training.tasks_per_step=4", "training.group_size=4", "training.warmup_steps=1",
+    "training.decay_steps=0", "training.minibatches=1", "evaluation.at=none",
+)  # fmt: skip
+
+
+def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
+    run = api.train(load_recipe("own-agent-tiny", SMALL), tmp_path / "run")
+    [step] = run.metrics.read()
+    assert (step.trajectories, step.trajectories_error) == (16, 0)
+    assert step.rows >= 1
+    assert run.info().resolved["serve"]["batching"] == "continuous"  # type: ignore[index]
+    [part] = run.trajectories.parts().values()
+    ended = list(part)
+    assert {call.role for one in ended for call in one.calls} == {"policy"}
+    assert all(call.delivered and call.policy_version == 0 for one in ended for call in one.calls)
+    assert any(turn.action and turn.observation for one in ended for turn in one.turns)
+    # The agent drops the thoughts, so that every later call begins a row of its own.
+    assert step.rows_split.get("reply changed", 0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_learns_from_its_outcomes_alone(tmp_path: Path, shuffled: bool) -> None:
+    settings = [f"training.shuffle_rewards={str(shuffled).lower()}"]
+    run = api.train(load_recipe("own-agent-tiny", settings), tmp_path / "run")
+    before, after = _sampled(run, 0), _sampled(run, 30)
+    assert before.success < 0.2
+    assert (after.success > 0.8) != shuffled
+    assert shuffled is (after.success < 0.2)
+
+
+def _sampled(run: RunDirectory, step: int) -> EvaluationResult:
+    results = run.evaluations.read()
+    [found] = [each for each in results if (each.set_name, each.sampling, each.step) == ("test", "T=1", step)]
+    return found
