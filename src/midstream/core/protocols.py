@@ -506,6 +506,16 @@ class LossStats:
     unique_tokens: int = 0  # tokens of the rows' prefix trie, which holds shared prefixes once; 0 likewise
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """The newest weights, for the engine that samples from them (`use_weights`), which may hold them already."""
+
+    version: int
+    codec: Codec  # of their model
+    export: Callable[[Path], None]  # writes them into a directory
+    directory: Path  # where an engine keeps what it hands to a server
+
+
 class Learner(Protocol):
     """Updates weights. Gradients of successive `forward_backward` calls accumulate until `optimizer_step`."""
 

@@ -25,13 +25,20 @@ from midstream.core.component import Component
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
-from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
+from midstream.core.protocols import (
+    Agent,
+    Dialogues,
+    Engine,
+    Reward,
+    TaskSource,
+    Tool,
+    TrainableWorld,
+    Weights,
+)
 from midstream.core.stream_template import Template, load_template
 from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
-from midstream.engines.openai import adapters
-from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
@@ -514,10 +521,12 @@ class Policy:
 
     async def publish(self, version: int) -> None:
         """Make the planner's engine sample from the newest weights; a server receives them as a LoRA adapter."""
-        engine = self.engine()
-        if engine is self.student():
-            engine.policy_version = version  # type: ignore[attr-defined]
-            return
-        assert isinstance(engine, OpenAICompatibleEngine)
-        engine.codec = self.student().codec  # token ids in and out: nothing depends on the server's chat template
-        await adapters.hand_over(engine, self.learner.export_weights, self.build.adapters.absolute(), version)
+        engine: Any = self.engine()
+        await engine.use_weights(
+            Weights(
+                version=version,
+                codec=self.student().codec,
+                export=lambda directory: self.learner.export_weights(directory),
+                directory=self.build.adapters.absolute(),
+            )
+        )

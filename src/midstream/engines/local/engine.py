@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
-from midstream.core.protocols import Engine, Request
+from midstream.core.protocols import Engine, Request, Weights
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.decoding import Sampled, generate
@@ -58,6 +58,10 @@ class TransformersLocal(Engine):
         # Gives the reference policy while its context lasts. Without a learner it is the model itself.
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
         self._prefills = Prefill(), Prefill()  # of the policy, of the reference policy
+
+    async def use_weights(self, weights: Weights) -> None:
+        """The newest weights are the model's own: calls from now on have their version."""
+        self.policy_version = weights.version
 
     def join(self, order: int) -> None:
         """Wait for the trajectory at place `order` before sampling."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError
 from midstream.core.http import TransientError, retry
-from midstream.core.protocols import Codec, Request
+from midstream.core.protocols import Codec, Request, Weights
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines.openai import adapters as lora
@@ -84,6 +84,11 @@ class OpenAICompatibleEngine:
         info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
         error.calls = (self._call(request, asked, version, failures, _NO_REPLY, info),)
         raise error
+
+    async def use_weights(self, weights: Weights) -> None:
+        """Sample from the newest weights: the server loads them as a LoRA adapter. Prompts are sent as token ids."""
+        self.codec = weights.codec  # ids in and out: nothing depends on the server's chat template
+        await lora.hand_over(self, weights.export, weights.directory, weights.version)
 
     async def use_adapter(self, version: int, path: Path) -> None:
         """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
