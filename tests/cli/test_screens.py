@@ -9,7 +9,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -131,6 +136,28 @@ def test_solve(screen: Screen) -> None:
     replies = AgentFlowReplies(tool="python", arguments={"code": "45 + 17"}, turns=2, answer="62")
     with LLMServer(replies) as server:
         screen("solve", "What is 45 plus 17 ?", "--base-url", server.base_url, "--model", "m")
+
+
+def test_serve(screen: Screen) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def end() -> None:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with LLMServer(lambda _: "62") as server:
+        threading.Thread(target=end).start()
+        try:
+            screen("serve", "direct", "--sessions", "--base-url", server.base_url, "--model", "m", "--port", port,
+                   "--out", "run", "--quiet")  # fmt: skip
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def test_compare(screen: Screen) -> None:

@@ -522,11 +522,12 @@ def test_a_stream_is_trained_as_it_was_sampled(make):
 class AsksTwice(TwoStretches):
     """Samples from the first prompt again, and once more without receiving the reply."""
 
-    async def run(self, task, tools, engines, *, seed, order=0, **rest):
-        made = await super().run(task, tools, engines, seed=seed, order=order, **rest)
+    async def run(self, task, context):
+        made = await super().run(task, context)
         [first] = made.turns[0].calls
-        asked = Request(role="policy", prompt_ids=first.prompt_ids, sampling=first.sampling, order=order, seed=seed + 2)
-        again = await engines["planner"].sample(asked)
+        seed, order = context.seed + 2, context.order
+        asked = Request(role="policy", prompt_ids=first.prompt_ids, sampling=first.sampling, order=order, seed=seed)
+        again = await context.engines["planner"].sample(asked)
         lost = again.model_copy(update={"delivered": False})
         return made.model_copy(update={"closing_calls": (again, lost, *made.closing_calls)})
 
