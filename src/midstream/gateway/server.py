@@ -312,6 +312,8 @@ class _Asks:
                 if not stream.begun:
                     return await send_json(send, error.status, api.error(*refused))
                 return await stream.write(api.error_event(*refused), last=True)
+            while asked.stream and hasattr(api, "step") and not steps.empty():  # those that came with the answer
+                await stream.write(api.step(steps.get_nowait(), asked))
             first, reply.delivered = not reply.delivered, True  # before the last byte: the agent may end with it
             if not asked.stream:
                 return await send_json(send, 200, api.write(reply.answered))
