@@ -328,6 +328,19 @@ def test_ipv6():
     assert asyncio.run(both()) == 200
 
 
+@pytest.mark.parametrize("names", [{"*": True}, {"planner": True, "*": True}, {"planner": True}])
+def test_any_other_name_may_be_the_policy(names):
+    """ "*" with train = true: an agent that has a model's name in its code is trained as it is."""
+    models = {name: {"engine": "policy", "train": train} for name, train in names.items()}
+
+    async def both():
+        async with open_session(serve=ServeConfig(models=models)) as (_, session, url), client() as http:
+            asked = [(await ask(http, url, chat() | {"model": name}))[0] for name in ("gpt-4o", session.names[0], "*")]
+            return asked, {call.role for call in session.calls}
+
+    assert asyncio.run(both()) == ([200 if "*" in names else 404, 200, 404], {"policy"})  # "*" itself names no model
+
+
 def test_models_and_unknown_ones_with_openais_client():
     async def both():
         async with (

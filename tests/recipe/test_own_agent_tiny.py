@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream import api
+from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -30,6 +31,13 @@ def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
     assert any(turn.action and turn.observation for one in ended for turn in one.turns)
     # The agent drops the thoughts, so that every later call begins a row of its own.
     assert step.rows_split.get("reply changed", 0) > 0
+
+
+def test_sampling_of_the_callers_choice_is_not_trained_on(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        api.train(load_recipe("own-agent-tiny", [*SMALL, "agent.caller_sampling=true"]), tmp_path / "run")
+    assert refused.value.code == "not-trainable"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -62,12 +62,11 @@ class ExternalAgent(SessionAgent):
         self._ended: set[str] = set()
         self._changed = asyncio.Condition()
         self.start: Callable[[Task], Any] | None = None  # begins a run of a caller's own task, where they bring them
-        if gateway is not None:
-            other = getattr(gateway.opener, "__self__", None)
-            if isinstance(other, ExternalAgent):  # training and evaluation have an agent each: callers serve both
-                self._free, self._taken, self._changed = other._free, other._taken, other._changed
-                self._wanted, self._ended = other._wanted, other._ended
-            gateway.opener = self.open
+        other = getattr(gateway.opener, "__self__", None)
+        if isinstance(other, ExternalAgent):  # training and evaluation have an agent each: callers serve both
+            self._free, self._taken, self._changed = other._free, other._taken, other._changed
+            self._wanted, self._ended = other._wanted, other._ended
+        gateway.opener = self.open
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Offer the run, and wait until its caller ends it."""

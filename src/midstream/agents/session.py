@@ -126,8 +126,9 @@ class Session:
 
     @property
     def trained(self) -> list[str]:
-        """The names under which the policy answers."""
-        return [name for name, model in self.gateway.config.models.items() if model.train] or [POLICY]
+        """The names under which the policy answers, but for "*"."""
+        named = [name for name, model in self.gateway.config.models.items() if model.train and name != "*"]
+        return named or [POLICY]
 
     @property
     def idle(self) -> bool:
@@ -194,8 +195,10 @@ class Session:
     # -- a request -------------------------------------------------------------------------------------------------
 
     async def _answer(self, asked: Asked, digest: str) -> Asking:
-        role = POLICY if asked.model in self.trained else asked.model
-        if role not in self.context.engines:
+        role, every = asked.model, self.gateway.config.models.get("*")
+        if role in self.trained or (role not in self.context.engines and every is not None and every.train):
+            role = POLICY
+        elif role not in self.context.engines:
             role = "*"
         if role not in self.context.engines or asked.model == "*":
             names = ", ".join(self.names)
