@@ -27,7 +27,19 @@ from midstream.core.errors import (
 )
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
-from midstream.core.protocols import Agent, Dialogue, Dialogues, Engine, LockstepEngine, Reward, RunContext, Tool
+from midstream.core.protocols import (
+    Agent,
+    Dialogue,
+    Dialogues,
+    Engine,
+    LockstepEngine,
+    PerRun,
+    Reward,
+    RunContext,
+    Tool,
+    ToolRun,
+)
+from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Trajectory
@@ -68,7 +80,7 @@ class Environment:
 
     `sandbox` is the tier that tools and agent run code in, "" if they run none; every trajectory records it. `lessons`
     are in the prompts of every run. `dialogues` is the task source if its tasks are dialogues: every attempt then has
-    its own dialogue.
+    its own dialogue. `progress` is that of training, for the rollouts of a step.
     """
 
     agent: Agent
@@ -79,6 +91,7 @@ class Environment:
     sandbox: str = ""
     lessons: Lessons = field(default_factory=dict)
     dialogues: Dialogues | None = None
+    progress: Progress | None = None
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -321,9 +334,10 @@ class _Run:
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
             shown = shown.model_copy(update={"metadata": {}})  # what it opens the dialogue from
+        made_from = ToolRun(task=task, seed=self.seed, progress=environment.progress)
         try:
             context = RunContext(
-                tools=environment.tools,
+                tools=[tool.for_run(made_from) if isinstance(tool, PerRun) else tool for tool in environment.tools],
                 engines=environment.engines,
                 seed=self.seed,
                 order=self.order,

@@ -216,4 +216,5 @@ async def observe(
     clock = time.monotonic()
     result = await call_tool(tool, arguments)
     status = "ok" if result.ok else "error"
-    return Observation(status=status, text=write(result.text), duration_s=time.monotonic() - clock), result.calls
+    took = time.monotonic() - clock
+    return Observation(status=status, text=write(result.text), duration_s=took, marks=result.marks), result.calls

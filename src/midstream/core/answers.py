@@ -69,3 +69,10 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """
     raw = _SPACED_SIGN.sub(r"\1", text.translate(_MINUS)).split()
     return [(word, numbers(part)) for part in raw for word in normalize(part).split()]
+
+
+def holds(text: str, answer: str) -> bool:
+    """Whether a text holds all words of an answer, in their order and without others between; false for no words."""
+    ours, theirs = words(text), words(answer)
+    starts = range(len(ours) - len(theirs) + 1) if theirs else ()
+    return any(ours[start : start + len(theirs)] == theirs for start in starts)

@@ -104,6 +104,13 @@ def tool_use(trajectories: Iterable[Trajectory]) -> ToolUse:
     return counter.result()
 
 
+def tool_marks(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Results of simulated and degraded tools in these trajectories, by mark."""
+    turns = (turn for trajectory in trajectories for turn in trajectory.turns)
+    counts = Counter(mark for turn in turns if turn.observation for mark in turn.observation.marks)
+    return dict(sorted(counts.items()))
+
+
 def _failed(turn: Turn) -> bool:
     return turn.observation is not None and turn.observation.status == "error"
 
@@ -319,6 +326,8 @@ class StepMetrics(Frozen):
     samples_left_out: dict[str, int] = {}  # by reason
     turns_mean: float = 0.0
     tool_use: ToolUse = ToolUse()
+    tool_marks: dict[str, int] = {}  # results of simulated and degraded tools, by mark; not written if empty
+    schedules: dict[str, float] = {}  # probabilities of simulated and degraded tools; not written if empty
     streams: StreamMetrics | None = None  # of interleaved policies
     rows: int = 0  # training rows
     rows_split: dict[str, int] = {}  # rows that a conversation was split into, by reason; not written if empty
@@ -338,7 +347,7 @@ class StepMetrics(Frozen):
 
     @model_serializer(mode="wrap")
     def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        empty = {name for name in ("limits", "rows_split") if not getattr(self, name)}
+        empty = {name for name in ("limits", "rows_split", "tool_marks", "schedules") if not getattr(self, name)}
         return {name: value for name, value in dump(self).items() if name not in empty}
 
     @property

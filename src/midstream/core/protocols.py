@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from midstream.core.errors import RecipeError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.lessons import Lessons
+from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import (
@@ -128,12 +129,13 @@ class ToolResult:
     """A tool's answer.
 
     `ok=False` is still an answer, such as "no document matches"; a broken tool raises instead. `calls` are the requests
-    that the tool made to its own engine.
+    that the tool made to its own engine. `marks` say what a simulated or degraded tool did; no agent sees them.
     """
 
     text: str
     ok: bool = True
     calls: tuple[Call, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -156,6 +158,31 @@ class Tool(Protocol):
 
     async def close(self) -> None:
         """Release processes and connections; a subclass without any inherits this method."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolRun:
+    """What a tool of one run is made from: the task with its gold answer, the run's seed, and how far training is.
+
+    `progress` is None outside the steps of training: in evaluations, in a warm start, in `midstream solve`.
+    """
+
+    task: Task
+    seed: int
+    progress: Progress | None = None
+
+
+@runtime_checkable
+class PerRun(Protocol):
+    """A tool that is another one in each run; the rollout asks for it, and the agent gets that tool alone."""
+
+    def for_run(self, run: ToolRun) -> Tool:
+        """Make the tool of one run. It holds nothing that this tool does not, so nobody closes it."""
+        ...
+
+    def probabilities(self, progress: Progress) -> dict[str, float]:
+        """The probabilities at a step, by the names of their settings, for the step's record."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

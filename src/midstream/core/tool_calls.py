@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -47,7 +48,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         # Nobody cancelled this call, only something inside the tool; the run must not take it for its own end.
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
     text = cut_result(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)
-    return ToolResult(text=text.encode("utf-8", "replace").decode(), ok=result.ok, calls=result.calls)
+    return replace(result, text=text.encode("utf-8", "replace").decode())
 
 
 def cut_result(text: str, limit: int) -> str:

@@ -169,13 +169,15 @@ class Observation(Frozen):
     """The result of a turn's action, as the agent sees it.
 
     `status="error"` is an answer of the tool or parser, not a broken tool. `tool_calls` are the calls that a command's
-    code made, in order; for a command with arguments the observation itself is the one call.
+    code made, in order; for a command with arguments the observation itself is the one call. `marks` say what a
+    simulated or degraded tool did, which the agent does not see.
     """
 
     status: Literal["ok", "error"]
     text: str
     duration_s: float = 0.0
     tool_calls: tuple[ToolCall, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 class Verdict(Frozen):

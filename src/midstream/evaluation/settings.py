@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from midstream.core.component import Component
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
+from midstream.tools.degraded import DegradedConfig
 
 
 class SetConfig(Settings):
@@ -27,6 +28,7 @@ class SetConfig(Settings):
         count: this many tasks in all; with neither, the whole split, or 60 of each family of an endless source
         seed: the seed of the draw; every run seed has the same set
         max_turns: replaces the agent's limit
+        degraded: tools by name that are made worse in this set, with the settings of `[degraded.NAME]`
     """
 
     name: str
@@ -38,6 +40,7 @@ class SetConfig(Settings):
     count: int | None = Field(default=None, ge=1, le=1_000_000)
     seed: Seed = 99
     max_turns: int | None = Field(default=None, ge=1)
+    degraded: dict[str, DegradedConfig] = {}
 
     @model_validator(mode="after")
     def _one_size(self) -> SetConfig:

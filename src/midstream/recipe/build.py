@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
-from midstream.core.component import Component
+from midstream.core.component import Component, Context
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
@@ -50,7 +50,10 @@ from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
+from midstream.tools.corpus import Corpus
+from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import Renamed
+from midstream.tools.simulated import SimulatedConfig, SimulatedTool
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
@@ -170,31 +173,65 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
-        recorded = self.recording  # first: an unusable recording must be refused before a server starts
-        built: dict[str, tuple[Tool, str]] = {}
+        return [tool for tool, _ in self._tools]
+
+    @cached_property
+    def _tools(self) -> list[tuple[Tool, _BuildContext]]:
+        """The tools, each with the context of its table."""
+        built: dict[str, tuple[Tool, _BuildContext]] = {}
         for table, component in self.recipe.tools.items():
-            if recorded is not None and self.replay:
-                tools = recorded.replay(self._origin(table))
-            else:
-                made = component.config.build(_BuildContext(self, component, table))
-                tools = made if isinstance(made, list) else [made]  # a server has several
-                self._opened += tools
-                if recorded is not None:
-                    tools = recorded.record(tools, self._origin(table))
+            context = _BuildContext(self, component, table)
+            tools = self._recorded(self._origin(table), partial(component.config.build, context))
+            if (simulated := self.recipe.simulated.get(table)) is not None:
+                tools = self._simulated(tools, simulated, context)
+            if (degraded := self.recipe.degraded.get(table)) is not None:
+                tools = [self._degraded(tool, degraded, context) for tool in tools]
             if component.alias:
                 tools = _called(component.alias, tools, table)
             for tool in tools:
                 if tool.name in built:
                     raise RecipeError(
-                        f"tools.{table} and tools.{built[tool.name][1]} both have a tool called {tool.name!r}",
+                        f"tools.{table} and tools.{built[tool.name][1].name} both have a tool called {tool.name!r}",
                         code="name-clash",
                         fix="remove one of them; an MCP server's tools get other names with `prefix`",
                     )
-                built[tool.name] = (tool, table)
-        return [tool for tool, _ in built.values()]
+                built[tool.name] = (tool, context)
+        return [*built.values()]
+
+    def _recorded(self, origin: recording.Origin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
+        """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
+        recorded = self.recording  # first: an unusable recording must be refused before a server starts
+        if recorded is not None and self.replay:
+            return recorded.replay(origin)
+        made = build()
+        tools = made if isinstance(made, list) else [made]  # a server has several
+        self._opened += tools
+        return tools if recorded is None else recorded.record(tools, origin)
+
+    def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
+        """The tools with a simulator in their place during training."""
+        settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere"}), None
+        if config.engine is None:
+            settings["tasks"] = self.recipe.tasks.table()
+        else:
+            table = self.recipe.engines[config.engine].table()
+            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
+            if not self.replay:  # it answers at any time, not in the waves of the agent's engine
+                engine = self.engine(config.engine, continuous=True)
+        origin = recording.Origin(table=f"{context.name}.simulated", settings=settings)
+        (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
+        return [SimulatedTool(tool, simulator, config) for tool in tools]
+
+    def _degraded(self, tool: Tool, config: DegradedConfig, context: Context, *, always: bool = False) -> DegradedTool:
+        """A tool that is made worse."""
+        corpus = None
+        if config.needs_corpus:
+            corpus = Corpus(config.index, context, f"degraded.{context.name}")
+            self._opened.append(corpus)
+        return DegradedTool(tool, config, corpus, always=always)
 
     @cached_property
     def recording(self) -> recording.Recording | None:
@@ -219,8 +256,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def engine(self, name: str, *, counted: bool = True) -> Engine:
-        """Return an engine by name; with a budget, its requests count toward it unless `counted` is false."""
+    def engine(self, name: str, *, counted: bool = True, continuous: bool = False) -> Engine:
+        """Return an engine by name; with a budget, its requests count toward it unless `counted` is false.
+
+        With `continuous`, one in this process answers each request as it comes.
+        """
         if name not in self.recipe.engines:
             raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
@@ -232,7 +272,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             return self._engines[name]
         if name not in self._asked:
             engine = self._engines[name]
-            if (self.continuous or self.recipe.continuous) and in_process(self.recipe, name):
+            if (continuous or self.continuous or self.recipe.continuous) and in_process(self.recipe, name):
                 from midstream.engines.local.continuous import ContinuousLocal
 
                 engine = ContinuousLocal(engine)  # type: ignore[arg-type]
@@ -312,9 +352,14 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
+        worse = chosen.degraded if chosen else {}
+        tools = [
+            self._degraded(tool, worse[context.name], context, always=True) if context.name in worse else tool
+            for tool, context in self._tools
+        ]
         return rollout.Environment(
             agent=agent,
-            tools=self.tools,
+            tools=tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,

@@ -39,6 +39,7 @@ def check(recipe: Recipe) -> Table:
     _check_agent(recipe)
     _check_imitated(recipe)
     _check_simulated(recipe)
+    _check_changed_tools(recipe)
     _check_priced(recipe)
     resolved = recipe.table()
     for table in resolved["engines"].values():
@@ -493,6 +494,42 @@ def _check_simulated(recipe: Recipe) -> None:
                 code="setting-conflict",
                 cause="only the agent at the desks has a skill; elsewhere the tasks' settings decide success",
                 fix="remove `skill`",
+            )
+
+
+def _check_changed_tools(recipe: Recipe) -> None:
+    """Simulated and degraded tools are tools of the recipe, have documents to draw from, and ask engines that exist."""
+    degraded = {"degraded": recipe.degraded}
+    degraded |= {f"{where}.degraded": chosen.degraded for where, chosen in _evaluation_sets(recipe).items()}
+    changed = {f"simulated.{name}": (name, config, not config.engine) for name, config in recipe.simulated.items()} | {
+        f"{where}.{name}": (name, config, config.needs_corpus)
+        for where, tools in degraded.items()
+        for name, config in tools.items()
+    }
+    for where, (name, config, draws) in changed.items():
+        if name not in recipe.tools:
+            raise RecipeError(
+                f"{where}: the recipe has no tool {name!r}",
+                code="unknown-tool",
+                fix=f"{did_you_mean(name, recipe.tools)}name one of: {', '.join(recipe.tools) or 'none'}",
+            )
+        if draws and config.index is None and not tasks_config(recipe.tasks).world:
+            raise RecipeError(
+                f"{where} has no documents to draw from",
+                code="world-missing",
+                cause=f"tasks of type {recipe.tasks.type!r} have no facts of their own",
+                fix=f"midstream index build DOCUMENTS.jsonl, and set {where}.index to the file that it prints"
+                + (f"; or {where}.engine to a model that writes them" if where.startswith("simulated") else ""),
+            )
+    for name, simulated in recipe.simulated.items():
+        if simulated.engine is not None and simulated.engine not in recipe.engines:
+            raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
+        if recipe.training and simulated.engine and simulated.engine == recipe.modules[recipe.trained].engine:
+            raise RecipeError(
+                f"simulated.{name}.engine = {simulated.engine!r} is the engine of the policy",
+                code="engine-in-process",
+                cause="the policy would write the documents that it is trained on, with the gold answer before it",
+                fix="name another engine",
             )
 
 

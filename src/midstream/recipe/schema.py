@@ -36,6 +36,8 @@ from midstream.recipe import registry as registry  # registers the components th
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
+from midstream.tools.degraded import DegradedConfig
+from midstream.tools.simulated import SimulatedConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import PracticeConfig
 
@@ -145,6 +147,8 @@ class Recipe(Settings):
         agent: the agent: its loop and modules
         engines: models by name: `[engines.NAME]`; a module names one with `engine = "NAME"`
         tools: one table a tool, in the order of the planner's prompt
+        simulated: tools by name that a simulator answers for during training: `[simulated.NAME]`
+        degraded: tools by name that are made worse during training: `[degraded.NAME]`
         reward: scores the answer
         sandbox: see `[sandbox]`
         rollout: see `[rollout]`
@@ -170,6 +174,8 @@ class Recipe(Settings):
     ]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
+    simulated: dict[str, SimulatedConfig] = {}
+    degraded: dict[str, DegradedConfig] = {}
     reward: Component
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()

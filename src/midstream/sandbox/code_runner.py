@@ -112,8 +112,13 @@ class ProgramRunner:
         except InfrastructureError as failure:
             failure.calls = (*conversation.calls, *failure.calls)
             raise
-        made = tuple(conversation.made)
-        observation = Observation(status=status, text=text, duration_s=time.monotonic() - clock, tool_calls=made)
+        observation = Observation(
+            status=status,
+            text=text,
+            duration_s=time.monotonic() - clock,
+            tool_calls=tuple(conversation.made),
+            marks=tuple(conversation.marks),
+        )
         return observation, tuple(conversation.calls)
 
     async def close(self) -> None:
@@ -122,7 +127,7 @@ class ProgramRunner:
 
 
 class _Conversation:
-    """The host's side of one program's channel; `made` are its tool calls, `calls` their requests to engines."""
+    """The host's side of one program's channel; `made` are its tool calls, `marks` and `calls` theirs."""
 
     def __init__(self, tool: Tool, config: CodeRunnerConfig) -> None:
         self._tool, self._config = tool, config
@@ -130,6 +135,7 @@ class _Conversation:
         self._over = False
         self.made: list[ToolCall] = []
         self.calls: list[Call] = []
+        self.marks: list[str] = []
 
     async def hold(self, worker: Worker, program: bytes) -> PythonResult:
         """Run the program and answer its calls, one at a time, until it closes the channel or is gone."""
@@ -177,6 +183,7 @@ class _Conversation:
             clock = time.monotonic()
             result = await call_tool(self._tool, arguments)
             self.calls += result.calls
+            self.marks += result.marks
             text = result.text
             if len(text) > TEXT_LIMIT:
                 text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"

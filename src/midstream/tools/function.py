@@ -44,7 +44,7 @@ from midstream.core.errors import InfrastructureError, RecipeError, ToolServerEr
 from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.own import is_reference, load
 from midstream.core.own_settings import class_settings, settings_of
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.protocols import PerRun, Tool, ToolResult
 from midstream.core.tables import validate
 from midstream.core.threads import in_thread
 
@@ -388,3 +388,5 @@ class Renamed:
         self.name, self.description, self.parameters = name, inner.description, inner.parameters
         self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
         self.call, self.close = inner.call, inner.close
+        if isinstance(inner, PerRun):
+            self.for_run, self.probabilities = lambda run: Renamed(inner.for_run(run), name), inner.probabilities

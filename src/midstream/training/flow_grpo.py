@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import BudgetError, TrainingError
-from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_use
-from midstream.core.protocols import Learner, LossStats, TaskSource
+from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
+from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
+from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import joined, splits, trainable
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
@@ -58,6 +59,7 @@ class FlowGRPO:
 
     def __post_init__(self) -> None:
         self.success = dict.fromkeys(self.families, 0.0)
+        self.progress = Progress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
@@ -75,6 +77,8 @@ class FlowGRPO:
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
         success = dict(self.success)
+        mean = fmean(success.values()) if success else 0.0
+        self.progress = Progress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
         except BudgetError:
@@ -138,7 +142,8 @@ class FlowGRPO:
         tried = {group.task.id for group in earlier}
         tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *rounds)
-        groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
+        environment = replace(self.environment, progress=self.progress)
+        groups = await rollout(environment, tasks, group_size=self.config.group_size, seed=seed)
         require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
         for group in groups:
             for trajectory in group.trajectories:
@@ -199,6 +204,14 @@ class FlowGRPO:
         fall = min(1.0, max(0.1, (config.steps - step) / config.decay_steps)) if config.decay_steps else 1.0
         return config.learning_rate * rise * fall
 
+    def _schedules(self) -> dict[str, float]:
+        """The probabilities of simulated and degraded tools at this step."""
+        schedules: dict[str, float] = {}
+        for tool in self.environment.tools:
+            if isinstance(tool, PerRun):
+                schedules |= tool.probabilities(self.progress)
+        return schedules
+
     def _rollout_metrics(
         self, groups: Sequence[Group], kept: Sequence[Group], batches: Sequence[RowBatch]
     ) -> dict[str, Any]:
@@ -245,6 +258,8 @@ class FlowGRPO:
             "turns_mean": fmean(len(trajectory.turns) for trajectory in scored) if scored else 0.0,
             "reward_parts": reward_parts(scored),
             "tool_use": tool_use(scored),
+            "tool_marks": tool_marks(trajectories),
+            "schedules": self._schedules(),
             "streams": stream_metrics(scored),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),

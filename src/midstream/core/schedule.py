@@ -1,0 +1,62 @@
+"""Probabilities that change over training: a curriculum, such as the share of noisy documents in ZeroSearch.
+
+noise = 0.2                                              the same at every step
+noise = { start = 0.0, end = 0.5 }                       ZeroSearch's: slow at first, then faster
+noise = { start = 0.0, end = 0.5, shape = "linear" }
+noise = { start = 0.0, end = 0.5, shape = "success" }    as far as the agent succeeds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from midstream.core.data import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run that learns is: its step (0 before the first) of `steps`, and the agent's running success."""
+
+    step: int
+    steps: int
+    success: float = 0.0
+
+
+class Schedule(Settings):
+    """A probability over training.
+
+    With i the step and m the number of steps, `exponential` is p_s + (b^(i/m) - 1)/(b - 1) (p_e - p_s), where p_s is
+    `start` and p_e `end` (ZeroSearch, arXiv 2505.04588, which has b = 4). It reaches a third of the way at half the
+    steps. `linear` is p_s + i/m (p_e - p_s). `success` puts the agent's running success, from 0 to 1, in the place of
+    i/m: the probability rises only as far as the agent copes with it.
+
+    Attributes:
+        start: the probability before the first step
+        end: the probability at the last step; without it, `start` at every step
+        shape: `exponential`, `linear` or `success`
+        base: b of `exponential`
+    """
+
+    start: float = Field(default=0.0, ge=0, le=1)
+    end: float | None = Field(default=None, ge=0, le=1)
+    shape: Literal["exponential", "linear", "success"] = "exponential"
+    base: float = Field(default=4.0, gt=1)
+
+    def at(self, progress: Progress) -> float:
+        """The probability at a step."""
+        if self.end is None:
+            return self.start
+        share = progress.success if self.shape == "success" else min(1.0, progress.step / max(1, progress.steps))
+        if self.shape == "exponential":
+            share = (self.base**share - 1) / (self.base - 1)
+        return self.start + share * (self.end - self.start)
+
+
+def _from_number(value: Any) -> Any:
+    return {"start": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Probability = Annotated[Schedule, BeforeValidator(_from_number)]  # a number, or a table

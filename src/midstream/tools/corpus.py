@@ -1,0 +1,80 @@
+"""Passages of your own documents for tools that are simulated or degraded: true ones, and made-up ones that mislead."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from midstream.core.answers import holds, words
+from midstream.core.component import Context
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import World
+from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
+
+_NEIGHBORS = 40  # passages from which made-up ones are put together
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_NAME = re.compile(r"\b[A-Z]\w+")
+
+
+class Corpus:
+    """Documents by their words, as `local_search` finds them, where any word of a query counts.
+
+    Raises `RecipeError` if there is no index and the recipe's tasks have no facts.
+    """
+
+    def __init__(self, index: Path | None, context: Context, setting: str) -> None:
+        config = LocalSearchConfig(index=index, match="any")
+        if index is not None:
+            self._search = LocalSearch(config)
+        elif isinstance(context.source, World):
+            facts = context.source.documents()
+            self._search = LocalSearch.from_documents((Document(id=name, text=text) for name, text in facts), config)
+        else:
+            raise RecipeError(
+                f"{setting} has no documents to draw from",
+                code="world-missing",
+                cause="the recipe's tasks have no facts of their own",
+                fix=f"midstream index build DOCUMENTS.jsonl, then --set {setting}.index=FILE",
+            )
+
+    async def passages(self, query: str, count: int) -> list[str]:
+        """The passages that match best, best first. Raises `ToolServerError` if reading fails."""
+        return [_text(row) for row in await self._search.find(query, count)]
+
+    async def distractors(self, query: str, count: int, rng: random.Random, answers: Sequence[str] = ()) -> list[str]:
+        """Made-up passages that are near the query and hold none of the answers, at most `count`.
+
+        Each is a passage that lacks a word of the query, in which other passages' names and numbers stand for its own.
+        Raises `ToolServerError` if reading fails.
+        """
+        asked = {word for word, _ in words(query)}
+        near = await self.passages(query, _NEIGHBORS)
+        names = sorted({name for text in near for name in _NAME.findall(text)})
+        numbers = sorted({number for text in near for number in _NUMBER.findall(text)})
+        others = [text for text in near if not asked <= {word for word, _ in words(text)}]
+        made = []
+        for text in rng.sample(others, len(others)):
+            text = _NUMBER.sub(lambda found: _other(found[0], numbers, rng), text)
+            kept = {name for name in _NAME.findall(text) if name.lower() in asked}
+            text = _NAME.sub(lambda name, kept=kept: name[0] if name[0] in kept else _other(name[0], names, rng), text)
+            if not any(holds(text, answer) for answer in answers):
+                made.append(text)
+            if len(made) == count:
+                break
+        return made
+
+    async def close(self) -> None:
+        """Close the index."""
+        await self._search.close()
+
+
+def _text(row: tuple[str, str]) -> str:
+    title, text = row
+    return f"{title}: {text}" if title else text
+
+
+def _other(value: str, pool: Sequence[str], rng: random.Random) -> str:
+    """Another value of the pool, if it has one."""
+    return rng.choice([other for other in pool if other != value] or [value])

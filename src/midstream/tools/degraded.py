@@ -1,0 +1,127 @@
+"""A tool made worse: noise, missing results, stale facts, errors, latency and cut results, each with a probability.
+
+An agent that trains on it learns to check what it gets and to ask again. Evaluations use the tool as it is, unless a
+set names what is degraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, JsonValue
+
+from midstream.core.data import Settings
+from midstream.core.protocols import PerRun, Tool, ToolResult, ToolRun
+from midstream.core.schedule import Probability, Progress, Schedule
+from midstream.tools.corpus import Corpus
+from midstream.tools.simulated import Draws, query_of
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NEVER = Schedule()
+WAYS = ("latency", "error", "missing", "noise", "stale", "truncation")  # in the order in which they take effect
+
+
+class DegradedConfig(Settings):
+    """A tool that is made worse during training. Each probability is a number, or a schedule over training.
+
+    Attributes:
+        latency: the probability that a call waits `latency_s` first
+        latency_s: seconds of that wait
+        error: the probability that a call fails, as the agent sees it: an observation, not a failure of the run
+        missing: the probability that a call finds nothing
+        noise: the probability that made-up passages of another subject take the place of the result
+        stale: the probability that the numbers of a result are old ones: up to a fifth lower
+        truncation: the probability that only a part of the result comes
+        keep: the share of the result that then comes
+        index: for `noise`: a file that `midstream index build` wrote; by default, the facts of `[tasks]`
+    """
+
+    latency: Probability = _NEVER
+    latency_s: float = Field(default=1.0, ge=0)
+    error: Probability = _NEVER
+    missing: Probability = _NEVER
+    noise: Probability = _NEVER
+    stale: Probability = _NEVER
+    truncation: Probability = _NEVER
+    keep: float = Field(default=0.5, ge=0, lt=1)
+    index: Path | None = None
+
+    def probabilities(self, progress: Progress) -> dict[str, float]:
+        """The probability of each way at a step."""
+        return {way: getattr(self, way).at(progress) for way in WAYS}
+
+    @property
+    def needs_corpus(self) -> bool:
+        """Whether made-up passages may be drawn."""
+        return bool(self.noise.start or self.noise.end)
+
+
+class DegradedTool:
+    """A tool that is worse while an agent trains, or with `always` in every run (`core.protocols.PerRun`)."""
+
+    def __init__(self, tool: Tool, config: DegradedConfig, corpus: Corpus | None, *, always: bool = False) -> None:
+        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        self.call, self.close = tool.call, tool.close
+        self.tool, self.config, self.corpus, self.always = tool, config, corpus, always
+
+    def for_run(self, run: ToolRun) -> Tool:
+        """The worse tool of one run; outside training the tool, unless it is degraded always."""
+        inner = self.tool.for_run(run) if isinstance(self.tool, PerRun) else self.tool
+        return _DegradedRun(self, inner, run) if run.progress is not None or self.always else inner
+
+    def probabilities(self, progress: Progress) -> dict[str, float]:
+        """The probabilities above 0 at a step, by the settings' names."""
+        inner = self.tool.probabilities(progress) if isinstance(self.tool, PerRun) else {}
+        scheduled = {way: getattr(self.config, way) for way in WAYS}
+        ours = {way: schedule for way, schedule in scheduled.items() if schedule != _NEVER}
+        return inner | {f"degraded.{self.name}.{way}": schedule.at(progress) for way, schedule in ours.items()}
+
+
+class _DegradedRun:
+    """The tool of one run. Each way is drawn for itself, so that each has its probability."""
+
+    def __init__(self, degraded: DegradedTool, tool: Tool, run: ToolRun) -> None:
+        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        self._tool, self._corpus, self._config = tool, degraded.corpus, degraded.config
+        self._draws = Draws(run, f"degraded {tool.name}")
+        self._chances = degraded.config.probabilities(run.progress or Progress(step=0, steps=0))
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The tool's result, made worse, with a mark for each way; raises as the tool does."""
+        rng, config = self._draws.next(arguments), self._config
+        drawn = [way for way in WAYS if rng.random() < self._chances[way]]
+        marks: tuple[str, ...] = ()
+        if "latency" in drawn:
+            await asyncio.sleep(config.latency_s)
+            marks = ("latency",)
+        if "error" in drawn:
+            text = f"{self.name} failed: the service is not available (503)"
+            return ToolResult(text=text, ok=False, marks=(*marks, "error"))
+        if "missing" in drawn:
+            return ToolResult(text=f"{self.name} found nothing", ok=False, marks=(*marks, "missing"))
+        if "noise" in drawn and self._corpus is not None:
+            found = await self._corpus.distractors(query_of(arguments), 1, rng)
+            if found:
+                return ToolResult(text=found[0], marks=(*marks, "noise"))
+        result = await self._tool.call(arguments)
+        text = result.text
+        if "stale" in drawn and result.ok and (aged := _NUMBER.sub(lambda found: _older(found[0], rng), text)) != text:
+            text, marks = aged, (*marks, "stale")
+        if "truncation" in drawn and result.ok:
+            text, marks = text[: int(config.keep * len(text))], (*marks, "truncation")
+        return ToolResult(text=text, ok=result.ok, calls=result.calls, marks=(*result.marks, *marks))
+
+    async def close(self) -> None:
+        """Nothing: the tool is the recipe's."""
+
+
+def _older(number: str, rng: random.Random) -> str:
+    """The number, up to a fifth lower, with as many decimals; 0 stays 0."""
+    decimals = len(number.partition(".")[2])
+    return f"{float(number) * rng.uniform(0.8, 0.99):.{decimals}f}"

@@ -1,0 +1,247 @@
+"""A simulated search engine: while an agent trains, a model or a corpus answers in place of a tool.
+
+Source: ZeroSearch, arXiv 2505.04588. Before each search it is drawn whether useful or noisy documents answer it; the
+probability of noise follows a schedule over training (`core.schedule.Schedule`). The simulator knows the task's gold
+answer, so that it can write what a useful document would hold; the agent sees the documents alone. Departures: a noisy
+result never holds the gold answer's words in their order, because documents that do are left out; one result answers
+equal queries of a task, so that it can be cached and recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue
+
+from midstream.core.answers import holds
+from midstream.core.component import Context
+from midstream.core.data import Settings
+from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.protocols import Engine, Tool, ToolResult, ToolRun
+from midstream.core.schedule import Probability, Progress, Schedule
+from midstream.core.seeds import derive_seed
+from midstream.core.text import PLACE, fill, neutral
+from midstream.core.text_file import read_text
+from midstream.core.tool_calls import text_arguments
+from midstream.core.trajectory import Sampling
+from midstream.tools.base_generator import ask
+from midstream.tools.corpus import Corpus
+
+Kind = Literal["useful", "noisy"]
+ANSWER = "answer copied"  # the mark of a result that holds the gold answer verbatim
+_PLACES = frozenset({"query", "question", "answer", "kind", "count"})
+_ASKS = 2
+_DOCUMENT = re.compile(r"^\s*(?:doc(?:ument)?\s*)?\d+\s*[:.)]\s*", re.IGNORECASE | re.MULTILINE)
+
+
+class SimulatedConfig(Settings):
+    """A tool's place is taken, during training, by a simulator with the same name and arguments.
+
+    With an `engine`, a model writes the documents. Without one, they are passages of a corpus: true ones that match the
+    query, and made-up ones. In evaluations the tool itself answers.
+
+    Attributes:
+        engine: the engine that writes documents
+        index: without `engine`: a file that `midstream index build` wrote; by default, the facts of `[tasks]`
+        noise: the probability that a search gets noisy documents: a number, or a schedule over training
+        documents: documents of a result (the paper: 5)
+        max_characters: the most characters of a document
+        sampling: of the engine (the released code: temperature 0.8, 600 tokens)
+        prompt_file: replaces the prompt; it has the places `{{query}}`, `{{question}}`, `{{answer}}`, `{{kind}}`
+            ("useful" or "noisy") and `{{count}}`
+        timeout_s: seconds of one search
+        everywhere: the simulator also answers in evaluations and in `solve`; it knows the gold answers there
+    """
+
+    engine: str | None = None
+    index: Path | None = None
+    noise: Probability = Schedule()
+    documents: int = Field(default=5, ge=1, le=100)
+    max_characters: int = Field(default=1000, ge=1)
+    sampling: Sampling = Sampling(temperature=0.8, max_tokens=600)
+    prompt_file: Path | None = None
+    timeout_s: float = Field(default=300.0, gt=0)
+    everywhere: bool = False
+
+    def simulator(self, context: Context, engine: Engine | None) -> Tool:
+        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places, or without documents."""
+        if engine is not None:
+            return ModelSimulator(self, engine)
+        return CorpusSimulator(self, Corpus(self.index, context, f"simulated.{context.name}"))
+
+
+class Simulator(Tool):
+    """Writes documents for a query: a tool of its own, so that results are recorded and replayed like any tool's."""
+
+    name = "simulator"
+    description = "Writes the documents that a search would return."
+    parameters: Mapping[str, Any] = text_arguments(
+        query="what the agent searches",
+        question="the task",
+        answers="its gold answers, as JSON",
+        kind="useful or noisy",
+    )
+    output_tokens = 100_000  # documents are cut one by one
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        self.config = config
+        self.timeout_s = config.timeout_s
+
+
+class CorpusSimulator(Simulator):
+    """Draws documents from a corpus; a query has the same documents in each run of its task."""
+
+    def __init__(self, config: SimulatedConfig, corpus: Corpus) -> None:
+        super().__init__(config)
+        self._corpus = corpus
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The documents, as a JSON list of texts."""
+        query, kind, count = str(arguments["query"]), arguments["kind"], self.config.documents
+        if kind == "useful":
+            found = await self._corpus.passages(query, count)
+        else:
+            rng = random.Random(derive_seed("simulator", query, str(arguments["question"])))
+            found = await self._corpus.distractors(query, count, rng, json.loads(str(arguments["answers"])))
+        return ToolResult(text=json.dumps(found))
+
+    async def close(self) -> None:
+        """Close the corpus."""
+        await self._corpus.close()
+
+
+class ModelSimulator(Simulator):
+    """Asks a model for documents; a reply without any is asked for once more."""
+
+    def __init__(self, config: SimulatedConfig, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+        if config.prompt_file is None:
+            prompts = resources.files("midstream.tools") / "prompts"
+            self._prompt = (prompts / "simulated_search.md").read_text(encoding="utf-8")
+        else:
+            self._prompt = read_text(config.prompt_file)
+        places = set(PLACE.findall(self._prompt))
+        if "query" not in places or places - _PLACES:
+            raise RecipeError(
+                f"{config.prompt_file} has the places {', '.join(sorted(places)) or 'none'}",
+                code="prompt-invalid",
+                fix=f"it needs {{{{query}}}}, and may have {', '.join(sorted(_PLACES - {'query'}))}",
+            )
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The documents, as a JSON list of texts, with the requests.
+
+        Raises `ToolServerError` if the engine failed, or no reply holds a document.
+        """
+        values = {
+            "query": _line(str(arguments["query"])),
+            "question": _line(str(arguments["question"])),
+            "answer": _line(next(iter(json.loads(str(arguments["answers"]))), "not known")),
+            "kind": str(arguments["kind"]),
+            "count": str(self.config.documents),
+        }
+        prompt, reply, calls = fill(self._prompt, values).strip(), ToolResult(text=""), ()
+        for _ in range(_ASKS):
+            try:
+                reply = await ask(self._engine, self.name, prompt, self.config.sampling)
+            except ToolServerError as failure:
+                failure.calls = (*calls, *failure.calls)
+                raise
+            calls = (*calls, *reply.calls)
+            if reply.ok and (found := read_documents(reply.text, self.config)):
+                return ToolResult(text=json.dumps(found), calls=calls)
+            prompt += "\n\nYour last reply held no document. Write the documents, each on a line of its own."
+        raise ToolServerError(
+            f"the simulator wrote no document for {values['query']!r}",
+            code="simulation-failed",
+            cause=f"its reply was {reply.text[:200]!r}",
+            fix="give it a larger model, a lower simulated.NAME.sampling.temperature or more max_tokens",
+            calls=calls,
+        )
+
+
+def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
+    """The documents of a reply, each in one line and cut: "Doc 1: ...", "2. ..."; a text without numbers is one."""
+    parts = _DOCUMENT.split(reply)
+    texts = [" ".join(neutral(part).split()) for part in (parts[1:] or parts)]
+    return [text[: config.max_characters] for text in texts if text][: config.documents]
+
+
+class SimulatedTool:
+    """A tool, and its simulator in its place while an agent trains (`core.protocols.PerRun`)."""
+
+    def __init__(self, tool: Tool, simulator: Tool, config: SimulatedConfig) -> None:
+        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        self.call, self.close = tool.call, tool.close
+        self.tool, self.simulator, self.config = tool, simulator, config
+
+    def for_run(self, run: ToolRun) -> Tool:
+        """The simulator of one run; outside training the tool, unless `everywhere` is set."""
+        if run.progress is None and not self.config.everywhere:
+            return self.tool
+        return _SimulatedRun(self, run)
+
+    def probabilities(self, progress: Progress) -> dict[str, float]:
+        """The probability of noise at a step, by the setting's name."""
+        return {f"simulated.{self.name}.noise": self.config.noise.at(progress)}
+
+
+class _SimulatedRun:
+    """The tool of one run: draws useful or noisy for each search, and has the simulator write the documents."""
+
+    def __init__(self, simulated: SimulatedTool, run: ToolRun) -> None:
+        self.name, self.description, self.parameters = simulated.name, simulated.description, simulated.parameters
+        self.timeout_s, self.output_tokens = simulated.config.timeout_s, simulated.output_tokens
+        self._simulator, self._task, self._draws = simulated.simulator, run.task, Draws(run, simulated.name)
+        self._noise = simulated.config.noise.at(run.progress or Progress(step=0, steps=0))
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Documents as the tool lists them, marked useful or noisy; raises as the simulator does."""
+        kind: Kind = "noisy" if self._draws.next(arguments).random() < self._noise else "useful"
+        query, answers = query_of(arguments), self._task.answers
+        asked = {"query": query, "question": self._task.question, "answers": json.dumps(answers), "kind": kind}
+        result = await self._simulator.call(asked)
+        found: Sequence[str] = json.loads(result.text) if result.ok else ()
+        copied = [any(holds(text, answer) for answer in answers) for text in found]
+        if kind == "noisy":
+            found, copied = [text for text, copy in zip(found, copied, strict=True) if not copy], []
+        marks = (kind, ANSWER) if any(copied) else (kind,)
+        if not found:
+            return ToolResult(text=f"no document matches {query[:200]!r}", ok=False, calls=result.calls, marks=marks)
+        text = found[0] if len(found) == 1 else "\n".join(f"{place}. {text}" for place, text in enumerate(found, 1))
+        return ToolResult(text=text, calls=result.calls, marks=marks)
+
+    async def close(self) -> None:
+        """Nothing: the tool and the simulator are the recipe's."""
+
+
+class Draws:
+    """The random numbers of one run's calls of a tool: they depend on the arguments, and on how often these came."""
+
+    def __init__(self, run: ToolRun, tool: str) -> None:
+        self._seed, self._tool, self._times = run.seed, tool, Counter[str]()
+
+    def next(self, arguments: Mapping[str, JsonValue]) -> random.Random:
+        """The generator of the next call; concurrent calls draw alike in any order."""
+        asked = json.dumps(arguments, sort_keys=True)
+        self._times[asked] += 1
+        return random.Random(derive_seed(self._seed, self._tool, asked, self._times[asked]))
+
+
+def query_of(arguments: Mapping[str, JsonValue]) -> str:
+    """What a call searches: its text, or with several arguments all of them as JSON."""
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    return texts[0] if len(texts) == len(arguments) == 1 else json.dumps(arguments, sort_keys=True)
+
+
+def _line(text: str) -> str:
+    return " ".join(neutral(text).split())
