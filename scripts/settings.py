@@ -23,6 +23,7 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session import SessionSettings
 from midstream.agents.session_agent import CommandSettings
 from midstream.core.kinds import config_class
+from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.gateway.settings import ServeConfig, ServedModel
@@ -32,6 +33,8 @@ from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import SandboxConfig
+from midstream.tools.degraded import DegradedConfig
+from midstream.tools.simulated import SimulatedConfig
 from midstream.tools.web.reading import EmbeddingsConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
@@ -46,6 +49,9 @@ TABLES: dict[str, type[BaseModel]] = {
     "`sampling`": Sampling,
     "`agent.executor.program`": CodeRunnerConfig,
     "`tools.NAME.embeddings`": EmbeddingsConfig,
+    "`[simulated.NAME]`": SimulatedConfig,
+    "`[degraded.NAME]`": DegradedConfig,
+    "a schedule": Schedule,
     "`[sandbox]`": SandboxConfig,
     "`[rollout]`": RolloutConfig,
     "`[training]`": training.TrainingConfig,

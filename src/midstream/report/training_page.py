@@ -60,7 +60,7 @@ def render_report(data: ReportData) -> str:
     parts: list[html.Part] = [
         ("results", "Results", results_of(evaluations)),
         ("curves", "Training curves", curves),
-        ("tools", "Use of tools", [tool_charts(metrics), stream_charts(metrics)]),
+        ("tools", "Use of tools", [tool_charts(metrics), schedule_charts(metrics), stream_charts(metrics)]),
         ("update", "The policy update", [update_charts(metrics, data.timings), "".join(warnings)]),
         ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
         ("runs", "Runs, turn by turn", [html.sample_runs(data.samples, data.template)]),
@@ -278,6 +278,22 @@ def tool_charts(metrics: Sequence[StepMetrics]) -> str:
             size="small",
         ),
     )
+
+
+def schedule_charts(metrics: Sequence[StepMetrics]) -> str:
+    """The probabilities of simulated and degraded tools over steps, small; "" without any."""
+    names = dict.fromkeys(name for step in metrics for name in step.schedules)
+    curves = [
+        small_curve(
+            name,
+            "probability",
+            [(m.step, m.schedules[name]) for m in metrics if name in m.schedules],
+            "c4",
+            as_percent=True,
+        )
+        for name in names
+    ]
+    return charts(*curves, size="small") if curves else ""
 
 
 def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> str:

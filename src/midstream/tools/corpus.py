@@ -59,7 +59,7 @@ class Corpus:
             text = _NUMBER.sub(lambda found: _other(found[0], numbers, rng), text)
             kept = {name for name in _NAME.findall(text) if name.lower() in asked}
             text = _NAME.sub(lambda name, kept=kept: name[0] if name[0] in kept else _other(name[0], names, rng), text)
-            if not any(holds(text, answer) for answer in answers):
+            if text not in near and not any(holds(text, answer) for answer in answers):
                 made.append(text)
             if len(made) == count:
                 break
