@@ -26,7 +26,7 @@ _NAMES = {
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
     "agents.session": "Outcome",
-    "interface.agents": "AgentFlow Interleaved OwnAgent agent",
+    "interface.agents": "AgentFlow Interleaved OwnAgent agent degraded simulated",
     "interface.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
     from midstream.interface.agents import (
         AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, agent as agent,
+        degraded as degraded, simulated as simulated,
     )
     from midstream.interface.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from midstream.core.component import Table
@@ -54,7 +55,12 @@ class AgentSpec:
             )
         else:  # every module is a program
             table["engines"] = {}
-        table["tools"] = _tool_tables(tools)
+        given = list([tools] if isinstance(tools, str) else tools)
+        table["tools"] = _tool_tables(each.tool if isinstance(each, ChangedTool) else each for each in given)
+        for each in given:
+            if isinstance(each, ChangedTool):
+                [name] = _tool_tables([each.tool])
+                table = merge(table, {kind: {name: dict(settings)} for kind, settings in each.changes.items()})
         for name, module in modules.items():
             if module is not None:
                 asks = {"engine": "model"} if model is not None and isinstance(module, type | str) else {}
@@ -82,6 +88,36 @@ class AgentSpec:
             engine = engines.get(table.get("engine"), {})
             rows[module] = str(engine.get("model", engine.get("type", table["type"])))
         return {**rows, "tools": ", ".join(self._table["tools"]) or "none"}
+
+
+@dataclass(frozen=True)
+class ChangedTool:
+    """A tool of an agent with its table of `[simulated.NAME]`, `[degraded.NAME]`, or both."""
+
+    tool: Any
+    changes: Mapping[str, Mapping[str, Any]]
+
+
+def simulated(tool: Any, **settings: Any) -> ChangedTool:
+    """The tool, played by a simulator while the agent trains (docs/zerosearch.md); settings as in `[simulated.NAME]`.
+
+    searching = simulated("web_search", engine="model", noise={"start": 0.0, "end": 0.5})
+    agent = AgentFlow(model="ollama/qwen2.5:7b", planner_model="local/Qwen/Qwen2.5-0.5B-Instruct", tools=[searching])
+    """
+    return _changed(tool, "simulated", settings)
+
+
+def degraded(tool: Any, **settings: Any) -> ChangedTool:
+    """The tool, made worse while the agent trains; settings as in `[degraded.NAME]`.
+
+    agent = AgentFlow(model="ollama/qwen2.5:7b", tools=[degraded("web_search", error=0.2)])
+    """
+    return _changed(tool, "degraded", settings)
+
+
+def _changed(tool: Any, kind: str, settings: Mapping[str, Any]) -> ChangedTool:
+    inner, changes = (tool.tool, tool.changes) if isinstance(tool, ChangedTool) else (tool, {})
+    return ChangedTool(inner, {**changes, kind: settings})
 
 
 class AgentFlow(AgentSpec):

@@ -393,7 +393,8 @@ def unset_keys(build: Build) -> dict[str, str]:
     """
     recipe = build.recipe
     users = (*recipe.modules.values(), *(() if build.replay else recipe.tools.values()))
-    asked = dict.fromkeys([*(user.engine for user in users if user.engine), *build._engines])
+    engines = [user.engine for user in (*users, *recipe.simulated.values()) if user.engine]
+    asked = dict.fromkeys([*engines, *build._engines])
     variables = {name: wanted_key(recipe.engines[name].config) for name in asked}
     return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
 

@@ -234,6 +234,14 @@ def judges(reward: Component) -> Iterator[Asker]:
             yield Asker(name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often)
 
 
+def simulators(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
+    """The models that play tools in these trajectories."""
+    for name, config in recipe.simulated.items():
+        if config.engine is not None and (config.everywhere or batch.what.startswith("training,")):
+            tokens = config.sampling.max_tokens
+            yield Asker(name=f"simulated {name}", engine=config.engine, max_tokens=tokens, per_turn=1)
+
+
 Requested = Counter[tuple[str, str]]  # by who asks and engine
 
 
@@ -241,7 +249,7 @@ def _requests(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -
     """The most requests, and the tokens that they generate."""
     calls, tokens = Requested(), Requested()
     for batch in batches:
-        for asker in (*askers(recipe, batch.planner), *judges(batch.reward)):
+        for asker in (*askers(recipe, batch.planner), *simulators(recipe, batch), *judges(batch.reward)):
             more_calls, more_tokens = asker.of(batch)
             calls[asker.name, asker.engine] += more_calls
             tokens[asker.name, asker.engine] += more_tokens

@@ -101,10 +101,15 @@ class F1(Rule):
 
     Words as in SQuAD's normal form, each as often as it occurs, in any order; numbers must be equal as in exact match.
     If one side is "yes", "no" or "noanswer" and the other is not the same: 0 (HotpotQA's rule). Not normalized:
-    inflected forms, synonyms, "one" and "1".
+    inflected forms, synonyms, "one" and "1". The part `exact_match` is 1 if the answer is an accepted one.
     """
 
     name = "F1"
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        """F1, with exact match as its part."""
+        score, exact = await super().score(task, trajectory), await ExactMatch().score(task, trajectory)
+        return Score(value=score.value, parts={"exact_match": exact.value})
 
     async def value(self, task: Task, answer: str) -> float:
         """The best F1 over accepted answers."""

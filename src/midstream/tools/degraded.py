@@ -101,8 +101,7 @@ class _DegradedRun:
             await asyncio.sleep(config.latency_s)
             marks = ("latency",)
         if "error" in drawn:
-            text = f"{self.name} failed: the service is not available (503)"
-            return ToolResult(text=text, ok=False, marks=(*marks, "error"))
+            return ToolResult(text=f"{self.name} failed: unavailable", ok=False, marks=(*marks, "error"))
         if "missing" in drawn:
             return ToolResult(text=f"{self.name} found nothing", ok=False, marks=(*marks, "missing"))
         if "noise" in drawn and self._corpus is not None:
