@@ -618,3 +618,31 @@ def test_the_supervised_control_continues_where_it_stopped(make_build, tmp_path)
             await second.environment.close()
 
     assert asyncio.run(continued()) == expected[2:]
+
+
+def test_a_step_records_schedules_and_what_was_drawn(make):
+    """Noise rises linearly from 0 to 1 over ten steps; the share of noisy results lies in its binomial interval."""
+    settings = "simulated.local_search={documents=1, noise={start=0, end=1, shape='linear'}}"
+    algorithm, _ = make(Scripted(parity), "training.steps=10", "training.tasks_per_step=16", settings)
+    first, second, third = (outcome.metrics for outcome in run(algorithm, steps=3))
+    for metrics, p in ((first, 0.1), (second, 0.2), (third, 0.3)):
+        assert metrics.schedules == {"simulated.local_search.noise": pytest.approx(p)}
+        noisy, useful = metrics.tool_marks.get("noisy", 0), metrics.tool_marks.get("useful", 0)
+        drawn = noisy + useful
+        assert drawn > 0
+        assert abs(noisy - drawn * p) <= 1 + 4 * (drawn * p * (1 - p)) ** 0.5
+
+
+def test_a_step_on_tools_as_they_are_records_none(make):
+    algorithm, _ = make(Scripted(parity))
+    [outcome] = run(algorithm)
+    assert not {"schedules", "tool_marks"} & outcome.metrics.model_dump().keys()
+
+
+def test_success_drives_a_schedule(make):
+    settings = "degraded.local_search.error={start=0, end=1, shape='success'}"
+    algorithm, _ = make(Scripted(lambda trajectory: 1.0), settings)
+    shown = [outcome.metrics.schedules["degraded.local_search.error"] for outcome in run(algorithm, steps=2)]
+    assert shown[0] == 0
+    assert shown[1] == pytest.approx(sum(algorithm.success.values()) / len(algorithm.success), abs=0.2)
+    assert shown[1] > 0

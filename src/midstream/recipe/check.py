@@ -500,6 +500,8 @@ def _check_simulated(recipe: Recipe) -> None:
 def _check_changed_tools(recipe: Recipe) -> None:
     """Simulated and degraded tools are tools of the recipe, have documents to draw from, and ask engines that exist."""
     degraded = {"degraded": recipe.degraded}
+    if recipe.warm_start is not None:
+        degraded["warm_start.degraded"] = recipe.warm_start.degraded
     degraded |= {f"{where}.degraded": chosen.degraded for where, chosen in _evaluation_sets(recipe).items()}
     changed = {f"simulated.{name}": (name, config, not config.engine) for name, config in recipe.simulated.items()} | {
         f"{where}.{name}": (name, config, config.needs_corpus)

@@ -14,6 +14,7 @@ from midstream.core.errors import UnsupportedError, did_you_mean
 from midstream.core.kinds import config_class
 from midstream.core.seeds import Seed
 from midstream.core.tables import located, parse_component, validate
+from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -114,6 +115,7 @@ class WarmStartConfig(SupervisedConfig):
             `prompt_weight` must be 0
         copying: share of updates on random tokens said twice, of which the second time is learned, in place of
             transcripts; with them, half of the first 48 updates. A small language model learns to copy names from them
+        degraded: tools by name that are worse for the teacher, with the settings of `[degraded.NAME]`
     """
 
     file: Path | None = None
@@ -123,6 +125,7 @@ class WarmStartConfig(SupervisedConfig):
     lessons: float = Field(default=0.0, ge=0, le=1)
     shared_prefixes: bool = False
     copying: float = Field(default=0.0, ge=0, lt=1)
+    degraded: dict[str, DegradedConfig] = {}
 
     @model_validator(mode="after")
     def _shared_prompts_are_not_learned(self) -> WarmStartConfig:

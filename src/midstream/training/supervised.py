@@ -18,6 +18,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation.run import MakeEnvironment
+from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
@@ -180,7 +181,8 @@ async def warm_start(
     if config.file is not None:
         rows = rows_of_file(config.file, student)
     else:
-        environment = make_environment(planner=teacher)
+        worse = SetConfig(name="warm start", degraded=config.degraded) if config.degraded else None
+        environment = make_environment(planner=teacher, chosen=worse)
         # A teacher that answers as an engine shows the replies of every module that asks the model.
         asked = environment.engines.get("planner")
         roles = {"planner", *(role for role, engine in environment.engines.items() if engine is asked)}

@@ -45,6 +45,8 @@ STOPS = 0.5  # probability that a random decision is to answer
 WELL_FORMED = "{open} {thought}{close}{act}"
 # Replies that violate the form: no thought, a thought that is never closed, nothing but a thought.
 MALFORMED_REPLIES = ("{act}", "{open} {thought}{act}", "{open} {thought}{close}")
+_FACT = re.compile(rf"\w+ (?:{'|'.join(ATTRIBUTES)}) \w+")
+_WORDS = re.compile(r"\w+")
 _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number, a place, True or False
 
 
@@ -172,13 +174,28 @@ class ScriptedPolicy:
 
 
 class StreamSituation(Situation):
-    """State of a plan in a stream: `values`, the last words of its results, replace references to results."""
+    """State of a plan in a stream: `values`, the last words of its results, replace references to results.
+
+    A look-up that found a fact about something else, as on a noisy search, counts as if it had not been made.
+    """
 
     def __init__(self, stream: Stream) -> None:
         found = blocks(stream.pieces, stream.template)
         question = stream.messages[-1].content.removeprefix(QUESTION)
-        super().__init__(question, [block.tool for block in found if block.kind == "call"])
-        outputs = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
+        used: list[str] = []
+        outputs: list[str] = []
+        query = ""
+        for block in found:
+            if block.kind == "call":
+                used.append(block.tool)
+                query = block.body
+            elif block.kind == "output" and not block.sampled:
+                text = block.body.strip()
+                if used and _FACT.fullmatch(text) and not set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
+                    used.pop()
+                else:
+                    outputs.append(text)
+        super().__init__(question, used)
         self.values = self.slots = [result[1] for result in map(_RESULT.fullmatch, outputs) if result]
         self.calculated = any(block.tool == "python" for block in found)
         self.calculates = read_question(question)[1]
