@@ -122,8 +122,7 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
     message = write(answered)
     usage = message["usage"]
     yield event(
-        "message_start",
-        message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}},
+        "message_start", message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
     )
     uses = iter(answered.tool_uses)
     for index, block in enumerate(message["content"]):
