@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from midstream.engines.local.tiny_text import tokenizer
+from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS
 from midstream.worlds.atlas.questions import documents
 from midstream.worlds.atlas.rules import RULED, draw_lessons
 from midstream.worlds.atlas.tasks import Atlas, AtlasConfig
@@ -23,6 +27,14 @@ SIZE = 1024
 QUESTIONS = 6000
 PROMPTS = 5  # times that each prompt is read: the world's text is much longer
 FILE = Path(tokenizer.__file__).with_name("tokenizer.json")
+PIECES = (
+    r"\d"  # a digit
+    r"| ?\p{Ll}+(?:_\p{Ll}+)*|\p{Lu}\p{Ll}*"  # a word or identifier, with its space; a capitalized word without
+    r"|'s\b"
+    r"|[{}\":,\[\] ]*[{}\"][{}\":,\[\] ]*"  # a run of JSON's punctuation with a brace or quotation mark in it
+    r"|\n+| |[^\w\s]|."
+)
+_MARK = re.compile("|".join(map(re.escape, (*SPECIAL, *TAGS))))
 SOURCE = Path(__file__).parent.parent / "src" / "midstream"
 
 
@@ -52,12 +64,33 @@ def call(tool: str, **arguments: str) -> str:
     return "\n".join(json.dumps(table, ensure_ascii=False) for table in made)
 
 
+def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+    """Train a tokenizer of `size` tokens, marks and bytes included, on texts; their marks are left out."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[*SPECIAL, *TAGS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator((part for text in texts for part in _MARK.split(text)), trainer)
+    made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return made
+
+
 def main() -> int:
     """Write the file or, with `--check`, compare it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the file differs")
     check = parser.parse_args().check
-    made = tokenizer.train_tokenizer(texts(), SIZE).to_str() + "\n"
+    made = train_tokenizer(texts(), SIZE).to_str() + "\n"
     if check:
         return int(made != FILE.read_text(encoding="utf-8"))
     FILE.write_text(made, encoding="utf-8")

@@ -49,6 +49,17 @@ class _Place:
     id: str = ""  # that the caller gave
 
 
+class _Places:
+    """The places of a run; agents of training and evaluation share them, and callers serve both."""
+
+    def __init__(self) -> None:
+        self.free: deque[_Place] = deque()
+        self.taken: dict[str, _Place] = {}  # by the caller's id
+        self.wanted: set[str] = set()  # ids whose own tasks have begun
+        self.ended: set[str] = set()
+        self.changed = asyncio.Condition()
+
+
 class ExternalAgent(SessionAgent):
     """Offers each of its runs to callers; `gateway.opener` is set to what they reach."""
 
@@ -56,16 +67,9 @@ class ExternalAgent(SessionAgent):
 
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
-        self._free: deque[_Place] = deque()
-        self._taken: dict[str, _Place] = {}  # by the caller's id
-        self._wanted: set[str] = set()  # ids whose own tasks have begun
-        self._ended: set[str] = set()
-        self._changed = asyncio.Condition()
         self.start: Callable[[Task], Any] | None = None  # begins a run of a caller's own task, where they bring them
         other = getattr(gateway.opener, "__self__", None)
-        if isinstance(other, ExternalAgent):  # training and evaluation have an agent each: callers serve both
-            self._free, self._taken, self._changed = other._free, other._taken, other._changed
-            self._wanted, self._ended = other._wanted, other._ended
+        self._places = other._places if isinstance(other, ExternalAgent) else _Places()
         gateway.opener = self.open
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
@@ -75,17 +79,17 @@ class ExternalAgent(SessionAgent):
         shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
         place = _Place(session=session, shown=shown)
         session.ended = asyncio.get_running_loop().create_future()
-        async with self._changed:
-            self._free.append(place)
-            self._changed.notify_all()
+        async with self._places.changed:
+            self._places.free.append(place)
+            self._places.changed.notify_all()
         try:
             return await session.ended
         finally:
-            if place in self._free:
-                self._free.remove(place)
-            self._taken.pop(place.id, None)
+            if place in self._places.free:
+                self._places.free.remove(place)
+            self._places.taken.pop(place.id, None)
             if place.id:
-                self._ended.add(place.id)
+                self._places.ended.add(place.id)
 
     async def open(self, body: Any) -> dict[str, Any]:
         """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.
@@ -96,32 +100,34 @@ class ExternalAgent(SessionAgent):
         name = body.get("id") or secrets.token_hex(8)
         if not isinstance(name, str) or len(name) > _LONGEST_ID:
             raise FormError("invalid_type", f"a text of at most {_LONGEST_ID} characters is needed", "id")
-        if name in self._ended:
+        if name in self._places.ended:
             raise FormError("session-ended", "the session with this id has ended", "id", status=409)
         if ("task" in body) != (self.start is not None):
             words = "is needed, with a question" if self.start else "is not taken: this run hands out its own"
             raise FormError("invalid_value", f"a task {words}", "task")
-        if name not in self._taken:
-            if self.start is not None and name not in self._wanted:
-                self._wanted.add(name)
+        if name not in self._places.taken:
+            if self.start is not None and name not in self._places.wanted:
+                self._places.wanted.add(name)
                 self.start(_task_of(name, body["task"]))
 
             def fits(place: _Place) -> bool:
                 return self.start is None or place.shown["task"]["id"] == name
 
             try:
-                async with asyncio.timeout(_WAIT_S), self._changed:
-                    await self._changed.wait_for(lambda: name in self._taken or any(map(fits, self._free)))
-                    if name not in self._taken:
-                        place = self._taken[name] = next(filter(fits, self._free))
-                        self._free.remove(place)
+                async with asyncio.timeout(_WAIT_S), self._places.changed:
+                    await self._places.changed.wait_for(
+                        lambda: name in self._places.taken or any(map(fits, self._places.free))
+                    )
+                    if name not in self._places.taken:
+                        place = self._places.taken[name] = next(filter(fits, self._places.free))
+                        self._places.free.remove(place)
                         place.id = name
                         place.session.begin()
-                        self._changed.notify_all()  # the same caller may ask twice
+                        self._places.changed.notify_all()  # the same caller may ask twice
             except TimeoutError:
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None
-        return {"id": name, **self._taken[name].shown}
+        return {"id": name, **self._places.taken[name].shown}
 
 
 def _task_of(name: str, given: Any) -> Task:

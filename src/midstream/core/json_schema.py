@@ -259,26 +259,23 @@ class _Forker:
         ours, theirs = socket.socketpair()
         with theirs, self._lock, suppress(OSError):
             if self._process is None or self._process.poll() is not None:  # the first check, or it was killed
-                self._start()
+                self.close()
+                self._control, other = socket.socketpair()
+                self._control.setblocking(False)
+                environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+                with other:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-P", "-m", __spec__.name],
+                        stdin=other.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env=environment | {"PYTHONHASHSEED": "0"},  # the order of a set decides which error is named
+                        start_new_session=True,  # Ctrl-C is for the run
+                    )
+                atexit.register(self.close)
             assert self._control is not None
             socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
         return ours
-
-    def _start(self) -> None:
-        self.close()
-        self._control, other = socket.socketpair()
-        self._control.setblocking(False)
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __spec__.name],
-                stdin=other.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment | {"PYTHONHASHSEED": "0"},  # the order of a set decides which error is named
-                start_new_session=True,  # Ctrl-C is for the run
-            )
-        atexit.register(self.close)
 
     def close(self) -> None:
         """End the program; what it forked ends by its own clock."""

@@ -94,10 +94,7 @@ def settings_of(
 
 
 def class_settings(
-    base: type[SettingsT],
-    reference: str,
-    cls: type,
-    finish: Callable[[Any, Context], Any],
+    base: type[SettingsT], reference: str, cls: type, finish: Callable[[Any, Context], Any]
 ) -> type[SettingsT]:
     """Settings that are the parameters of a class; `context` receives the `Context`. `finish` checks the object."""
 
@@ -185,8 +182,7 @@ def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
         by_name = {parameter.name for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
         try:
             inspect.signature(getattr(value, name)).bind(
-                *(None for parameter in passed if parameter.name not in by_name),
-                **dict.fromkeys(by_name),
+                *(None for parameter in passed if parameter.name not in by_name), **dict.fromkeys(by_name)
             )
         except TypeError as error:
             shown = ", ".join(parameter.name for parameter in passed)

@@ -20,7 +20,7 @@ from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.models import model_list, names_model
-from midstream.engines.openai.providers import is_own
+from midstream.engines.openai.providers import is_own, key_of
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
@@ -35,17 +35,13 @@ PROBE_SCHEMA: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _key_of(config: OpenAIConfig) -> str:
-    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
-
-
 async def check_server(name: str, config: OpenAIConfig, *, several: bool = False) -> list[Check]:
     """MS501: its key; MS502: whether it answers; MS503: whether it has the model."""
     of = f" of {name}" if several else ""
     key_check = partial(Check, code="MS501", what=f"key{of}")
     server_check = partial(Check, code="MS502", what=f"server{of}")
     model_check = partial(Check, code="MS503", what=f"model{of}")
-    variable, value = config.api_key_env, _key_of(config)
+    variable, value = config.api_key_env, key_of(config)
     broken = bool(value) and not (value.isascii() and value.isprintable())
     if broken or (variable and not value and is_own(config)):
         words = f"{variable} holds a line break or a letter that no key has" if broken else f"{variable} is not set"
@@ -56,7 +52,7 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
     entries = await model_list(config)
-    names = [redacted(entry["id"], _key_of(config)) for entry in entries if isinstance(entry.get("id"), str)]
+    names = [redacted(entry["id"], key_of(config)) for entry in entries if isinstance(entry.get("id"), str)]
     if names:
         server = server_check(status="ok", words=f"{config.base_url} answers")
         if any(names_model(entry, config.model) for entry in entries):

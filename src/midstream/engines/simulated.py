@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +16,7 @@ from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
 
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> the model's reply
+_HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _SEEDS = 2**31  # as many as a request to a model server can hold
 _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurrency"}
 
@@ -71,3 +74,20 @@ class SimulatedEngine(Engine):
         cost = prompt_tokens * self.config.price_prompt_usd + completion_tokens * self.config.price_completion_usd
         usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost / 1e6)
         return request.answered(self.name, completion, finish_reason="stop", usage=usage)
+
+
+def sections_of(prompt: str) -> dict[str, str]:
+    """The sections of a prompt by their headings."""
+    parts = _HEADING.split(prompt)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def json_lines(section: str) -> Iterator[dict[str, Any]]:
+    """The lines of JSON in a section; other lines are for people."""
+    return (json.loads(line) for line in section.splitlines() if line.startswith("{"))
+
+
+def merged_change(proposal: Mapping[str, Any], proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A change as the merger returns it, with the `proposals` that it stands for."""
+    kept = {key: proposal[key] for key in ("kind", "id", "text", "module", "why") if key in proposal}
+    return {**kept, "from": [source["proposal"] for source in proposals]}

@@ -10,30 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream.core.trajectory import Message
-from midstream.gateway.forms import (
-    SAMPLING_REFUSED,
-    Answered,
-    Asked,
-    Fields,
-    FormError,
-    ToolUse,
-    assistant_message,
-    chosen_tools,
-    fields_of,
-    function_tool,
-    pieces,
-    sampling_of,
-    schema_of,
-    some_messages,
-    sse,
-    system_messages,
-    tool_message,
-)
+from midstream.gateway import forms
+from midstream.gateway.forms import Answered, Asked, Fields, FormError, ToolUse
 
-heartbeat = sse({"type": "ping"}, "ping")
+heartbeat = forms.sse({"type": "ping"}, "ping")
 
 _TEXT = {"text": "text"}
-_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+_REFUSED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ("call them in the agent, and send their tools as tools",),
     "container": ("no container is built in: remove it",),
 }
@@ -54,14 +37,13 @@ def read(body: Any) -> Asked:
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
     """
-    fields = fields_of(body)
-    fields.refuse(_REFUSED)
+    fields = forms.fields_of(body, _REFUSED)
     fields.need("max_tokens", int)
     tools = []
     for tool in fields.objects("tools"):
         if tool.table.get("type") not in (None, "custom"):
             raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
-        tools.append(function_tool(tool, "input_schema"))
+        tools.append(forms.function_tool(tool, "input_schema"))
     choice, config = fields.within("tool_choice"), fields.within("output_config")
     said = fields.objects("messages")
     messages = [one for message in said for one in _messages(message)]
@@ -70,10 +52,10 @@ def read(body: Any) -> Asked:
         raise FormError("unsupported_value", message, said[-1].at("role"))
     return Asked(
         model=fields.need("model", str),
-        messages=(*system_messages(fields.text("system", _TEXT)), *some_messages(messages, "messages")),
-        tools=chosen_tools(choice, "type", tools) if choice else tuple(tools),
-        sampling=sampling_of(fields, ("max_tokens",), "stop_sequences"),
-        json_schema=schema_of(config.within("format") if config else fields.within("output_format")),
+        messages=(*forms.system_messages(fields.text("system", _TEXT)), *forms.some_messages(messages, "messages")),
+        tools=forms.chosen_tools(choice, "type", tools) if choice else tuple(tools),
+        sampling=forms.sampling_of(fields, ("max_tokens",), "stop_sequences"),
+        json_schema=forms.schema_of(config.within("format") if config else fields.within("output_format")),
         stream=fields.maybe("stream", bool) or False,
     )
 
@@ -88,22 +70,25 @@ def _messages(message: Fields) -> list[Message]:
     if role == "assistant":
         text = message.text("content", _TEXT, ("thinking", "redacted_thinking", "tool_use"))
         thoughts = [block.maybe("thinking", str) for block in blocks if block.table["type"] == "thinking"]
-        calls = [_call(block) for block in blocks if block.table["type"] == "tool_use"]
-        return [assistant_message(text, "\n".join(filter(None, thoughts)), calls)]
+        calls = [
+            ToolUse(
+                id=block.need("id", str),
+                name=block.need("name", str),
+                arguments=json.dumps(block.maybe("input", dict) or {}, ensure_ascii=False),
+            )
+            for block in blocks
+            if block.table["type"] == "tool_use"
+        ]
+        return [forms.assistant_message(text, "\n".join(filter(None, thoughts)), calls)]
     if role not in ("user", "system"):
         raise message.unsupported("role", "send one of user, assistant, system")
     text = message.text("content", _TEXT, ("tool_result",))
     results = [
-        tool_message(block.need("tool_use_id", str), block.text("content", _TEXT))
+        forms.tool_message(block.need("tool_use_id", str), block.text("content", _TEXT))
         for block in blocks
         if block.table["type"] == "tool_result"
     ]
     return [*results, Message(role=role, content=text)] if text or not results else results
-
-
-def _call(block: Fields) -> ToolUse:
-    arguments = json.dumps(block.maybe("input", dict) or {}, ensure_ascii=False)
-    return ToolUse(id=block.need("id", str), name=block.need("name", str), arguments=arguments)
 
 
 def write(answered: Answered) -> dict[str, Any]:
@@ -132,13 +117,12 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
 
     def event(kind: str, **fields: Any) -> str:
-        return sse({"type": kind, **fields}, kind)
+        return forms.sse({"type": kind, **fields}, kind)
 
     message = write(answered)
     usage = message["usage"]
     yield event(
-        "message_start",
-        message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}},
+        "message_start", message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
     )
     uses = iter(answered.tool_uses)
     for index, block in enumerate(message["content"]):
@@ -148,7 +132,7 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
             key = block["type"]  # the field with the text of a text block is "text", of a thinking block "thinking"
             begun, kind, text = {key: ""}, f"{key}_delta", block[key]
         yield event("content_block_start", index=index, content_block=block | begun)
-        for piece in pieces(text):
+        for piece in forms.pieces(text):
             yield event("content_block_delta", index=index, delta={"type": kind, key: piece})
         yield event("content_block_stop", index=index)
     ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
@@ -165,4 +149,4 @@ def error(status: int, code: str, message: str, param: str | None) -> dict[str, 
 
 def error_event(status: int, code: str, message: str, param: str | None) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
-    return sse(error(status, code, message, param), "error")
+    return forms.sse(error(status, code, message, param), "error")

@@ -9,29 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream.core.trajectory import Message
-from midstream.gateway.forms import (
-    SAMPLING_REFUSED,
-    Answered,
-    Asked,
-    Fields,
-    FormError,
-    chosen_tools,
-    fields_of,
-    function_tool,
-    openai_error,
-    pieces,
-    sampling_of,
-    schema_of,
-    some_messages,
-    sse,
-)
+from midstream.gateway import forms
+from midstream.gateway.forms import Answered, Asked, Fields, FormError
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
-error = openai_error
+error = forms.openai_error
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
-_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+_REFUSED: dict[str, tuple[Any, ...]] = {
     "n": ("send one request for each reply", 1),
     "logprobs": ("the run records them: remove it",),
     "functions": ("send tools",),
@@ -48,21 +34,20 @@ def read(body: Any) -> Asked:
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
     """
-    fields = fields_of(body)
-    fields.refuse(_REFUSED)
+    fields = forms.fields_of(body, _REFUSED)
     tools = []
     for tool in fields.objects("tools"):
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'send tools of type "function"')
-        tools.append(function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
+        tools.append(forms.function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
     options = fields.within("stream_options")
     return Asked(
         model=fields.need("model", str),
-        messages=some_messages([_message(message) for message in fields.objects("messages")], "messages"),
-        tools=chosen_tools(fields, "tool_choice", tools),
-        sampling=sampling_of(fields, ("max_completion_tokens", "max_tokens"), "stop"),
+        messages=forms.some_messages([_message(message) for message in fields.objects("messages")], "messages"),
+        tools=forms.chosen_tools(fields, "tool_choice", tools),
+        sampling=forms.sampling_of(fields, ("max_completion_tokens", "max_tokens"), "stop"),
         seed=fields.number("seed", int, -(2**63), 2**63 - 1),
-        json_schema=schema_of(fields.within("response_format"), "json_schema"),
+        json_schema=forms.schema_of(fields.within("response_format"), "json_schema"),
         stream=fields.maybe("stream", bool) or False,
         include_usage=bool(options and options.maybe("include_usage", bool)),
     )
@@ -110,21 +95,21 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
     def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if asked.include_usage else {}
-        return sse(_envelope(answered, "chat.completion.chunk", [choice]) | usage)
+        return forms.sse(_envelope(answered, "chat.completion.chunk", [choice]) | usage)
 
     yield chunk({"role": "assistant", "content": "" if answered.speaks else None})
-    for piece in pieces(answered.thoughts):
+    for piece in forms.pieces(answered.thoughts):
         yield chunk({"reasoning_content": piece})
-    for piece in pieces(answered.text):
+    for piece in forms.pieces(answered.text):
         yield chunk({"content": piece})
     for index, use in enumerate(answered.tool_uses):
         wire = use.wire()
         yield chunk({"tool_calls": [{"index": index, **wire, "function": {"name": use.name, "arguments": ""}}]})
-        for piece in pieces(use.arguments):
+        for piece in forms.pieces(use.arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     yield chunk({}, _finish_reason(answered))
     if asked.include_usage:
-        yield sse(_envelope(answered, "chat.completion.chunk", []) | {"usage": _usage(answered)})
+        yield forms.sse(_envelope(answered, "chat.completion.chunk", []) | {"usage": _usage(answered)})
     yield "data: [DONE]\n\n"
 
 
@@ -132,12 +117,12 @@ def step(text: str, asked: Asked) -> str:
     """What an agent has done before its reply, as a piece of its thoughts."""
     choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{text}\n"}, "finish_reason": None}
     envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0, "model": asked.model}
-    return sse(envelope | {"choices": [choice]})
+    return forms.sse(envelope | {"choices": [choice]})
 
 
 def error_event(status: int, code: str, message: str, param: str | None) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
-    return sse(error(status, code, message, param))
+    return forms.sse(error(status, code, message, param))
 
 
 def _envelope(answered: Answered, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,17 +23,15 @@ _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a 
 _Value = TypeVar("_Value")
 
 # Settings that would change a sample, which `Sampling` lacks: (what to do, harmless values).
-SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
-    name: ("remove it: sampling has temperature, top_p, a token limit and stop strings", *harmless)
-    for name, harmless in {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "min_p": (0,),
-        "top_k": (0, -1),
-        "top_logprobs": (0,),
-    }.items()
+_SAMPLES = "remove it: sampling has temperature, top_p, a token limit and stop strings"
+_SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (_SAMPLES, 0),
+    "presence_penalty": (_SAMPLES, 0),
+    "repetition_penalty": (_SAMPLES, 1),
+    "logit_bias": (_SAMPLES, {}),
+    "min_p": (_SAMPLES, 0),
+    "top_k": (_SAMPLES, 0, -1),
+    "top_logprobs": (_SAMPLES, 0),
 }
 
 
@@ -154,13 +152,6 @@ class Fields:
             found.append(Fields(value, place))
         return found
 
-    def refuse(self, refused: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse keys with (what to do, harmless values), unless their value is one of these, null, false or empty."""
-        for key, (fix, *harmless) in refused.items():
-            value = self.table.get(key)
-            if value not in (None, False, [], *harmless):
-                raise FormError("unsupported_parameter", f"it is not supported; {fix}", self.at(key))
-
     def unsupported(self, key: str, fix: str) -> FormError:
         """The error for a value that midstream does not support."""
         message = f"{_shown(self.table.get(key))} is not supported; {fix}"
@@ -191,8 +182,12 @@ class Fields:
         return "\n".join(texts)
 
 
-def fields_of(body: Any) -> Fields:
-    """A request's body, if it is an object that can be recorded."""
+def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> Fields:
+    """A request's body, if it is an object that can be recorded.
+
+    Keys in `refused`, with (what to do, harmless values), and those that would change a sample must be missing, null,
+    false, empty or harmless.
+    """
     if not isinstance(body, dict):
         raise FormError("invalid_type", "the body must be an object", None)
     for key, value in body.items():
@@ -201,6 +196,9 @@ def fields_of(body: Any) -> Fields:
             place = next((f"{key}[{number}]" for number, item in items if unfit([[item]])), key)
             place = place.encode("utf-8", "backslashreplace").decode()  # the key may be what is unfit
             raise FormError("invalid_value", f"it cannot be kept: {reason}", place)
+    for key, (fix, *harmless) in {**_SAMPLING_REFUSED, **refused}.items():
+        if body.get(key) not in (None, False, [], *harmless):
+            raise FormError("unsupported_parameter", f"it is not supported; {fix}", key)
     return Fields(body)
 
 

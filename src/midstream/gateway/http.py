@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -34,8 +34,9 @@ class Stream:
         await self._send({"type": "http.response.body", "body": event.encode(), "more_body": not last})
 
 
-def api_key(headers: Mapping[bytes, bytes]) -> str:
+def api_key(scope: Asgi) -> str:
     """The key that a client sends, as OpenAI's or as Anthropic's does."""
+    headers = dict(scope["headers"])
     bearer = headers.get(b"authorization", b"").decode("latin-1")
     sent = bearer[7:].strip() if bearer[:7].casefold() == "bearer " else ""
     return sent or headers.get(b"x-api-key", b"").decode("latin-1").strip()
@@ -77,15 +78,13 @@ async def serve(server: Any, listening: socket.socket) -> None:
     await asyncio.sleep(0)  # they close
 
 
-async def body_of(scope: Asgi, receive: Asgi, limit: int) -> bytes:
+async def body_of(receive: Asgi, limit: int) -> bytes:
     """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
     body, size = bytearray(), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise FormError(
-                "body-incomplete", "the connection closed before the whole request had arrived", None, status=400
-            )
+            raise FormError("body-incomplete", "the connection closed before the whole request had arrived", None)
         part = message.get("body", b"")
         size += len(part)
         if size <= limit:
@@ -103,7 +102,7 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FormError("body-invalid", f"the request is not JSON: {error}", None, status=400) from error
+        raise FormError("body-invalid", f"the request is not JSON: {error}", None) from error
 
 
 async def hung_up(receive: Asgi) -> None:

@@ -57,10 +57,6 @@ class Parser(Protocol):
         ...
 
 
-def _none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    return Parsed(text=text)
-
-
 def _in_blocks(
     text: str,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -94,10 +90,6 @@ def _named(value: Any) -> _Calls:
     functions, _ = functions_in(value)
     calls = [(function["name"], function["arguments"]) for function in functions]
     return calls if all(NAME.fullmatch(name) for name, _ in calls) else []
-
-
-def _hermes(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
-    return _named(parsed(block))
 
 
 def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
@@ -151,9 +143,9 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
 
 
 PARSERS: Mapping[str, Parser] = {
-    "hermes": partial(_in_blocks, calls_in=_hermes),
+    "hermes": partial(_in_blocks, calls_in=lambda block, _: _named(parsed(block))),
     "qwen3_coder": partial(_in_blocks, calls_in=_qwen3_coder),
     "llama3_json": _llama3_json,
     "mistral": _mistral,
-    "none": _none,
+    "none": lambda text, tools=(): Parsed(text=text),
 }

@@ -10,33 +10,16 @@ from itertools import count, groupby
 from typing import Any
 
 from midstream.core.trajectory import Message
-from midstream.gateway.forms import (
-    SAMPLING_REFUSED,
-    Answered,
-    Asked,
-    Fields,
-    ToolUse,
-    assistant_message,
-    chosen_tools,
-    fields_of,
-    function_tool,
-    openai_error,
-    pieces,
-    sampling_of,
-    schema_of,
-    some_messages,
-    sse,
-    system_messages,
-    tool_message,
-)
+from midstream.gateway import forms
+from midstream.gateway.forms import Answered, Asked, Fields, ToolUse
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
-error = openai_error
+error = forms.openai_error
 
 _PARTS = {kind: "text" for kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text")}
 _PARTS |= {"refusal": "refusal"}
 _STATELESS = "nothing is stored here: send the whole conversation as input"
-_REFUSED: dict[str, tuple[Any, ...]] = SAMPLING_REFUSED | {
+_REFUSED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (_STATELESS,),
     "conversation": (_STATELESS,),
     "prompt": ("send its text as instructions and input",),
@@ -50,22 +33,21 @@ def read(body: Any) -> Asked:
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
     """
-    fields = fields_of(body)
-    fields.refuse(_REFUSED)
+    fields = forms.fields_of(body, _REFUSED)
     if "message.output_text.logprobs" in (fields.maybe("include", list) or ()):
         raise fields.unsupported("include", "the run records log-probabilities: remove them")
     tools = []
     for tool in fields.objects("tools"):
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'no tool is built in: send tools of type "function"')
-        tools.append(function_tool(tool, "parameters"))
+        tools.append(forms.function_tool(tool, "parameters"))
     instructions, text = fields.maybe("instructions", str), fields.within("text")
     return Asked(
         model=fields.need("model", str),
-        messages=(*system_messages(instructions), *some_messages(_conversation(fields), "input")),
-        tools=chosen_tools(fields, "tool_choice", tools),
-        sampling=sampling_of(fields, ("max_output_tokens",)),
-        json_schema=schema_of(text.within("format")) if text else None,
+        messages=(*forms.system_messages(instructions), *forms.some_messages(_conversation(fields), "input")),
+        tools=forms.chosen_tools(fields, "tool_choice", tools),
+        sampling=forms.sampling_of(fields, ("max_output_tokens",)),
+        json_schema=forms.schema_of(text.within("format")) if text else None,
         stream=fields.maybe("stream", bool) or False,
     )
 
@@ -95,24 +77,20 @@ def _turn(items: list[Fields]) -> Message:
     thoughts, texts, calls = [], [], []
     for item in items:
         if _kind(item) == "function_call":
-            call = ToolUse(
-                id=item.need("call_id", str),
-                name=item.need("name", str),
-                arguments=item.maybe("arguments", str) or "{}",
-            )
-            calls.append(call)
+            arguments = item.maybe("arguments", str) or "{}"
+            calls.append(ToolUse(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
         elif _kind(item) == "reasoning":  # a summary stands for thoughts that the item does not have
             thoughts.append(item.text("content", _PARTS) or item.text("summary", _PARTS))
         else:
             texts.append(item.text("content", _PARTS))
-    return assistant_message("\n".join(filter(None, texts)), "\n".join(filter(None, thoughts)), calls)
+    return forms.assistant_message("\n".join(filter(None, texts)), "\n".join(filter(None, thoughts)), calls)
 
 
 def _message(item: Fields) -> Message:
     """A message of a user, of the agent's author or of a tool."""
     kind = _kind(item)
     if kind == "function_call_output":
-        return tool_message(item.need("call_id", str), item.text("output", _PARTS))
+        return forms.tool_message(item.need("call_id", str), item.text("output", _PARTS))
     if kind != "message":
         fix = _STATELESS if kind == "item_reference" else "send messages, reasoning, function calls and their outputs"
         raise item.unsupported("type", fix)
@@ -127,12 +105,8 @@ def _message(item: Fields) -> Message:
 
 def write(answered: Answered) -> dict[str, Any]:
     """A `response`."""
-    cut = answered.finish == "length"
-    status, prompt, completion = (
-        "incomplete" if cut else "completed",
-        answered.prompt_tokens,
-        answered.completion_tokens,
-    )
+    cut, prompt, completion = answered.finish == "length", answered.prompt_tokens, answered.completion_tokens
+    status = "incomplete" if cut else "completed"
     output: list[dict[str, Any]] = []
     if answered.thoughts:
         content = [{"type": "reasoning_text", "text": answered.thoughts}]
@@ -174,7 +148,7 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
     numbers = count()
 
     def event(kind: str, **fields: Any) -> str:
-        return sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+        return forms.sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
     response = write(answered)
     begun = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
@@ -186,7 +160,7 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
         yield event("response.output_item.added", output_index=index, item=begun_item)
         place = {"item_id": item["id"], "output_index": index}
         if calls:
-            for piece in pieces(item["arguments"]):
+            for piece in forms.pieces(item["arguments"]):
                 yield event("response.function_call_arguments.delta", **place, delta=piece)
             yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         else:
@@ -194,7 +168,7 @@ def events(answered: Answered, asked: Asked) -> Iterator[str]:
             place["content_index"] = 0
             extra = {"logprobs": []} if part["type"] == "output_text" else {}
             yield event("response.content_part.added", **place, part=part | {"text": ""})
-            for piece in pieces(part["text"]):
+            for piece in forms.pieces(part["text"]):
                 yield event(f"response.{part['type']}.delta", **place, delta=piece, **extra)
             yield event(f"response.{part['type']}.done", **place, text=part["text"], **extra)
             yield event("response.content_part.done", **place, part=part)
@@ -206,4 +180,4 @@ def error_event(status: int, code: str, message: str, param: str | None) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
     event = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": param}
     # The form has no `error` in this event, but OpenAI's library raises an exception only for one that has it.
-    return sse(event | error(status, code, message, param), "error")
+    return forms.sse(event | error(status, code, message, param), "error")

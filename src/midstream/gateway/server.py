@@ -180,47 +180,40 @@ class Gateway:
             return JSONResponse({"status": "ok", "sessions": len(self.sessions)})
 
         async def models(request: HttpRequest) -> Response:
-            try:
-                session = self.session(request.scope)
-            except FormError as error:
-                return _refused(chat_completions, error)
-            listed = [{"id": name, "object": "model", "owned_by": "midstream"} for name in session.names]
+            names = self.session(request.scope).names
+            listed = [{"id": name, "object": "model", "owned_by": "midstream"} for name in names]
             return JSONResponse({"object": "list", "data": listed})
 
         def takes(what: str) -> Callable[[HttpRequest], Awaitable[Response]]:
             async def take(request: HttpRequest) -> Response:
-                try:
-                    session = self.session(request.scope)
-                    body = parsed(await body_of(request.scope, request.receive, _LONGEST_NEWS))
-                    await in_loop(session.loop, getattr(session, f"take_{what}")(body))
-                except FormError as error:
-                    return _refused(chat_completions, error)
+                session = self.session(request.scope)
+                body = parsed(await body_of(request.receive, _LONGEST_NEWS))
+                await in_loop(session.loop, getattr(session, f"take_{what}")(body))
                 return JSONResponse({"status": "ok"})
 
             return take
 
         async def open_session(request: HttpRequest) -> Response:
-            try:
-                self.check_admin(dict(request.scope["headers"]))
-                body = parsed(await body_of(request.scope, request.receive, _LONGEST_NEWS) or b"{}")
-                if self.opener is None or self.loop is None:
-                    words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
-                    raise FormError("no-sessions", words, None, status=404)
-                opening = asyncio.ensure_future(in_loop(self.loop, self.opener(body)))
-                gone = asyncio.ensure_future(hung_up(request.receive))
-                await asyncio.wait({opening, gone}, return_when=FIRST_COMPLETED)
-                gone.cancel()
-                if not opening.done():  # its place is for somebody who is there
-                    opening.cancel()
-                    return JSONResponse({})
-                # A caller on another machine reaches the gateway as it did now.
-                here = str(request.base_url).rstrip("/")
-                opened = opening.result().items()
-                return JSONResponse(
-                    {key: found.replace(self.address, here, 1) if "url" in key else found for key, found in opened}
-                )
-            except FormError as error:
-                return _refused(chat_completions, error)
+            self.check_admin(request.scope)
+            body = parsed(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
+            if self.opener is None or self.loop is None:
+                words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
+                raise FormError("no-sessions", words, None, status=404)
+            opening = asyncio.ensure_future(in_loop(self.loop, self.opener(body)))
+            gone = asyncio.ensure_future(hung_up(request.receive))
+            await asyncio.wait({opening, gone}, return_when=FIRST_COMPLETED)
+            gone.cancel()
+            if not opening.done():  # its place is for somebody who is there
+                opening.cancel()
+                return JSONResponse({})
+            # A caller on another machine reaches the gateway as it did now.
+            here, opened = str(request.base_url).rstrip("/"), opening.result().items()
+            return JSONResponse(
+                {key: found.replace(self.address, here, 1) if "url" in key else found for key, found in opened}
+            )
+
+        async def refused(_: HttpRequest, error: Any) -> Response:
+            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status)
 
         both = ("/s/{key}/v1", "/v1")
         return Starlette(
@@ -235,37 +228,32 @@ class Gateway:
                     for start in both
                     for path, api in APIS.items()
                 ),
-            ]
+            ],
+            exception_handlers={FormError: refused},
         )
 
-    def check_admin(self, headers: Mapping[bytes, bytes]) -> None:
+    def check_admin(self, scope: Asgi) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""
         wanted = os.environ.get(ADMIN_KEY, "").strip()
-        if wanted and not secrets.compare_digest(api_key(headers).encode(), wanted.encode()):
+        if wanted and not secrets.compare_digest(api_key(scope).encode(), wanted.encode()):
             raise FormError("admin-key-wrong", f"send the key in ${ADMIN_KEY} as a bearer", None, status=401)
 
     def session(self, scope: Asgi) -> Served:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
         if self.everyone is not None:
-            self.check_admin(dict(scope["headers"]))
+            self.check_admin(scope)
             return self.everyone
-        sent = api_key(dict(scope["headers"]))
+        sent = api_key(scope)
         path = scope.get("path_params", {}).get("key", "")
         if path and sent and path != sent:
-            raise FormError(
-                "key-conflict", "the key in the path and the API key are of different sessions", None, status=400
-            )
+            raise FormError("key-conflict", "the key in the path and the API key are of different sessions", None)
         key = path or sent
         session = self.sessions.get(key)
         if session is None and key in self._ended:
             raise FormError("session-ended", "this session has ended; its agent may ask no more", None, status=409)
         if session is None:
-            raise FormError(
-                "unknown-session",
-                "no session has this key; use base_url and api_key as they were given",
-                None,
-                status=401,
-            )
+            words = "no session has this key; use base_url and api_key as they were given"
+            raise FormError("unknown-session", words, None, status=401)
         return session
 
 
@@ -281,7 +269,7 @@ class _Asks:
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
-            body = await body_of(scope, receive, gateway.config.max_body_mb << 20)
+            body = await body_of(receive, gateway.config.max_body_mb << 20)
             asked = api.read(parsed(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
@@ -292,7 +280,7 @@ class _Asks:
             answer = asyncio.ensure_future(in_loop(session.loop, asking))
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to look
         except FormError as error:
-            return await send_json(send, error.status, api.error(error.status, error.code, error.message, error.param))
+            return await send_json(send, error.status, api.error(*_parts(error)))
         gone, beat_s = asyncio.ensure_future(hung_up(receive)), gateway.config.heartbeat_s
         stream = Stream(send)
         try:
@@ -308,10 +296,9 @@ class _Asks:
             try:
                 reply = answer.result()
             except FormError as error:
-                refused = (error.status, error.code, error.message, error.param)
                 if not stream.begun:
-                    return await send_json(send, error.status, api.error(*refused))
-                return await stream.write(api.error_event(*refused), last=True)
+                    return await send_json(send, error.status, api.error(*_parts(error)))
+                return await stream.write(api.error_event(*_parts(error)), last=True)
             while asked.stream and hasattr(api, "step") and not steps.empty():  # those that came with the answer
                 await stream.write(api.step(steps.get_nowait(), asked))
             first, reply.delivered = not reply.delivered, True  # before the last byte: the agent may end with it
@@ -327,10 +314,8 @@ class _Asks:
             gone.cancel()
 
 
-def _refused(api: ModuleType, error: FormError) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(api.error(error.status, error.code, error.message, error.param), status_code=error.status)
+def _parts(error: FormError) -> tuple[int, str, str, str | None]:
+    return error.status, error.code, error.message, error.param
 
 
 def now() -> int:

@@ -198,9 +198,7 @@ def compare(*runs: Comparable) -> Comparison:
     """
     if len(runs) < 2:
         raise UsageError(
-            f"{len(runs)} runs to compare",
-            code="missing-option",
-            fix='name two, e.g. compare("runs/a", "runs/b")',
+            f"{len(runs)} runs to compare", code="missing-option", fix='name two, e.g. compare("runs/a", "runs/b")'
         )
     if len(runs) > len(string.ascii_uppercase):
         raise UsageError(

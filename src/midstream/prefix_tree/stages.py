@@ -88,8 +88,11 @@ class _Planner:
             if together and (load + work > room or load + work / 2 > even):
                 stages.append(self._stage(together))
                 together, load = [], 0.0
-            if self._is_cut(index, room) and trunks < MOST_TRUNKS:
-                stages.append(self._trunk(index, held, trunks + 1))
+            if self._is_cut(index, room) and trunks < MOST_TRUNKS:  # down to where it forks, and what hangs on that
+                last, trunk = self._trunk_of(index)
+                below = self.plan(self.children[last], held + trunk, trunks + 1)
+                start, end = self.tree.segments[index].start, self.tree.segments[last].end
+                stages.append(Stage(index, last + 1, start, end, below))
             else:
                 together.append(index)
                 load += work
@@ -116,10 +119,3 @@ class _Planner:
             last = self.children[last][0]
             work += self.own[last]
         return last, work
-
-    def _trunk(self, index: int, held: float, trunks: int) -> Stage:
-        """The segments from `index` down to where they fork, and what hangs on them."""
-        last, work = self._trunk_of(index)
-        segments = self.tree.segments
-        below = self.plan(self.children[last], held + work, trunks)
-        return Stage(index, last + 1, segments[index].start, segments[last].end, below)

@@ -83,9 +83,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "verified_result": "midstream.worlds.gazetteer.programs:GeneratorConfig",
         "prompted": "midstream.agents.prompted:GeneratorConfig",
     },
-    "analyst": {
-        "prompted": "midstream.agents.prompted:AnalystConfig",
-    },
+    "analyst": {"prompted": "midstream.agents.prompted:AnalystConfig"},
     "policy": {
         "model": "midstream.agents.stream_policy:PolicyConfig",
         "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedPolicyConfig",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Literal, Self
 
@@ -22,7 +22,7 @@ from rich.text import Text
 from midstream.core import events
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
 from midstream.core.terminal import Terminal
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import usage_of
 from midstream.engines.openai.prices import prices_used
 from midstream.evaluation.estimates import value
 from midstream.report.evaluation_tables import is_greedy, summary_line, where
@@ -282,7 +282,14 @@ class EvaluationView(RunView):
             case events.TrajectoriesFinished():
                 tenths = self.set_done * _LINES_A_SET // self.set_total
                 self.done += len(event.trajectories)
-                self._add(event.trajectories)
+                self.set_done += len(event.trajectories)
+                for trajectory in event.trajectories:
+                    used = usage_of(trajectory.calls)
+                    self.solved += value(trajectory)
+                    self.errors += trajectory.status == "error"
+                    self.cost_usd += trajectory.cost_usd
+                    self.tokens += used.prompt_tokens + used.completion_tokens
+                self.calls.update(tool_use(event.trajectories).calls)
                 if event.earlier:
                     self._earlier += len(event.trajectories)
                     return ""
@@ -322,15 +329,6 @@ class EvaluationView(RunView):
     def success(self) -> float | None:
         """Of the set so far; a trajectory that ended in an error counts as wrong."""
         return self.solved / self.set_done if self.set_done else None
-
-    def _add(self, trajectories: Sequence[Trajectory]) -> None:
-        self.set_done += len(trajectories)
-        for trajectory in trajectories:
-            self.solved += value(trajectory)
-            self.errors += trajectory.status == "error"
-            self.cost_usd += trajectory.cost_usd
-            self.tokens += sum(call.usage.prompt_tokens + call.usage.completion_tokens for call in trajectory.calls)
-        self.calls.update(tool_use(trajectories).calls)
 
 
 class Progress:

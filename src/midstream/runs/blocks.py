@@ -22,6 +22,7 @@ _LINES = 1_000  # lines after which it ends: their index has to fit into the hea
 _START = struct.Struct("<BBBBIBBHccH")  # magic, method, flags, time, level, system; field: length, name, length
 _SIZES = struct.Struct("<QI")  # bytes of the block, number of lines
 _EXTRA, _FASTEST, _UNKNOWN = 4, 4, 255  # flag, level and system of gzip's header
+_MAGIC = bytes((0x1F, 0x8B, 8, _EXTRA))
 _LONGEST_FIELD = 0xFFFF - 4
 
 
@@ -92,7 +93,7 @@ def read_blocks(file: BinaryIO) -> Iterator[Block]:
     while offset < end:
         file.seek(offset)
         start = file.read(_START.size + _SIZES.size)
-        if len(start) < _START.size + _SIZES.size or not _is_block(start):
+        if len(start) < _START.size + _SIZES.size or start[:4] != _MAGIC or start[12:14] != b"MS":
             if offset == 0:
                 return
             raise EOFError(f"no block begins at byte {offset}")
@@ -102,10 +103,6 @@ def read_blocks(file: BinaryIO) -> Iterator[Block]:
             raise EOFError(f"the block at byte {offset} has another size")
         yield Block(offset, size, lines, file.read(length - _SIZES.size))
         offset += size
-
-
-def _is_block(start: bytes) -> bool:
-    return start[:4] == bytes((0x1F, 0x8B, 8, _EXTRA)) and start[12:14] == b"MS"
 
 
 def _packed(text: bytes, about: list[Any]) -> bytes:

@@ -20,14 +20,7 @@ from pydantic import Field, PositiveInt, model_validator
 from midstream.core.component import Context, Kind, TasksConfig
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.own import name_of
-from midstream.core.own_settings import (
-    class_or_object,
-    described,
-    not_of_kind,
-    own_values,
-    settings_of,
-    where_raised,
-)
+from midstream.core.own_settings import class_or_object, described, not_of_kind, own_values, settings_of, where_raised
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
@@ -101,10 +94,7 @@ class RowTasks(Finite):
         total = sum(map(len, found.values()))
         if without and len(without) < total + sum(counts.total() for counts in self.left_out.values()):
             faults.add(without[0], "it names no split, and other rows do")
-        faults.refuse(
-            'a row must be such as {"question": "...", "answer": "..."}',
-            self.rows_fix,
-        )
+        faults.refuse('a row must be such as {"question": "...", "answer": "..."}', self.rows_fix)
         if not total:
             raise UsageError(f"{self.what} has no question", code="no-questions", fix="add some, one a line")
         self._loaded.update(found)

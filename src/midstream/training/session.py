@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from midstream.core.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
@@ -33,12 +34,33 @@ from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
-from midstream.training.model_card import model_card
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
 
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
+_CURVE_POINTS = 10
+_MODEL_CARD = """---
+base_model: {model}
+library_name: peft
+---
+# {recipe}: a LoRA adapter of {model}
+
+Trained by midstream {version}, recipe `{recipe}`, seed {seed}. \
+The whole recipe is in the run's `recipe.toml`, next to this folder.
+
+Tasks: `{tasks}`. Reward: `{reward}`, in [0, 1].
+
+| step | mean reward |
+|---|---|
+{curve}
+| set | sampling | policy | success |
+|---|---|---|---|
+{results}
+Serve it, then name the adapter as the model:
+
+    vllm serve {model} --enable-lora --lora-modules {recipe}={directory}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +262,29 @@ class TrainingSession(Session):
     def _load(self, directory: Path) -> None:
         self.parts.learner.load(directory)
         self.algorithm.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+
+
+def model_card(run: RunDirectory, engine: str) -> str:
+    """The Markdown of `policy/README.md`; `engine` is the table of the model that the adapter belongs to."""
+    info, metrics = run.info(), run.metrics.read()
+    resolved: Any = info.resolved
+    every = max(1, -(-len(metrics) // _CURVE_POINTS))
+    points = [step for step in metrics if step.step % every == 0 or step is metrics[-1]]
+    results = [
+        f"| {found.set_name} | {found.sampling} | {found.policy} | {found.success:.1%} of {found.tasks} |\n"
+        for found in run.evaluations.read()
+    ]
+    return _MODEL_CARD.format(
+        model=resolved["engines"][engine].get("model", engine),
+        recipe=info.recipe_name,
+        version=info.midstream,
+        seed=info.seed,
+        tasks=resolved["tasks"]["type"],
+        reward=resolved["reward"]["type"],
+        curve="".join(f"| {step.step} | {step.reward_mean:.3f} |\n" for step in points),
+        results="".join(results),
+        directory=run.policy_dir.resolve(),
+    )
 
 
 def load_policy(

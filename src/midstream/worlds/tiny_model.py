@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from midstream.core.component import Context, EngineConfig
+from midstream.core.component import Context
 from midstream.core.errors import RecipeError
-from midstream.engines.local.settings import require_torch
+from midstream.engines.local.settings import InProcessConfig, require_torch
 from midstream.worlds.warm_start import WarmStartWorld
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TinyWorld(WarmStartWorld):
         attach_redraw(model)
 
 
-class TinyModelConfig(EngineConfig):
+class TinyModelConfig(InProcessConfig):
     """A model of half a million parameters that learns from nothing, with the vocabulary of its world.
 
     Attributes:
@@ -81,10 +81,7 @@ class TinyModelConfig(EngineConfig):
         max_batch: the most completions sampled at once
     """
 
-    in_process = True
     tiny = True
-    extra = "train"
-    packages = ("torch", "transformers")
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)

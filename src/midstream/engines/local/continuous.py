@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +158,10 @@ class ContinuousLocal(Engine):
                 batch.trim()
             except Exception as failure:  # noqa: BLE001 - the thread must live on, and nobody wait forever
                 batch, rows = None, {}
-                self._fail(together, failure)
+                self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+                for asked in together:
+                    error = self._engine.sampling_failed(len(together), failure)
+                    _settle(asked.future, asked.future.set_exception, error)
 
     def _joining(self, running: list[_Asked]) -> list[_Asked] | None:
         """Those that join now, in order of arrival. Waits while there is nothing to do; None ends the thread."""
@@ -180,12 +183,6 @@ class ContinuousLocal(Engine):
                     joining.append(asked)
             self._running = [*running, *joining]
             return joining
-
-    def _fail(self, together: Collection[_Asked], failure: Exception) -> None:
-        self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
-        for asked in together:
-            error = self._engine.sampling_failed(len(together), failure)
-            _settle(asked.future, asked.future.set_exception, error)
 
 
 def _settle(future: asyncio.Future[Any], settle: Callable[..., object], *values: object) -> None:

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
 
 
-class LocalModelConfig(EngineConfig):
+class InProcessConfig(EngineConfig):
+    """Settings of a model in this process."""
+
+    in_process = True
+    extra = "train"
+    packages = ("torch", "transformers")
+
+
+class LocalModelConfig(InProcessConfig):
     """A Hugging Face causal language model in this process, which can be trained.
 
     Attributes:
@@ -26,10 +34,6 @@ class LocalModelConfig(EngineConfig):
         max_batch: the most completions sampled at once
         chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
     """
-
-    in_process = True
-    extra = "train"
-    packages = ("torch", "transformers")
 
     model: str
     adapter: Path | None = None
@@ -55,7 +59,7 @@ class LocalModelConfig(EngineConfig):
         )
 
 
-class TinyTextConfig(EngineConfig):
+class TinyTextConfig(InProcessConfig):
     """A language model in open text that is made here, small enough to learn from nothing on a laptop.
 
     Attributes:
@@ -70,10 +74,7 @@ class TinyTextConfig(EngineConfig):
         max_batch: the most completions sampled at once
     """
 
-    in_process = True
     tiny = True
-    extra = "train"
-    packages = ("torch", "transformers")
 
     weights: Literal["atlas", "copying"] | Path = "copying"
     hidden_size: int = Field(default=128, gt=0)
@@ -124,16 +125,13 @@ class TinyTextConfig(EngineConfig):
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 
-class ReferenceConfig(EngineConfig):
+class ReferenceConfig(InProcessConfig):
     """The reference policy: the weights of another engine in process (`engine`) as they were before reinforcement.
 
     It takes no memory of its own, and several modules may ask it next to the engine itself.
     """
 
     asks = "always"
-    in_process = True
-    extra = "train"
-    packages = ("torch", "transformers")
 
     def build(self, context: Context) -> ReferencePolicy:
         """Build it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from midstream.engines.openai.providers import (
     PROVIDERS,
     REFUSES_ALL,
     key_header,
+    key_of,
     limit_field,
     refusal_advice,
     request_url,
@@ -142,7 +142,7 @@ class Exchange:
         session, _ = await self._endpoint.join(self, self._config.max_concurrency)
         async with self._answer(session, path, json.dumps(body).encode()) as (response, _):
             text = (await _whole(response)).decode("utf-8", "replace")
-        return response.status, redacted(text[:LONGEST_WORDS], self._key())
+        return response.status, redacted(text[:LONGEST_WORDS], key_of(self._config))
 
     async def reply(self, asked: Outgoing, emit: Emit) -> Reply:
         """The checked reply, or `TransientError` or `EngineError`; of a stream, `emit` receives each piece of text."""
@@ -175,7 +175,7 @@ class Exchange:
 
     def _refuse_key_in(self, text: str) -> int:
         """Raise `EngineError` if the server's text holds the key; returns how many of its last characters begin one."""
-        key = self._key()
+        key = key_of(self._config)
         if len(key) < _SHORTEST_SECRET:
             return 0
         if key in text:
@@ -233,7 +233,7 @@ class Exchange:
         refusal = reported_error(status, data, body)
         if refusal is None:
             return
-        status, text = refusal.status, redacted(refusal.text, self._key())[:_LONGEST_QUOTE]
+        status, text = refusal.status, redacted(refusal.text, key_of(self._config))[:_LONGEST_QUOTE]
         if may_pass(status) and not refusal.too_long:
             raise TransientError(f"{status}: {text}", pause_s)
         config = self._config
@@ -246,9 +246,6 @@ class Exchange:
             kind = RefusedError
         raise kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice, retryable=False)
 
-    def _key(self) -> str:
-        return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""
-
     @asynccontextmanager
     async def _answer(
         self, session: aiohttp.ClientSession, path: str, body: bytes
@@ -257,7 +254,7 @@ class Exchange:
 
         Raises `TransientError` or `EngineError` for everything that breaks below the protocol, also in the block.
         """
-        key = self._key()
+        key = key_of(self._config)
         if not (key.isascii() and key.isprintable()):
             raise RecipeError(
                 f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
@@ -280,7 +277,9 @@ class Exchange:
 
     def _broken(self, failure: Exception) -> NoReturn:
         """Raise the error of a broken connection: final if the server was never reached, else worth another attempt."""
-        reason = redacted(f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS], self._key())[:_LONGEST_QUOTE]
+        reason = redacted(f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS], key_of(self._config))[
+            :_LONGEST_QUOTE
+        ]
         if not isinstance(failure, _NO_CONNECTION):
             raise TransientError(reason) from None
         causes: list[BaseException] = [failure]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from midstream.core.errors import MidstreamError, PromptTooLongError
 from midstream.core.http import proxy_of, session_for
 from midstream.core.protocols import Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
-from midstream.engines.openai.providers import key_header, refusal_advice
+from midstream.engines.openai.providers import key_header, key_of, refusal_advice
 from midstream.engines.openai.settings import OpenAIConfig
 
 LIST_LIMIT_S = 5.0
@@ -94,8 +93,7 @@ async def model_list(config: OpenAIConfig) -> list[dict[str, Any]]:
 
 
 async def _listed(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, Any]]:
-    key = os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
-    headers = {"Accept": "application/json"} | key_header(config, key)
+    headers = {"Accept": "application/json"} | key_header(config, key_of(config))
     body = bytearray()
     try:
         async with (

@@ -120,6 +120,11 @@ def is_own(config: OpenAIConfig) -> bool:
     return urlsplit(PROVIDERS[config.provider].base_url).hostname in (None, urlsplit(config.base_url).hostname)
 
 
+def key_of(config: OpenAIConfig) -> str:
+    """The key in the environment variable that the settings name; "" without one."""
+    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
+
+
 def key_header(config: OpenAIConfig, key: str) -> dict[str, str]:
     """The header with the key; none without a key."""
     named = PROVIDERS[config.provider].key_header

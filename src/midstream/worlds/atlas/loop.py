@@ -22,11 +22,7 @@ _OFFERED = [
 ]
 
 
-async def solve(
-    task: Any,
-    session: Any,
-    tools: Mapping[str, Callable[..., Awaitable[str]]],
-) -> str | None:
+async def solve(task: Any, session: Any, tools: Mapping[str, Callable[..., Awaitable[str]]]) -> str | None:
     """Ask the model, and call the tools that it names, until it answers."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": task.question}]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.api_key}"}) as client:

@@ -13,28 +13,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.trajectory import Message
+from midstream.engines.simulated import json_lines, merged_change, sections_of
 from midstream.worlds.atlas.rules import NUMBERS, RULED, Rule, draw_rule, rules_in
 
 AGREE = 2  # groups that must propose a rule
-_HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _FOUND = re.compile(rf"({'|'.join(RULED)}) (\d+)")
 
 
 def reply(messages: Sequence[Message], seed: int) -> str:
     """Reply in JSON to a reflector's prompt, with an empty object to any other."""
     role = messages[0].content.split("\n", 1)[0]
-    parts = _HEADING.split(messages[1].content) if len(messages) > 1 else []
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    sections = sections_of(messages[1].content) if len(messages) > 1 else {}
     draws = Random(derive_seed(seed, *(message.content for message in messages)))
     if role == "# Summarise one rollout":  # words: allow
-        return json.dumps({"summary": _summary(list(_lines(sections["Rollout"])))})
+        return json.dumps({"summary": _summary(list(json_lines(sections["Rollout"])))})
     if role == "# Contrast a group of rollouts":
         return json.dumps({"operations": _contrast(sections, draws)})
     if role == "# Write lessons":
@@ -61,7 +60,7 @@ def _summary(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def _contrast(sections: Mapping[str, str], draws: Random) -> list[dict[str, Any]]:
     """Propose a rule that leads from the value found to the gold answer; keep or delete lessons about its attribute."""
-    rollouts = list(_lines(sections["Rollouts"]))
+    rollouts = list(json_lines(sections["Rollouts"]))
     answer = sections["Gold answer"].strip().strip('"')
     if not answer.isdigit() or re.search(r"\d", sections["Question"]):
         return []
@@ -77,7 +76,7 @@ def _contrast(sections: Mapping[str, str], draws: Random) -> list[dict[str, Any]
     ]
     why = f"{votes} rollouts found {value} as the {attribute}; the answer is {answer}"
     changes, known = [], False
-    for line in _lines(sections["Library"]):
+    for line in json_lines(sections["Library"]):
         stated, _ = rules_in(line["text"]).get(attribute, (None, ""))
         if stated is not None and (true or value == answer):
             known |= stated in true
@@ -89,7 +88,7 @@ def _merge(sections: Mapping[str, str]) -> list[dict[str, Any]]:
     """Of each attribute the rule with the most groups, if enough agree; of a lesson the change with the most."""
     added: dict[Rule, list[dict[str, Any]]] = {}
     changed: dict[str, list[dict[str, Any]]] = {}
-    for line in _lines(sections["Proposals"]):
+    for line in json_lines(sections["Proposals"]):
         if line["kind"] == "add":
             for rule, _ in rules_in(line["text"]).values():
                 added.setdefault(rule, []).append(line)
@@ -104,17 +103,8 @@ def _merge(sections: Mapping[str, str]) -> list[dict[str, Any]]:
         if groups(lines) >= max(AGREE, groups(best.get(rule.attribute, [])) + 1):
             best[rule.attribute] = lines
     merged = [*best.values(), *([max(lines, key=lambda line: line["groups"])] for lines in changed.values())]
-    wanted = ("kind", "id", "text", "module", "why")
-    return [
-        {key: lines[0][key] for key in wanted if key in lines[0]} | {"from": [line["proposal"] for line in lines]}
-        for lines in merged
-    ]
+    return [merged_change(lines[0], lines) for lines in merged]
 
 
 def _add(rule: Rule, draws: Random, why: str = "") -> dict[str, Any]:
     return {"kind": "add", "text": rule.lesson(draws, held_out=True), "module": POLICY, "why": why}
-
-
-def _lines(section: str) -> Iterator[dict[str, Any]]:
-    """The lines of JSON in a section; other lines are for people."""
-    return (json.loads(line) for line in section.splitlines() if line.startswith("{"))

@@ -30,18 +30,8 @@ CHAT = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SYNTAX = ('[{"name": "', '", "arguments": {"', '", "arguments": {', '}}, {"name": "', "}}]", '":')
-VALUES = (
-    *vehicle.TOWNS,
-    *files.FOLDERS,
-    *files.FILES,
-    *files.THINGS,
-    *files.DEEDS,
-    "true",
-    "false",
-    "something",
-    "two",
-    "now",
-)
+VALUES = (*vehicle.TOWNS, *files.FOLDERS, *files.FILES, *files.THINGS, *files.DEEDS)
+VALUES += ("true", "false", "something", "two", "now")
 
 
 def vocabulary(desks: Sequence[str], template: Template, user_words: Sequence[str]) -> Vocabulary:

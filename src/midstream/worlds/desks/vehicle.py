@@ -132,10 +132,6 @@ def _town(car: Vehicle, draws: Random) -> Values | None:
     return {"town": draws.choice([town for town in TOWNS if town != car.destination])}
 
 
-def _way(car: Vehicle, draws: Random) -> Values | None:
-    return _town(car, draws) if car.fuel_l + 25 <= TANK_L else None  # no way takes more than 25 liters
-
-
 def _tire(car: Vehicle, draws: Random) -> Values | None:
     wheel = draws.choice(WHEELS)
     bar = draws.randint(21, 30) / 10
@@ -213,7 +209,7 @@ GOALS = (
     Goal(
         texts=("Look up how much fuel the way to {town} takes and fill up just that much.",),
         steps=(Step("plan_route", {"town": "{town}"}), Step("fill_tank", {"liters": "$liters"})),
-        draw=_way,
+        draw=lambda car, draws: _town(car, draws) if car.fuel_l + 25 <= TANK_L else None,  # as no way takes more
         hold="fill_tank",
     ),
     Goal(

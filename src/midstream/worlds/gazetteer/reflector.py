@@ -14,30 +14,29 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
+from midstream.engines.simulated import json_lines, merged_change, sections_of
 from midstream.worlds.gazetteer.lessons import BAD, BY_TEXT, KNOWN, SOUND, Decision
 from midstream.worlds.gazetteer.plans import Situation
 
 CONTRAST = 0.25  # a sentence becomes a lesson if the good rollouts acted on it this much more often
 PROPOSED = 2  # lessons of a group
 _ACTED = re.compile(r"([A-Z][a-z ]+): (\d+) of ([1-9]\d*)")
-_HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"\n arg ([^\n]+)")
 
 
 def reply(messages: Sequence[Message], seed: int) -> str:
     """Reply in JSON to a reflector's prompt, with an empty object to any other."""
     role = messages[0].content.split("\n", 1)[0]
-    parts = _HEADING.split(messages[1].content) if len(messages) > 1 else []
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    sections = sections_of(messages[1].content) if len(messages) > 1 else {}
     rng = random.Random(derive_seed(seed, *(message.content for message in messages)))
     if role == "# Summarise one rollout":  # words: allow
-        turns = [line for line in _lines(sections["Rollout"]) if "turn" in line]
+        turns = [line for line in json_lines(sections["Rollout"]) if "turn" in line]
         counts = acted_on(json.loads(sections["Question"]), turns)
         said = "; ".join(f"{text}: {sum(taken)} of {len(taken)}" for text, taken in counts.items())
         summary = f"{len(turns)} turns. Acted on, of the turns that a sentence speaks of: {said}"
@@ -46,7 +45,7 @@ def reply(messages: Sequence[Message], seed: int) -> str:
         return json.dumps({"operations": _contrast(sections, rng)})
     if role == "# Write lessons":
         # Without rollouts: any sentences that the library lacks.
-        library = {line["text"] for line in _lines(sections["Library"])}
+        library = {line["text"] for line in json_lines(sections["Library"])}
         left = [lesson.text for lesson in KNOWN if lesson.text not in library]
         return json.dumps({"operations": [_add(text) for text in rng.sample(left, min(PROPOSED, len(left)))]})
     if role == "# Merge proposed changes":
@@ -93,8 +92,8 @@ def _decisions(situation: Situation, turn: Mapping[str, Any]) -> dict[Decision, 
 
 def _contrast(sections: Mapping[str, str], rng: random.Random) -> list[dict[str, Any]]:
     """Propose what the good rollouts did more often; keep or delete lessons of the library likewise."""
-    gaps = _gaps(list(_lines(sections["Rollouts"])))
-    library = {str(line["text"]): str(line["id"]) for line in _lines(sections["Library"])}
+    gaps = _gaps(list(json_lines(sections["Rollouts"])))
+    library = {str(line["text"]): str(line["id"]) for line in json_lines(sections["Library"])}
     changes = [
         {"kind": "keep" if gap > 0 else "delete", "id": library[text], "why": _why(gap)}
         for text, gap in gaps.items()
@@ -119,13 +118,12 @@ def _gaps(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _merge(sections: Mapping[str, str]) -> list[dict[str, Any]]:
     """Keep, of two sentences about one decision or two changes of one lesson, the one proposed by more groups."""
     best: dict[str, dict[str, Any]] = {}
-    for line in _lines(sections["Proposals"]):
+    for line in json_lines(sections["Proposals"]):
         known = BY_TEXT.get(line.get("text", ""))
         key = line.get("id") or (known and known.about) or line["text"]
         if key not in best or line["groups"] > best[key]["groups"]:
             best[key] = line
-    wanted = ("kind", "id", "text", "module", "why")
-    return [{key: line[key] for key in wanted if key in line} | {"from": [line["proposal"]]} for line in best.values()]
+    return [merged_change(line, [line]) for line in best.values()]
 
 
 def _why(gap: float) -> str:
@@ -135,8 +133,3 @@ def _why(gap: float) -> str:
 
 def _add(text: str, why: str = "") -> dict[str, Any]:
     return {"kind": "add", "text": text, "module": "planner", "why": why}
-
-
-def _lines(section: str) -> Iterator[dict[str, Any]]:
-    """The lines of JSON in a section; other lines are for people."""
-    return (json.loads(line) for line in section.splitlines() if line.startswith("{"))

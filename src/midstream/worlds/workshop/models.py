@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
-from midstream.engines.simulated import Reply
+from midstream.engines.simulated import Reply, json_lines, merged_change, sections_of
 from midstream.worlds.workshop.rules import FALSE, Rule
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ WRONG_CODES = 3  # of an order: few enough that wrong answers can agree
 _LESSONS = "# Lessons from earlier tasks\n\n"
 _MEMORY = "\n# Memory\n"
 _ACTION = "Justification: {why}\nContext: {context}\nSub-Goal: {goal}\nTool Name: {tool}"
-_HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _REWARD = re.compile(r'"reward":(\d[\d.]*)')
 _PADDING = (
     " This holds in every season, for old hands and new ones, at the first bench as at the last, and in haste too."
@@ -117,8 +116,7 @@ def reflector_reply(world: Workshop) -> Reply:
         draws = random.Random(derive_seed(seed, "optimiser", whole))  # words: allow
         if draws.random() < world.config.lapses.bad_json:
             return "I have read all of it with care, and this is what I think: {"
-        parts = _HEADING.split(messages[1].content)
-        return json.dumps(roles[heading](world, dict(zip(parts[1::2], parts[2::2], strict=True)), draws))
+        return json.dumps(roles[heading](world, sections_of(messages[1].content), draws))
 
     return reply
 
@@ -132,7 +130,7 @@ def _summarize(world: Workshop, sections: Mapping[str, str], draws: random.Rando
 def _contrast(world: Workshop, sections: Mapping[str, str], draws: random.Random) -> dict[str, Any]:
     """Propose a lesson on one of the question's marks whose true lesson the library lacks."""
     order = world.order(sections.get("Question", "").strip())
-    library = [lesson["text"] for lesson in _objects(sections["Library"])]
+    library = [lesson["text"] for lesson in json_lines(sections["Library"])]
     known = {meaning for text in library for meaning in world.meaning(text)}
     left = [rule for rule in order.rules if (rule.number, 0) not in known]
     if not left:
@@ -175,7 +173,7 @@ def _merge(world: Workshop, sections: Mapping[str, str], draws: random.Random) -
     """Keep one lesson a mark, drawn in proportion to the groups that proposed it, and every unknown proposal."""
     lapses = world.config.lapses
     about: dict[Any, list[dict[str, Any]]] = {}
-    for proposal in _objects(sections["Proposals"]):
+    for proposal in json_lines(sections["Proposals"]):
         marks = tuple(sorted({number for number, _ in world.meaning(proposal.get("text", ""))}))
         key = marks if proposal["kind"] == "add" and marks else proposal["proposal"]
         about.setdefault(key, []).append(proposal)
@@ -188,12 +186,5 @@ def _merge(world: Workshop, sections: Mapping[str, str], draws: random.Random) -
                 same = world.meaning(other["text"]) == world.meaning(chosen["text"])
                 if draws.random() < (lapses.duplicate if same else lapses.contradictory):
                     overlooked.append(other)
-        for kept in (chosen, *overlooked[:1]):
-            fields = {key: kept[key] for key in ("kind", "id", "text", "module", "why") if key in kept}
-            operations.append({**fields, "from": [kept["proposal"]]})
+        operations += [merged_change(kept, [kept]) for kept in (chosen, *overlooked[:1])]
     return {"operations": operations}
-
-
-def _objects(lines: str) -> Iterator[dict[str, Any]]:
-    """The lines of JSON in a section."""
-    return (json.loads(line) for line in lines.splitlines() if line.startswith("{"))
