@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from midstream.agents.rendering import prompt_text
 from midstream.agents.strategy import Strategy, is_decided, winner
-from midstream.core.errors import DeadlineError, UnsupportedError
+from midstream.core.errors import BudgetError, DeadlineError, UnsupportedError
 from midstream.core.events import TurnEvent
 from midstream.core.protocols import Agent, RunContext
 from midstream.core.seeds import derive_seed
@@ -102,6 +102,7 @@ class _Run:
         self.chains = [_Chain(number) for number in range(1, refining.strategy.K + 1)]
         self.running: dict[int, asyncio.Task[None]] = {}
         self.is_late = False  # the deadline has kept a chain from its end
+        self.refused: ErrorInfo | None = None  # by a spent budget, which does not cut what is under way
 
     async def trajectory(self) -> Trajectory:
         """Run the chains until all have ended or the vote is decided."""
@@ -116,6 +117,7 @@ class _Run:
             if not isinstance(first, _FailedError):
                 raise first from None
             [error] = first.args
+        error = error or self.refused
         if error is None and not any(chain.states for chain in self.chains):
             late = DeadlineError(
                 "the run's deadline passed before any chain had a solution",
@@ -151,7 +153,7 @@ class _Run:
             chain.states.append(solved)
 
     async def _agent_run(self, chain: _Chain, number: int, part: str, question: str) -> Trajectory | None:
-        """One run of the agent, from disk if it is kept; None if the deadline has passed.
+        """One run of the agent, from disk if it is kept; None if the deadline has passed or the budget is spent.
 
         Raises `_FailedError` if it fails for good.
         """
@@ -166,7 +168,11 @@ class _Run:
             if context.deadline_s is not None and time.monotonic() >= context.deadline_s:
                 self.is_late = True
                 return None
-            ended = await refining.agent.run(task, replace(context, seed=seed, listener=None))
+            try:
+                ended = await refining.agent.run(task, replace(context, seed=seed, listener=None))
+            except BudgetError as failure:
+                self.refused = ErrorInfo(type=type(failure).__name__, message=str(failure))
+                return None
             chain.runs.append(ended)
             error = ended.error
             if error is None:
@@ -175,6 +181,9 @@ class _Run:
                 return ended
             if error.type == DeadlineError.__name__:
                 self.is_late = True
+                return None
+            if error.type == BudgetError.__name__:
+                self.refused = error
                 return None
             if not (left and error.retryable):
                 raise _FailedError(error)

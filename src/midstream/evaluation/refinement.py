@@ -28,6 +28,7 @@ State = tuple[Hashable | None, bool]  # what equal answers have in common, and w
 Chain = Sequence[State]  # of rounds 0, 1, ...
 Attempt = Sequence[Chain]  # all chains of one trajectory
 Counts = Sequence[tuple[int, int]]  # of each task: (hits, trials)
+Advice = Literal["refine", "do not refine", "undecided"]
 
 _NEAR = 0.001  # of expected accuracy: plans this near the best are as good
 _MOST_ROUNDS = 64
@@ -94,8 +95,12 @@ class RefinementStudy(Frozen):
     budget: int
     plan: Plan
     votes_only: Plan
-    advice: Literal["refine", "do not refine", "undecided"]
+    advice: Advice
     reason: str
+    set_name: str = ""
+    sampling: str = ""
+    metric: str = ""
+    left_out: int = 0  # attempts without a result
 
 
 def expected_accuracy(start: float, improvement: float, degradation: float, rounds: int) -> float:
@@ -281,7 +286,7 @@ def _best(plans: Iterable[Plan]) -> Plan:
 
 def _advice(
     improvement: Estimate, degradation: Estimate, gain: Interval, lift: Interval, plan: Plan, votes_only: Plan
-) -> tuple[Literal["refine", "do not refine", "undecided"], str]:
+) -> tuple[Advice, str]:
     """The advice, by the intervals of p - q and of limit - a_0, and its reason."""
     for missing, kind in ((improvement, "wrong"), (degradation, "right")):
         if not missing.trials:
