@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, metavar="K", help="try each task K times")
     shared.add(parser, "--reward")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--retry-errors", "--unsafe")
+    shared.add(
+        parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--strategy", "--retry-errors", "--unsafe"
+    )
     shared.add_recording(parser)
     shared.add(parser, "--track", "--budget")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)

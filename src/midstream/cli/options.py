@@ -66,6 +66,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--tasks": {"metavar": "FILE", "help": "learn from these questions, or from FILE.py:FUNCTION"},
     "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},
     "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
+    "--strategy": {
+        "metavar": "SPEC", "help": "several chains that verify and refine, and a vote, e.g. dser:K=8,T=4",
+    },
     "--retry-errors": {
         "action": "store_true", "help": "of an evaluation: run again what ended in an infrastructure error",
     },

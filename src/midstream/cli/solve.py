@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=None, help=f"the agent of this recipe (default: {RECIPE})")
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--strategy")
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )

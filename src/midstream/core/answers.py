@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
+from collections.abc import Hashable, Iterable
 
 _TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -59,6 +61,13 @@ def numbers(text: str) -> tuple[str, ...]:
             digits = f"{whole}.{fraction}" if fraction else whole
         found.append(f"-{digits}" if match["sign"] == "-" and digits != "0" else digits)
     return tuple(found)
+
+
+def most_frequent(answers: Iterable[Hashable | None]) -> list[Hashable]:
+    """The values that occur most often, in the order in which they first occur; None is no vote."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=0)
+    return [answer for answer, count in votes.items() if count == most]
 
 
 def words(text: str) -> list[tuple[str, tuple[str, ...]]]:

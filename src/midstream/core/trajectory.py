@@ -257,6 +257,18 @@ class Score(Frozen):
         super().__init__(**{"value": value, **more})
 
 
+class Refinement(Frozen):
+    """What a strategy of several chains did on one task (`agents/refining.py`).
+
+    `answers` has for each chain its answers of rounds 0 to T, None where a run gave none; a chain that was stopped has
+    fewer. `agent_runs` counts the runs that ended, failed ones included.
+    """
+
+    strategy: str
+    answers: tuple[tuple[str | None, ...], ...] = ()
+    agent_runs: int = 0
+
+
 class Trajectory(Frozen):
     """One run of one task."""
 
@@ -286,6 +298,7 @@ class Trajectory(Frozen):
     sandbox: str = ""  # the tier that code ran in; "" if none could run
     lessons: str = ""  # digest of the lessons in the prompts; "" without lessons
     outcome: dict[str, JsonValue] = {}  # facts about the end of a dialogue, from which its reward is calculated
+    refinement: Refinement | None = None  # of a strategy, whose agent runs all have their turns here
     started_at: float = 0.0  # wall-clock seconds since the epoch
     duration_s: float = 0.0
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from statistics import NormalDist, fmean, variance
 
+from midstream.core.answers import most_frequent
 from midstream.core.trajectory import Trajectory
-from midstream.rewards.statement import meaning
+from midstream.rewards.votes import answer_key
 
 Interval = tuple[float, float]
 
@@ -133,16 +133,15 @@ def _sizes(trials: int) -> list[int]:
 def majority(trials: Sequence[Trajectory]) -> float:
     """The score of one task's most frequent answer.
 
-    Answers are the same where their words and numbers are (`rewards.statement.meaning`). A trial without an answer
-    has no vote; without any the score is 0. Of answers that are equally frequent each counts its share.
+    `rewards.votes.answer_key` says which answers are the same. A trial without an answer has no vote; without any the
+    score is 0. Of answers that are equally frequent each counts its share.
     """
-    scores: dict[object, list[float]] = {}
+    scores: dict[Hashable, list[float]] = {}
     for trial in trials:
-        if trial.status == "ok" and trial.answer is not None:
-            scores.setdefault(meaning(trial.answer), []).append(value(trial))
-    votes = Counter({answer: len(given) for answer, given in scores.items()})
-    most = max(votes.values(), default=0)
-    return fmean([fmean(scores[answer]) for answer, count in votes.items() if count == most] or [0.0])
+        key = answer_key(trial.question, trial.answer) if trial.status == "ok" else None
+        scores.setdefault(key, []).append(value(trial))
+    keys = [key for key, given in scores.items() for _ in given]
+    return fmean([fmean(scores[key]) for key in most_frequent(keys)] or [0.0])
 
 
 def value(trajectory: Trajectory) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
@@ -61,6 +62,8 @@ class EvaluationConfig(Settings):
             it changes the default alone; `count` and `tasks` replace `per_family`
         temperatures: every set is evaluated at each; 0 is greedy
         trials: attempts at each task of a set, at each temperature
+        strategy: how `midstream eval` and `solve` use the agent: `dser:K=8,T=4` runs it in 8 chains that verify and
+            refine 4 times, and takes the most frequent answer (docs/longer-thinking.md); runs that learn refuse it
         at: when a run that learns evaluates: before and after (`both`), after alone (`end`), or never (`none`, which
             also leaves out the validations of training); `midstream eval` always does
     """
@@ -69,7 +72,13 @@ class EvaluationConfig(Settings):
     validation: SetConfig = SetConfig(**_VALIDATION)
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
+    strategy: str | None = None
     at: Literal["both", "end", "none"] = "both"
+
+    @field_validator("strategy")
+    @classmethod
+    def _in_one_form(cls, value: str | None) -> str | None:
+        return None if value is None else str(parse_strategy(value))
 
     @field_validator("validation", mode="before")
     @classmethod

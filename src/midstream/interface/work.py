@@ -144,6 +144,7 @@ def solve(
     question: str,
     *,
     temperature: float | None = None,
+    strategy: str | None = None,
     seed: int | None = None,
     budget: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -161,6 +162,7 @@ def solve(
         agent: an agent, a run, or a recipe's name.
         question: the question.
         temperature: of the planner or policy; by default its own, and 0 with the weights of a run.
+        strategy: several chains that verify and refine, and a vote, e.g. "dser:K=8,T=4" (docs/longer-thinking.md).
 
     Returns:
         The trajectory, without a reward. If it was lost, such as to a server that is down, `error` says to what, its
@@ -170,6 +172,7 @@ def solve(
         question,
         _source(agent),
         temperature=temperature,
+        strategy=strategy,
         seed=seed,
         overrides=[*overrides_of(settings), *limit_settings(budget)],
         unsafe=unsafe,
@@ -190,6 +193,7 @@ def evaluate(
     reward: Any = None,
     trials: int | None = None,
     temperature: float | None = None,
+    strategy: str | None = None,
     seed: int | None = None,
     budget: str | None = None,
     out: Place | None = None,
@@ -213,6 +217,7 @@ def evaluate(
         reward: a function, a reward's name, or its table; by default that of each task.
         trials: attempts at each task.
         temperature: of the planner or policy; by default its own.
+        strategy: as in `solve`.
         retry_errors: with `out`, run again what ended in an infrastructure error.
     """
     source = _source(agent)
@@ -237,6 +242,7 @@ def evaluate(
             reward=named,
             trials=trials,
             temperature=temperature,
+            strategy=strategy,
             seed=seed,
             overrides=[*overrides_of(settings), *limit_settings(budget)],
             retry_errors=retry_errors,

@@ -20,7 +20,9 @@ from midstream import rollout
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
+from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
+from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component, Context
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
@@ -46,6 +48,8 @@ from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
+from midstream.rewards.votes import answer_key
+from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
@@ -76,6 +80,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         replay: a directory of such recordings that answers in place of the tools; no tool is built.
         budget: counts every request and every rollout of the recipe's agent, and refuses what would pass a limit.
         continuous: engines in this process answer each request as it comes, also those of midstream's own agents.
+        kept: the directory in which the agent runs of a strategy are kept, and found again.
 
     Raises:
         RecipeError: the recipe's components do not fit each other.
@@ -88,6 +93,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     replay: Path | None = None
     budget: Budget | None = None
     continuous: bool = False
+    kept: Path | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
@@ -288,6 +294,13 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The weights that are trained: their engine, their learner."""
         return Policy(self)
 
+    @cached_property
+    def agent_runs(self) -> AgentRuns:
+        """The agent runs of a strategy that are kept."""
+        opened = AgentRuns(self.kept)
+        self._opened.append(opened)
+        return opened
+
     # -- agent and environment ----------------------------------------------------------------------------------------
 
     @cached_property
@@ -349,6 +362,15 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         if self.budget is not None and not replaced:
             agent = BudgetedAgent(agent, self.budget)
+        if self.recipe.evaluation.strategy is not None:  # each of its agent runs is a rollout of the budget
+            agent = Refining(
+                agent,
+                parse_strategy(self.recipe.evaluation.strategy),
+                key=answer_key,
+                max_attempts=self.recipe.rollout.max_attempts,
+                kept=self.agent_runs,
+                place=f"{chosen.name if chosen else ''} {temperature}",
+            )
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}

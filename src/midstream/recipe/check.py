@@ -241,6 +241,13 @@ def _check_tasks(recipe: Recipe) -> None:
                 code="dialogues-not-supported",
                 fix="train on one source of dialogues",
             )
+        if is_dialogues(component) and recipe.evaluation.strategy is not None:
+            raise RecipeError(
+                f"evaluation.strategy = {recipe.evaluation.strategy!r} with dialogues as tasks ({where})",
+                code="dialogues-not-supported",
+                cause="a reply in a dialogue cannot be taken back and refined",
+                fix="leave out the strategy",
+            )
         if is_dialogues(component) and refused:
             raise RecipeError(
                 f"{where}.type = {component.type!r} has dialogues as tasks, with {refused}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
+from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
@@ -36,7 +37,7 @@ class Batch:
     """Trajectories of one purpose.
 
     `count` is None if it depends on data on the Hub. `planner` is the component that plans. `turns` are those after
-    each message of a user if `dialogue`.
+    each message of a user if `dialogue`. `agent_runs` is how often a strategy runs the agent for one of them.
     """
 
     what: str
@@ -45,13 +46,15 @@ class Batch:
     reward: Component
     planner: Component | None
     dialogue: bool = False
+    agent_runs: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
     """A module, tool or judge that asks an engine, with the most requests a turn and a trajectory.
 
-    `max_tokens` limits the new tokens of a request, `in_all` those of a trajectory, if anything does.
+    `max_tokens` limits the new tokens of a request, `in_all` those of a trajectory, if anything does. A judge is `once`
+    for a trajectory, however often a strategy runs the agent.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Asker:
     per_turn: int = 0
     per_trajectory: int = 0
     in_all: int | None = None
+    once: bool = False
 
     def of(self, batch: Batch) -> tuple[int, int]:
         """(calls, new tokens) of a batch."""
@@ -67,7 +71,8 @@ class Asker:
         tokens = calls * self.max_tokens
         if self.in_all is not None:
             tokens = self.in_all if batch.dialogue else min(tokens, self.in_all)
-        return (batch.count or 0) * calls, (batch.count or 0) * tokens
+        times = (batch.count or 0) * (1 if self.once else batch.agent_runs)
+        return times * calls, times * tokens
 
 
 def describe(recipe: Recipe, *, training: bool) -> list[str]:
@@ -77,7 +82,8 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
     for batch in batches:
         count = "?" if batch.count is None else f"{batch.count:,}"
         after = " after each message of a user" if batch.dialogue else ""
-        lines.append(f"  {count:>12}  of {batch.turns} turns{after}: {batch.what}")
+        runs = f"{batch.agent_runs:,} agent runs, each of " if batch.agent_runs > 1 else ""
+        lines.append(f"  {count:>12}  of {runs}{batch.turns} turns{after}: {batch.what}")
     practice = recipe.practice if training else None
     lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
     limits = practice.budget if practice else recipe.budget or BudgetConfig()
@@ -120,6 +126,7 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     config, warm = recipe.evaluation, recipe.warm_start
     schedule, practice = (recipe.training, recipe.practice) if training else (None, None)
     planner = recipe.modules[recipe.trained]
+    agent_runs = parse_strategy(config.strategy).agent_runs if config.strategy else 1
 
     def most_turns(*, dialogue: bool, limit: int | None = None) -> int:
         alone = isinstance(recipe.agent, InterleavedConfig) and not recipe.tools and not dialogue
@@ -135,7 +142,8 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
         dialogue = is_dialogues(chosen.tasks or recipe.tasks)
         turns = most_turns(dialogue=dialogue, limit=chosen.max_turns)
         count = None if tasks is None else tasks * times
-        return Batch(f"{chosen.name}, {size} x {times}", count, turns, set_reward(recipe, chosen), planner, dialogue)
+        what, reward = f"{chosen.name}, {size} x {times}", set_reward(recipe, chosen)
+        return Batch(what, count, turns, reward, planner, dialogue, agent_runs)
 
     found: list[Batch] = []
     dialogue = is_dialogues(recipe.tasks)
@@ -194,7 +202,7 @@ def on_hub(source: TaskSource) -> bool:
 
 def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
     """Every module and tool that asks a model, with `planner` in place of the trained module."""
-    often: dict[str, dict[str, int]] = {
+    often: dict[str, dict[str, Any]] = {
         "planner": {"per_turn": 1},
         "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
         "generator": {"per_trajectory": _MAX_ASKS},
@@ -231,7 +239,9 @@ def judges(reward: Component) -> Iterator[Asker]:
         if component.engine is not None:
             config: Any = component.config
             often = _MAX_ASKS * config.votes
-            yield Asker(name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often)
+            yield Asker(
+                name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often, once=True
+            )
 
 
 def simulators(recipe: Recipe, batch: Batch) -> Iterator[Asker]:

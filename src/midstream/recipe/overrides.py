@@ -48,7 +48,8 @@ class AgentChanges(TypedDict, total=False):
     `overrides` are `A.B=C` settings; they win over server, seed and library. `model` is a name on the server at
     `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
     exactly the tools to use, separated by commas, or is "none". `library` names the lessons in the prompts: a practice
-    run, one version of its library (`RUN@VERSION`), or a file.
+    run, one version of its library (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
+    "dser:K=8,T=4".
     """
 
     overrides: Sequence[str]
@@ -59,6 +60,7 @@ class AgentChanges(TypedDict, total=False):
     serve_with: str | None
     tools: str | None
     library: str | None
+    strategy: str | None
 
 
 class LearningChanges(AgentChanges, total=False):
@@ -190,6 +192,8 @@ def _changed(
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         table["evaluation"].pop("temperatures", None)
+    if (strategy := changes.get("strategy")) is not None:
+        table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     table = with_overrides(table, changes.get("overrides", ()))

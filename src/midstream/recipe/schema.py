@@ -200,7 +200,9 @@ class Recipe(Settings):
 
     @property
     def continuous(self) -> bool:
-        """Whether engines in this process answer each request as it comes, for an agent of another program."""
+        """Whether engines in this process answer each request as it comes: for another program, for several chains."""
+        if self.evaluation.strategy is not None:
+            return True
         own = isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
         return own and self.serve.batching == "continuous"
 

@@ -42,6 +42,7 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
     Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
+    _refuse_strategy(build.recipe)
     if build.recipe.practice is not None:
         return partial(PracticeSession, practice_parts_of(build))
     parts = parts_of(build)
@@ -84,6 +85,8 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     names = [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
         return names  # such a judge cannot be built without its model
+    if work == "train":
+        _refuse_strategy(recipe)
     if work == "eval":
         require_sets(recipe)
         for chosen in recipe.evaluation.sets:
@@ -112,6 +115,17 @@ def require_sets(recipe: Recipe) -> None:
             code="missing-key",
             cause="it has no [[evaluation.sets]]",
             fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
+        )
+
+
+def _refuse_strategy(recipe: Recipe) -> None:
+    """Refuse a strategy where the agent learns: what it learns from, and is measured by, are single runs."""
+    if recipe.evaluation.strategy is not None:
+        raise RecipeError(
+            f"evaluation.strategy = {recipe.evaluation.strategy!r} in a run that learns",
+            code="setting-conflict",
+            cause="an agent learns from its single runs, and is evaluated by them before and after",
+            fix="leave it out here; then: midstream eval RUN --strategy ...",
         )
 
 
@@ -265,6 +279,7 @@ def _draw_practice(
 
 def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
     """The gate, by default for a recipe without [practice], and its tasks: some of the validation set's source."""
+    _refuse_strategy(recipe)
     practice, validation = recipe.practice, recipe.evaluation.validation
     gate = practice.gate if practice else GateConfig()
     families = (practice and practice.families) or validation.families

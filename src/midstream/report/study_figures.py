@@ -78,9 +78,10 @@ def _dots(axes: Axes, rows: Sequence[StudyRow], metrics: Sequence[str], names: S
 def panels(path: Path, charts: Sequence[Panel], rows: Sequence[StudyRow]) -> None:
     """Draw charts of lines, two in a row; a chart without numbers is left out."""
     drawn = [chart for chart in charts if any(row.metric in chart.lines and row.values for row in rows)]
-    figure = _figure(8, 3 * -(-len(drawn) // 2))
+    columns, lines = min(2, len(drawn)), -(-len(drawn) // 2)
+    figure = _figure(4 + 2 * columns, 3 * lines)
     for place, chart in enumerate(drawn, 1):
-        axes = figure.add_subplot(-(-len(drawn) // 2), 2, place)
+        axes = figure.add_subplot(lines, columns, place)
         _lines(axes, chart, rows)
     legends = [axes.get_legend_handles_labels() for axes in figure.axes]
     if all(labels == legends[0][1] for _, labels in legends) and len(legends[0][1]) > 2:
@@ -92,21 +93,23 @@ def panels(path: Path, charts: Sequence[Panel], rows: Sequence[StudyRow]) -> Non
 
 
 def _lines(axes: Axes, chart: Panel, rows: Sequence[StudyRow]) -> None:
-    """Each metric's mean as a line with a dot at each place, within the band of its 95 % interval."""
+    """Each metric's mean as a line with a dot at each place, within the band of its 95 % interval: the row's, or t."""
     drawn = [metric for metric in chart.lines if any(row.metric == metric and row.values for row in rows)]
     for place, metric in enumerate(drawn):
         color, style = COLORS[place % len(COLORS)], "o-" if place < len(COLORS) else "o:"
         found = sorted((row for row in rows if row.metric == metric and row.values), key=lambda row: float(row.name))
         xs = [float(row.name) for row in found]
         means, halves = zip(*(t_interval(row.values) for row in found), strict=True)
-        low = [mean - (half or 0.0) for mean, half in zip(means, halves, strict=True)]
-        high = [mean + (half or 0.0) for mean, half in zip(means, halves, strict=True)]
+        around = [(mean - (half or 0.0), mean + (half or 0.0)) for mean, half in zip(means, halves, strict=True)]
+        low, high = zip(*(row.interval or band for row, band in zip(found, around, strict=True)), strict=True)
         axes.plot(xs, means, style, color=color, markersize=3, label=_plain(chart.lines[metric]))
         axes.fill_between(xs, low, high, color=color, alpha=0.18, linewidth=0)
     axes.set_ylim(bottom=0)
     if any(row.as_percent for row in rows if row.metric in drawn):
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if all(float(row.name).is_integer() for row in rows if row.metric in drawn):  # steps, rounds
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(_plain(chart.title), fontsize=10)
     axes.set_xlabel(chart.x_label, fontsize=9)
     axes.grid(axis="y", linestyle=":")

@@ -155,6 +155,8 @@ class Timeline:
             case "answer":
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
+            case "agent_run":
+                self._print_rows([(event.role, plain(value))])
             case "restart":
                 words = f"the run starts again after {value.line}"
                 self._print_rows([("restart", plain(words, "bold yellow"))])

@@ -23,13 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from midstream.core.answers import most_frequent
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import tool_use
 from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.statement import meaning
+from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget
 from midstream.training_free.commit import MadeUpdate, UpdateRecord
@@ -341,16 +342,14 @@ class Practice:
 def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:
     """The trajectories with agreement as their reward and without their gold answer; None without a clear majority.
 
-    Answers are equal where their words and numbers are. A rollout without an answer has no vote and is wrong.
+    `rewards.votes.answer_key` says which answers are equal. A rollout without an answer has no vote and is wrong.
     """
-    meanings = [meaning(trajectory.answer or "") or None for trajectory in trajectories]
-    votes = Counter(answer for answer in meanings if answer is not None).most_common(2)
-    if not votes or (len(votes) == 2 and votes[0][1] == votes[1][1]):
+    keys = [answer_key(trajectory.question, trajectory.answer) for trajectory in trajectories]
+    first, *tied = most_frequent(keys) or [None]
+    if first is None or tied:
         return None
-    return [
-        _graded(trajectory, Score(value=float(answer == votes[0][0])))
-        for trajectory, answer in zip(trajectories, meanings, strict=True)
-    ]
+    graded = zip(trajectories, keys, strict=True)
+    return [_graded(trajectory, Score(value=float(key == first))) for trajectory, key in graded]
 
 
 def _graded(trajectory: Trajectory, reward: Score | None) -> Trajectory:

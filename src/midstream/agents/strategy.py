@@ -1,0 +1,82 @@
+"""A strategy over an agent: its settings, which are written as one text, and the vote of its chains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+
+from pydantic import Field, ValidationError
+
+from midstream.core.answers import most_frequent
+from midstream.core.data import Settings
+from midstream.core.errors import RecipeError
+
+_MOST = 10_000
+
+
+class Strategy(Settings):
+    """Deep self-evolving reasoning (DSER, arXiv 2510.17498): several chains that verify and refine, and a vote.
+
+    As text, `dser:K=8,T=4`, or `dser:K=8,T=4,early_stop=no`.
+
+    Attributes:
+        K: chains, each of which begins with a solution of its own
+        T: rounds of a chain, each of a verification and a refinement; 0 is a vote over solutions alone
+        early_stop: whether the other chains are stopped once they can no longer change the vote; "no" lets every chain
+            end, which `midstream study refine` needs for accuracies without bias
+    """
+
+    K: int = Field(ge=1, le=_MOST)
+    T: int = Field(ge=0, le=_MOST)
+    early_stop: bool = True
+
+    def __str__(self) -> str:
+        return f"dser:K={self.K},T={self.T}" + ("" if self.early_stop else ",early_stop=no")
+
+    @property
+    def agent_runs(self) -> int:
+        """The most agent runs of a task, K(1 + 2T)."""
+        return self.K * (1 + 2 * self.T)
+
+
+def parse_strategy(text: str) -> Strategy:
+    """The strategy that a text names. Raises `RecipeError`."""
+    name, _, listed = text.partition(":")
+    given = [part.partition("=")[::2] for part in listed.split(",")]
+    settings = {key.strip(): value.strip() for key, value in given}
+    try:
+        if name.strip() != "dser" or len(settings) < len(given):
+            raise ValueError(text)
+        return Strategy.model_validate(settings)
+    except (ValidationError, ValueError) as error:
+        raise RecipeError(
+            f"evaluation.strategy = {text!r} is not a strategy",
+            code="strategy-invalid",
+            fix='write "dser:K=8,T=4": K chains (at least 1), T rounds of each (0 or more); early_stop=no may follow',
+        ) from error
+
+
+def winner(keys: Mapping[int, Hashable | None]) -> int | None:
+    """The chain whose answer wins: the lowest of those with a most frequent answer; None without any answer.
+
+    `keys` has for each chain what its answer is equal by, None without an answer. Of answers that are equally frequent,
+    the lowest chain's wins, whatever the order in which the chains ended.
+    """
+    leaders = most_frequent(keys.values())
+    return min((chain for chain, key in keys.items() if key in leaders), default=None)
+
+
+def is_decided(keys: Mapping[int, Hashable | None], pending: Collection[int]) -> bool:
+    """Whether no answers of the `pending` chains can change which answer wins.
+
+    A rival, known or new, gets at most its own votes and those of all pending chains. It beats the leader if these are
+    more than the leader's, or as many and one of them is of a lower chain.
+    """
+    first = winner(keys)
+    if not pending or first is None:
+        return not pending
+    most = sum(key == keys[first] for key in keys.values())
+    for rival in {None, *keys.values()} - {keys[first]}:  # None stands for an answer that nobody has given yet
+        votes = [*pending, *(chain for chain, key in keys.items() if key == rival and key is not None)]
+        if len(votes) > most or (len(votes) == most and min(votes) < first):
+            return False
+    return True

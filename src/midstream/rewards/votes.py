@@ -1,0 +1,34 @@
+"""Which answers are the same in a vote: the option that they choose, the number that they state, or their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+
+from midstream.core.answers import extract
+from midstream.rewards.multiple_choice import chosen
+from midstream.rewards.numeric import number_of
+from midstream.rewards.statement import meaning, state
+
+_OPTION = re.compile(r"^([A-Z])\. (.+)$", re.MULTILINE)
+
+
+def answer_key(question: str, answer: str | None) -> Hashable | None:
+    """A value that is equal for answers that are the same; None without an answer, which has no vote.
+
+    The question decides the kind of task, since no agent knows which reward will score it. With options below it, as
+    `sources.questions` writes them ("A. Oral ulcers"), it is the option chosen. Otherwise, of an answer that is nothing
+    but a number or a formula, it is the number ("1/2" and "0.5" are the same; a percentage keeps its sign) or the
+    formula without spaces; of any other answer, its words and numbers.
+    """
+    if answer is None or not (said := meaning(answer)):
+        return None
+    options = dict(_OPTION.findall(question))
+    if len(options) > 1 and "".join(options) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]:
+        choice = chosen(answer, options, question)
+        return ("option", *sorted(choice)) if choice else ("text", said)
+    stated = state(extract(answer))
+    if not stated.bare or not stated.formula:
+        return "text", said
+    number = number_of(stated.formula)
+    return ("formula", "".join(stated.formula.split())) if number is None else ("number", number.value, number.percent)

@@ -1,0 +1,86 @@
+"""The text of a strategy, and the vote of its chains."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from midstream.agents.strategy import Strategy, is_decided, parse_strategy, winner
+from support.errors import raises
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("dser:K=8,T=4", Strategy(K=8, T=4)),
+        (" dser: T = 4 , K = 8", Strategy(K=8, T=4)),
+        ("dser:K=3,T=0,early_stop=no", Strategy(K=3, T=0, early_stop=False)),
+    ],
+)
+def test_a_text_is_a_strategy_and_a_strategy_a_text(text: str, strategy: Strategy):
+    assert parse_strategy(text) == strategy
+    assert parse_strategy(str(strategy)) == strategy
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "dser", "dser:K=8", "dser:T=4", "dser:K=0,T=4", "dser:K=8,T=-1", "dser:K=8,T=4,K=2", "vote:K=8,T=4",
+     "dser:K=8,T=4,stop=no", "dser:K=eight,T=4", "dser:K=8;T=4", "dser:K=8.5,T=4"],
+)  # fmt: skip
+def test_another_text_is_refused(text: str):
+    with raises("strategy-invalid"):
+        parse_strategy(text)
+
+
+def test_a_task_takes_k_times_one_and_two_t_runs():
+    assert Strategy(K=8, T=4).agent_runs == 72
+    assert Strategy(K=5, T=0).agent_runs == 5
+
+
+def test_the_most_frequent_answer_wins_and_of_a_tie_the_lowest_chain():
+    assert winner({1: "a", 2: "b", 3: "b"}) == 2
+    assert winner({3: "b", 1: "a", 2: "b", 4: "a"}) == 1  # in any order
+    assert winner({1: None, 2: "b", 3: None}) == 2
+    assert winner({1: None}) is None
+    assert winner({}) is None
+
+
+@pytest.mark.parametrize("chains", [1, 2, 3, 4, 5])
+def test_a_vote_is_decided_exactly_if_no_further_answers_change_it(chains: int):
+    """Every vote of up to five chains, with every set of pending ones, against all completions."""
+    answers, decided = [None, "a", "b", "c"], 0
+    for pending in itertools.chain.from_iterable(
+        itertools.combinations(range(1, chains + 1), size) for size in range(chains + 1)
+    ):
+        known = [chain for chain in range(1, chains + 1) if chain not in pending]
+        for given in itertools.product(answers, repeat=len(known)):
+            keys = dict(zip(known, given, strict=True))
+            best = winner(keys)
+            completions = itertools.product([*answers, "new"], repeat=len(pending))
+            voted = set[str | None]()
+            for rest in completions:
+                whole = keys | dict(zip(pending, rest, strict=True))
+                place = winner(whole)
+                voted.add(None if place is None else whole[place])
+            unchanged = voted == {None if best is None else keys[best]}
+            assert is_decided(keys, pending) == unchanged, (keys, pending)
+            decided += unchanged and bool(pending)
+    assert decided > 0 or chains < 3
+
+
+def test_a_decided_vote_stays_for_many_chains():
+    draw, stopped = random.Random(0), 0
+    for _ in range(500):
+        chains = draw.randrange(2, 40)
+        votes = {chain: draw.choice(["a", "a", "b", "c", None]) for chain in range(1, chains + 1)}
+        order = draw.sample(list(votes), chains)
+        for ended in range(chains + 1):
+            known = {chain: votes[chain] for chain in order[:ended]}
+            if is_decided(known, order[ended:]):
+                best, last = winner(known), winner(votes)
+                assert (best and known[best]) == (last and votes[last])
+                stopped += ended < chains
+                break
+    assert stopped > 100
