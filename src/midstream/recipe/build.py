@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component, Context
+from midstream.core.component import Component
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
@@ -48,16 +47,12 @@ from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
+from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.votes import answer_key
 from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
-from midstream.tools import recording
-from midstream.tools.corpus import Corpus
-from midstream.tools.degraded import DegradedConfig, DegradedTool
-from midstream.tools.function import Renamed
-from midstream.tools.simulated import SimulatedConfig, SimulatedTool
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
@@ -98,11 +93,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
-    _opened: list[Any] = field(default_factory=list)  # to be closed
+    opened: list[Any] = field(default_factory=list)  # to be closed
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
-        self._opened.append(self.gateway)
+        self.opened.append(self.gateway)
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -134,16 +129,14 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
         if self.runs_code:
             return self.sandbox.tier
-        if self.recording is None:
-            return ""
-        return next(filter(None, map(self.recording.sandbox, map(self._origin, self.recipe.tools))), "")
+        return self._tools.recorded_tier
 
     @cached_property
     def code_runner(self) -> ProgramRunner:
         """The runner of the executor's programs."""
         assert self._program is not None
         runner = ProgramRunner(self._program, self.sandbox)
-        self._opened.append(runner)
+        self.opened.append(runner)
         return runner
 
     # -- tasks and rewards --------------------------------------------------------------------------------------------
@@ -174,7 +167,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if key not in self._rewards:
             self._rewards[key] = component.config.build(_BuildContext(self, component, "reward"))
             if not component.config.borrowed:
-                self._opened.append(self._rewards[key])
+                self.opened.append(self._rewards[key])
         return self._rewards[key]
 
     # -- tools --------------------------------------------------------------------------------------------------------
@@ -182,83 +175,15 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
-        return [tool for tool, _ in self._tools]
+        return [tool for tool, _ in self._tools.built]
 
     @cached_property
-    def _tools(self) -> list[tuple[Tool, _BuildContext]]:
-        """The tools, each with the context of its table."""
-        built: dict[str, tuple[Tool, _BuildContext]] = {}
-        for table, component in self.recipe.tools.items():
-            context = _BuildContext(self, component, table)
-            tools = self._recorded(self._origin(table), partial(component.config.build, context))
-            if (simulated := self.recipe.simulated.get(table)) is not None:
-                tools = self._simulated(tools, simulated, context)
-            if (degraded := self.recipe.degraded.get(table)) is not None:
-                tools = [self._degraded(tool, degraded, context) for tool in tools]
-            if component.alias:
-                tools = _called(component.alias, tools, table)
-            for tool in tools:
-                if tool.name in built:
-                    raise RecipeError(
-                        f"tools.{table} and tools.{built[tool.name][1].name} both have a tool called {tool.name!r}",
-                        code="name-clash",
-                        fix="remove one of them; an MCP server's tools get other names with `prefix`",
-                    )
-                built[tool.name] = (tool, context)
-        return [*built.values()]
+    def _tools(self) -> ToolTables:
+        return ToolTables(self)
 
-    def _recorded(self, origin: recording.Origin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
-        """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
-        recorded = self.recording  # first: an unusable recording must be refused before a server starts
-        if recorded is not None and self.replay:
-            return recorded.replay(origin)
-        made = build()
-        tools = made if isinstance(made, list) else [made]  # a server has several
-        self._opened += tools
-        return tools if recorded is None else recorded.record(tools, origin)
-
-    def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
-        """The tools with a simulator in their place during training."""
-        settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere"}), None
-        if config.engine is None:
-            settings["tasks"] = self.recipe.tasks.table()
-        else:
-            table = self.recipe.engines[config.engine].table()
-            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
-            if not self.replay:  # it answers at any time, not in the waves of the agent's engine
-                engine = self.engine(config.engine, continuous=True)
-        origin = recording.Origin(table=f"{context.name}.simulated", settings=settings)
-        (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
-        return [SimulatedTool(tool, simulator, config) for tool in tools]
-
-    def _degraded(self, tool: Tool, config: DegradedConfig, context: Context, *, always: bool = False) -> DegradedTool:
-        """A tool that is made worse."""
-        corpus = None
-        if config.needs_corpus:
-            corpus = Corpus(config.index, context, f"degraded.{context.name}")
-            self._opened.append(corpus)
-        return DegradedTool(tool, config, corpus, always=always)
-
-    @cached_property
-    def recording(self) -> recording.Recording | None:
-        """The recording that tools are recorded in or replayed from, if any."""
-        directory = self.record or self.replay
-        if directory is None:
-            return None
-        opened = recording.Recording(directory, write=self.record is not None)
-        self._opened.append(opened)
-        return opened
-
-    def _origin(self, name: str) -> recording.Origin:
-        """Everything in the recipe that affects the answers of a table's tools."""
-        component = self.recipe.tools[name]
-        settings = component.table()
-        if component.engine is not None:
-            settings["engine"] = _BuildContext(self, component, name).engine_identity
-        if component.config.needs_world:
-            settings["tasks"] = self.recipe.tasks.table()
-        runs_code = component.type == "python" and not self.replay
-        return recording.Origin(table=name, settings=settings, sandbox=self.sandbox.tier if runs_code else "")
+    def context(self, component: Component, name: str) -> _BuildContext:
+        """What the component of a table may use while it is built."""
+        return _BuildContext(self, component, name)
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
@@ -273,7 +198,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if name not in self._engines:
             self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
-                self._opened.append(self._engines[name])
+                self.opened.append(self._engines[name])
         if not counted:
             return self._engines[name]
         if name not in self._asked:
@@ -282,7 +207,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 from midstream.engines.local.continuous import ContinuousLocal
 
                 engine = ContinuousLocal(engine)  # type: ignore[arg-type]
-                self._opened.append(engine)
+                self.opened.append(engine)
             if self.budget is not None:
                 prompt, completion = price_of(component.config)
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
@@ -298,7 +223,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def agent_runs(self) -> AgentRuns:
         """The agent runs of a strategy that are kept."""
         opened = AgentRuns(self.kept)
-        self._opened.append(opened)
+        self.opened.append(opened)
         return opened
 
     # -- agent and environment ----------------------------------------------------------------------------------------
@@ -374,14 +299,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
-        worse = chosen.degraded if chosen else {}
-        tools = [
-            self._degraded(tool, worse[context.name], context, always=True) if context.name in worse else tool
-            for tool, context in self._tools
-        ]
         return rollout.Environment(
             agent=agent,
-            tools=tools,
+            tools=self._tools.worse(chosen.degraded) if chosen and chosen.degraded else self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
@@ -395,8 +315,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     async def close(self) -> None:
         """Close everything that was built, newest first, even if an object fails to close; repeating does nothing."""
         async with AsyncExitStack() as closing:
-            while self._opened:
-                closing.push_async_callback(self._opened.pop(0).close)
+            while self.opened:
+                closing.push_async_callback(self.opened.pop(0).close)
 
     def __exit__(self, *exception: object) -> None:
         if in_event_loop():
@@ -414,9 +334,10 @@ def unset_keys(build: Build) -> dict[str, str]:
     Engines count that agent or tools ask, and those that have been built for a reward or a role.
     """
     recipe = build.recipe
-    users = (*recipe.modules.values(), *(() if build.replay else recipe.tools.values()))
-    engines = [user.engine for user in (*users, *recipe.simulated.values()) if user.engine]
-    asked = dict.fromkeys([*engines, *build._engines])
+    tools = () if build.replay else (*recipe.tools.values(), *recipe.simulated.values())
+    asked = dict.fromkeys(
+        [*(user.engine for user in (*recipe.modules.values(), *tools) if user.engine), *build._engines]
+    )
     variables = {name: wanted_key(recipe.engines[name].config) for name in asked}
     return {name: wanted for name, wanted in variables.items() if wanted and not os.environ.get(wanted, "").strip()}
 
@@ -428,17 +349,6 @@ def prompt_notes(recipe: Recipe) -> list[str]:
     # A prompted module needs no context to be built.
     lost = {name: config.build(None).lost_sharing for name, config in own.items()}
     return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
-
-
-def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
-    """The one tool of a table, called `alias`. Raises `RecipeError` for the tools of a server."""
-    if len(tools) > 1:
-        raise RecipeError(
-            f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
-            code="name-clash",
-            fix="remove it; an MCP server's tools get other names with `prefix`",
-        )
-    return [Renamed(tools[0], alias)]
 
 
 def check_machine(build: Build) -> None:

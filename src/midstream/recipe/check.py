@@ -533,11 +533,12 @@ def _check_changed_tools(recipe: Recipe) -> None:
     for name, simulated in recipe.simulated.items():
         if simulated.engine is not None and simulated.engine not in recipe.engines:
             raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
-        if recipe.training and simulated.engine and simulated.engine == recipe.modules[recipe.trained].engine:
+        asked = [module.engine for module in recipe.modules.values() if in_process(recipe, module.engine)]
+        if simulated.engine is not None and simulated.engine in asked:
             raise RecipeError(
-                f"simulated.{name}.engine = {simulated.engine!r} is the engine of the policy",
+                f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that the agent asks",
                 code="engine-in-process",
-                cause="the policy would write the documents that it is trained on, with the gold answer before it",
+                cause="it samples once all trajectories wait for it, and one that searches does not",
                 fix="name another engine",
             )
 

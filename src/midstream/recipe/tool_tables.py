@@ -1,0 +1,127 @@
+"""Build the tools of a recipe: recorded or replayed, simulated, degraded, renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from midstream.core.component import Component, Context
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import Tool
+from midstream.tools.corpus import Corpus
+from midstream.tools.degraded import DegradedConfig, DegradedTool
+from midstream.tools.function import Renamed
+from midstream.tools.recording import Origin, Recording
+from midstream.tools.simulated import SimulatedConfig, SimulatedTool
+
+if TYPE_CHECKING:
+    from midstream.recipe.build import Build
+
+
+class ToolTables:
+    """The tools of a build, from the tables `tools`, `simulated` and `degraded` of its recipe."""
+
+    def __init__(self, build: Build) -> None:
+        self._build, self._recipe = build, build.recipe
+
+    @cached_property
+    def built(self) -> list[tuple[Tool, Context]]:
+        """The tools in the recipe's order, each with its table's context. Raises `RecipeError` for an equal name."""
+        built: dict[str, tuple[Tool, Context]] = {}
+        for table, component in self._recipe.tools.items():
+            context = self._build.context(component, table)
+            tools = self._recorded(self._origin(component, context), partial(component.config.build, context))
+            if (simulated := self._recipe.simulated.get(table)) is not None:
+                tools = self._simulated(tools, simulated, context)
+            if (degraded := self._recipe.degraded.get(table)) is not None:
+                tools = [self._degraded(tool, degraded, context) for tool in tools]
+            if component.alias:
+                tools = _called(component.alias, tools, table)
+            for tool in tools:
+                if tool.name in built:
+                    raise RecipeError(
+                        f"tools.{table} and tools.{built[tool.name][1].name} both have a tool called {tool.name!r}",
+                        code="name-clash",
+                        fix="remove one of them; an MCP server's tools get other names with `prefix`",
+                    )
+                built[tool.name] = (tool, context)
+        return [*built.values()]
+
+    def worse(self, degraded: Mapping[str, DegradedConfig]) -> list[Tool]:
+        """The tools of an evaluation in which some are degraded in every run."""
+        return [
+            self._degraded(tool, degraded[context.name], context, always=True) if context.name in degraded else tool
+            for tool, context in self.built
+        ]
+
+    @property
+    def recorded_tier(self) -> str:
+        """The tier of the sandbox in which recorded code ran, "" if none did."""
+        if self._recording is None:
+            return ""
+        tables = ((component, self._build.context(component, name)) for name, component in self._recipe.tools.items())
+        return next(filter(None, (self._recording.sandbox(self._origin(*table)) for table in tables)), "")
+
+    @cached_property
+    def _recording(self) -> Recording | None:
+        """The recording that tools are recorded in or replayed from, if any."""
+        directory = self._build.record or self._build.replay
+        if directory is None:
+            return None
+        opened = Recording(directory, write=self._build.record is not None)
+        self._build.opened.append(opened)
+        return opened
+
+    def _recorded(self, origin: Origin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
+        """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
+        recorded = self._recording  # first: an unusable recording must be refused before a server starts
+        if recorded is not None and self._build.replay:
+            return recorded.replay(origin)
+        made = build()
+        tools = made if isinstance(made, list) else [made]  # a server has several
+        self._build.opened += tools
+        return tools if recorded is None else recorded.record(tools, origin)
+
+    def _origin(self, component: Component, context: Context) -> Origin:
+        """Everything in the recipe that affects the answers of a table's tools."""
+        settings = component.table()
+        if component.engine is not None:
+            settings["engine"] = context.engine_identity
+        if component.config.needs_world:
+            settings["tasks"] = self._recipe.tasks.table()
+        runs_code = component.type == "python" and not self._build.replay
+        return Origin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")
+
+    def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
+        """The tools with a simulator in their place during training."""
+        settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere"}), None
+        if config.engine is None:
+            settings["tasks"] = self._recipe.tasks.table()
+        else:
+            table = self._recipe.engines[config.engine].table()
+            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
+            if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
+                engine = self._build.engine(config.engine, continuous=True)
+        origin = Origin(table=f"{context.name}.simulated", settings=settings)
+        (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
+        return [SimulatedTool(tool, simulator, config) for tool in tools]
+
+    def _degraded(self, tool: Tool, config: DegradedConfig, context: Context, *, always: bool = False) -> DegradedTool:
+        """A tool that is made worse."""
+        corpus = None
+        if config.needs_corpus:
+            corpus = Corpus(config.index, context, f"degraded.{context.name}")
+            self._build.opened.append(corpus)
+        return DegradedTool(tool, config, corpus, always=always)
+
+
+def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
+    """The one tool of a table, called `alias`. Raises `RecipeError` for the tools of a server."""
+    if len(tools) > 1:
+        raise RecipeError(
+            f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
+            code="name-clash",
+            fix="remove it; an MCP server's tools get other names with `prefix`",
+        )
+    return [Renamed(tools[0], alias)]
