@@ -9,7 +9,7 @@ import asyncio
 import os
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,11 +179,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def _tools(self) -> ToolTables:
-        return ToolTables(self)
-
-    def context(self, component: Component, name: str) -> _BuildContext:
-        """What the component of a table may use while it is built."""
-        return _BuildContext(self, component, name)
+        return ToolTables(self, partial(_BuildContext, self))
 
     # -- engines ------------------------------------------------------------------------------------------------------
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class ToolTables:
     """The tools of a build, from the tables `tools`, `simulated` and `degraded` of its recipe."""
 
-    def __init__(self, build: Build) -> None:
-        self._build, self._recipe = build, build.recipe
+    def __init__(self, build: Build, context_of: Callable[[Component, str], Context]) -> None:
+        self._build, self._recipe, self._context_of = build, build.recipe, context_of
 
     @cached_property
     def built(self) -> list[tuple[Tool, Context]]:
         """The tools in the recipe's order, each with its table's context. Raises `RecipeError` for an equal name."""
         built: dict[str, tuple[Tool, Context]] = {}
         for table, component in self._recipe.tools.items():
-            context = self._build.context(component, table)
+            context = self._context_of(component, table)
             tools = self._recorded(self._origin(component, context), partial(component.config.build, context))
             if (simulated := self._recipe.simulated.get(table)) is not None:
                 tools = self._simulated(tools, simulated, context)
@@ -60,7 +60,7 @@ class ToolTables:
         """The tier of the sandbox in which recorded code ran, "" if none did."""
         if self._recording is None:
             return ""
-        tables = ((component, self._build.context(component, name)) for name, component in self._recipe.tools.items())
+        tables = ((component, self._context_of(component, name)) for name, component in self._recipe.tools.items())
         return next(filter(None, (self._recording.sandbox(self._origin(*table)) for table in tables)), "")
 
     @cached_property
