@@ -45,7 +45,7 @@ class Refining:
         key: which answers are the same.
         max_attempts: attempts at an agent run.
         kept: where agent runs that ended are kept, and found again.
-        place: what tells evaluations of one task and seed apart in `kept`, such as set and temperature.
+        place: the part of keys in `kept` that differs between evaluations of one task: set and temperature.
     """
 
     def __init__(

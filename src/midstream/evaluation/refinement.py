@@ -302,4 +302,4 @@ def _advice(
     if plan.T == 0:
         return "do not refine", "a vote over single runs is expected to score as much for this budget"
     more = plan.expected - votes_only.expected
-    return "refine", f"expected to score {100 * more:.1f} points more than a vote over {votes_only.K} single runs"
+    return "refine", f"expected to score {100 * more:.1f} points more than the best vote without rounds"
