@@ -5,8 +5,9 @@
     ...
 
 A chain's state is a whole solution. Each round asks the agent to verify it, and then to write the next state from the
-question, the state and the verification; the verdict decides nothing, so every round does both, as in the paper.
-Departures: any agent takes the place of the paper's model, also one with tools; a decided vote ends the other chains.
+question, the state and the verification; the verdict decides nothing, so every round does both. Departures: any agent
+takes the place of the paper's model, also one with tools; the vote is over the last answers of the chains alone (the
+paper's figure 1 counts those of the last ten rounds); a decided vote ends the other chains.
 """
 
 from __future__ import annotations

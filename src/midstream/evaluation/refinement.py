@@ -1,6 +1,6 @@
 """What rounds of verification and refinement do to right and wrong answers, and whether they pay.
 
-The model of deep self-evolving reasoning (DSER, arXiv 2510.17498, section 3): a chain's answer is right or wrong, and a
+The model of deep self-evolving reasoning (DSER, arXiv 2510.17498): a chain's answer is right or wrong, and a
 round makes a wrong one right with probability p (improvement) and a right one wrong with probability q (degradation).
 After t rounds the expected accuracy is
 

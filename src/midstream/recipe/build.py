@@ -99,7 +99,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
-        self._opened.append(self.gateway)
+        self.agent_runs = AgentRuns(self.kept)  # opened by the first agent run of a strategy
+        self._opened += [self.gateway, self.agent_runs]
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -253,13 +254,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
         return Policy(self)
-
-    @cached_property
-    def agent_runs(self) -> AgentRuns:
-        """The agent runs of a strategy that are kept."""
-        opened = AgentRuns(self.kept)
-        self._opened.append(opened)
-        return opened
 
     # -- agent and environment ----------------------------------------------------------------------------------------
 
