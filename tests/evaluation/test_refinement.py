@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean
 
@@ -22,6 +23,8 @@ from midstream.evaluation.refinement import (
     vote_accuracy,
 )
 
+Rates = Callable[[random.Random], tuple[float, float]]  # a task's p and q
+
 
 def attempt(draw: random.Random, start: float, p: float, q: float, K: int, T: int) -> Attempt:
     chains = []
@@ -37,7 +40,7 @@ def attempt(draw: random.Random, start: float, p: float, q: float, K: int, T: in
 
 def study(
     start: float, p: float, q: float, *, tasks: int = 60, K: int = 8, T: int = 4, budget: int = 72, seed: int = 1
-):
+) -> RefinementStudy:
     draw = random.Random(seed)
     chains = [[attempt(draw, start, p, q, K, T)] for _ in range(tasks)]
     return study_of(chains, Strategy(K=K, T=T), budget=budget, runs=K * (1 + 2 * T))
@@ -48,13 +51,16 @@ def changes(chains: Attempt, *, was: bool) -> tuple[int, int]:
     return sum(old != new for old, new in pairs), len(pairs)
 
 
-def coverage(draw_rates, truth: tuple[float, float], *, repetitions: int, tasks: int) -> tuple[float, float, float]:
+def coverage(
+    draw_rates: Rates, truth: tuple[float, float], *, repetitions: int, tasks: int
+) -> tuple[float, float, float]:
     """How often the intervals of p, q and the limit hold the truth; each task has 4 chains of 4 rounds."""
     draw, held = random.Random(2), [0, 0, 0]
     for _ in range(repetitions):
         found = []
         for _ in range(tasks):
-            found.append(attempt(draw, 0.4, *draw_rates(draw), 4, 4))
+            p_task, q_task = draw_rates(draw)
+            found.append(attempt(draw, 0.4, p_task, q_task, 4, 4))
         p, q = (estimate([changes(chains, was=was) for chains in found]) for was in (False, True))
         both = combined(limit_of, [p], [q])
         for place, (interval, value) in enumerate(
@@ -79,7 +85,8 @@ def test_they_hold_it_too_where_tasks_differ(tasks: int):
         return draw.betavariate(2, 3), draw.betavariate(1, 6)
 
     for _ in range(60_000):
-        chains = attempt(draw, 0.4, *rates(draw), 1, 4)
+        p, q = rates(draw)
+        chains = attempt(draw, 0.4, p, q, 1, 4)
         for was, sums in counts.items():
             for place, count in enumerate(changes(chains, was=was)):
                 sums[place] += count

@@ -5,8 +5,9 @@
     ...
 
 A chain's state is a whole solution. Each round asks the agent to verify it, and then to write the next state from the
-question, the state and the verification; the verdict decides nothing, so every round does both, as in the paper.
-Departures: any agent takes the place of the paper's model, also one with tools; a decided vote ends the other chains.
+question, the state and the verification; the verdict decides nothing, so every round does both. Departures: any agent
+takes the place of the paper's model, also one with tools; the vote is over the last answers of the chains alone (the
+paper's figure 1 counts those of the last ten rounds); a decided vote ends the other chains.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Refining:
         key: which answers are the same.
         max_attempts: attempts at an agent run.
         kept: where agent runs that ended are kept, and found again.
-        place: what tells evaluations of one task and seed apart in `kept`, such as set and temperature.
+        place: the part of keys in `kept` that differs between evaluations of one task: set and temperature.
     """
 
     def __init__(

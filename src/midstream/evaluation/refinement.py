@@ -1,6 +1,6 @@
 """What rounds of verification and refinement do to right and wrong answers, and whether they pay.
 
-The model of deep self-evolving reasoning (DSER, arXiv 2510.17498, section 3): a chain's answer is right or wrong, and a
+The model of deep self-evolving reasoning (DSER, arXiv 2510.17498): a chain's answer is right or wrong, and a
 round makes a wrong one right with probability p (improvement) and a right one wrong with probability q (degradation).
 After t rounds the expected accuracy is
 
@@ -302,4 +302,4 @@ def _advice(
     if plan.T == 0:
         return "do not refine", "a vote over single runs is expected to score as much for this budget"
     more = plan.expected - votes_only.expected
-    return "refine", f"expected to score {100 * more:.1f} points more than a vote over {votes_only.K} single runs"
+    return "refine", f"expected to score {100 * more:.1f} points more than the best vote without rounds"

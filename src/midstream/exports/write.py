@@ -73,6 +73,8 @@ def export(
         for part, trajectory in _trajectories(run, parts, left_out):
             if learns and trajectory.status == "error":
                 left_out["ended in an error"] += 1
+            elif format in ("trl", "sft") and trajectory.refinement is not None:
+                left_out["of a strategy: the reward is that of a vote, not of each reply"] += 1
             elif format == "trl" and trajectory.reward is None:
                 left_out["without a reward"] += 1
             elif format == "sft" and not everything and (not trajectory.reward or trajectory.reward.value < SUCCESS):

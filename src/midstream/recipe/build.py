@@ -97,7 +97,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
-        self.opened.append(self.gateway)
+        self.agent_runs = AgentRuns(self.kept)  # opened by the first agent run of a strategy
+        self.opened += [self.gateway, self.agent_runs]
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -214,13 +215,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
         return Policy(self)
-
-    @cached_property
-    def agent_runs(self) -> AgentRuns:
-        """The agent runs of a strategy that are kept."""
-        opened = AgentRuns(self.kept)
-        self.opened.append(opened)
-        return opened
 
     # -- agent and environment ----------------------------------------------------------------------------------------
 

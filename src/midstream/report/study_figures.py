@@ -109,7 +109,7 @@ def _lines(axes: Axes, chart: Panel, rows: Sequence[StudyRow]) -> None:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if all(float(row.name).is_integer() for row in rows if row.metric in drawn):  # steps, rounds
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     axes.set_title(_plain(chart.title), fontsize=10)
     axes.set_xlabel(chart.x_label, fontsize=9)
     axes.grid(axis="y", linestyle=":")

@@ -15,6 +15,7 @@ The mark says it without color: only what the policy wrote is trained on.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observat
 from midstream.report.numbers import counted, listed, number, percent, shorten, troubles
 
 _TEXT_LIMIT = 1500
+_VOTE = 40  # characters of an answer among votes
 
 # Stop reasons that say too little by their name.
 _REASONS = {
@@ -157,6 +159,13 @@ def trouble_rows(call: Call) -> list[Row]:
 def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     """What there is to know of a run's end below its answer and reward: why it stopped, what failed around it."""
     rows: list[Row] = []
+    if trajectory.refinement is not None:
+        done = trajectory.refinement
+        last = Counter(chain[-1] or "no answer" for chain in done.answers if chain)
+        votes = ", ".join(f"{count} x {shorten(answer, _VOTE)}" for answer, count in last.most_common())
+        rows.append(
+            ("chains", plain(f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"))
+        )
     if is_stream(trajectory) and template is not None:
         rows.append(("format", plain(format_words(trajectory, template))))
     rows.append(("stopped", Text(stopped(trajectory))))
