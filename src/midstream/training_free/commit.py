@@ -116,19 +116,29 @@ def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[
 
 
 def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
-    """The votes of an update's gate on the lessons it accepted or rejected; none where nothing was tested."""
-    return [
-        Vote(
-            text=change.operation.text,
-            value="for" if change.fate == "accepted" else "against",
-            by="gate",
-            run=run,
-            lesson=change.operation.id,
-            update=record.step,
-        )
-        for change in record.changes
-        if record.tests and change.fate != "pending" and change.operation.kind in ("add", "modify")
-    ]
+    """The votes of an update's gate: for each accepted lesson that helped, against each rejected one that harmed.
+
+    Only an effect that was measured apart from the batch counts: a batch that is rejected as a whole says nothing about
+    its single lessons. Where nothing is tested, there are no votes.
+    """
+    votes: list[Vote] = []
+    for change in record.changes:
+        effect, operation = change.effect, change.operation
+        if effect is None or not effect.alone or operation.kind not in ("add", "modify"):
+            continue
+        helped, harmed = change.fate == "accepted" and effect.mean > 0, change.fate == "rejected" and effect.mean < 0
+        if helped or harmed:
+            votes.append(
+                Vote(
+                    text=operation.text,
+                    value="for" if helped else "against",
+                    by="gate",
+                    run=run,
+                    lesson=operation.id,
+                    update=record.step,
+                )
+            )
+    return votes
 
 
 class MadeUpdate(Frozen):

@@ -37,6 +37,7 @@ from midstream.training_free.settings import FeedbackConfig
 from midstream.training_free.similarity import NO_VECTORS, embedding_similarity, ngram_similarity
 
 NEAREST = 3  # distinct votes that hold a text back
+HELD_BACK = "near three votes against"  # of a refusal, before the votes
 _SHOWN = 60  # characters of a vote in a reason
 
 
@@ -143,7 +144,7 @@ class Feedback:
         if len(against) < NEAREST or (len(favor) == NEAREST and _total(favor) >= _total(against)):
             return None
         shown = ", ".join(f"{shorten(vote.text, _SHOWN)!r} ({value:.2f})" for value, vote in against)
-        return f"near three votes against: {shown}"
+        return f"{HELD_BACK}: {shown}"
 
     def _nearest(self, text: str, value: str) -> list[tuple[float, Vote]]:
         """At most three near votes of one side with their similarities, the nearest first."""

@@ -33,7 +33,7 @@ from midstream.rewards.statement import meaning
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget
 from midstream.training_free.commit import MadeUpdate, UpdateRecord
-from midstream.training_free.feedback import Feedback, VoteFile
+from midstream.training_free.feedback import Feedback, Vote, VoteFile
 from midstream.training_free.gate import ChangeRecord, Decision, decide
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, measured, proven, render_modules, tokens
@@ -118,6 +118,7 @@ class Practice:
         """
         began, self.budget.phase = time.monotonic(), "learning"
         epoch, tasks = self.batch(step)
+        votes = self.ledger.votes(self.votes.counted) if self.votes is not None else ()
         proposal = await self.propose(step, tasks, library)
         trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
@@ -129,7 +130,7 @@ class Practice:
                 fix="fix that",
             )
         proposed = [*pending, *proposal.operations]
-        rules = await self._rules(library, proposed)
+        rules = await self._rules(library, proposed, votes)
         moved, outcomes = screened(library, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
@@ -178,7 +179,7 @@ class Practice:
         size = self.config.batch_size
         return epoch + 1, order[number * size : (number + 1) * size]
 
-    async def _rules(self, library: Library, proposed: Sequence[Operation]) -> Rules:
+    async def _rules(self, library: Library, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
         config, feedback = self.config.library, self.config.feedback
         bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
@@ -187,8 +188,8 @@ class Practice:
         if similarity and config.embedding:
             similarity = await embedding_similarity(config.embedding, [*texts, *(one.text for one in library.lessons)])
         held_back: Guard | None = None
-        if feedback is not None and self.votes is not None:
-            votes, near = self.ledger.votes(self.votes.counted), ngram_similarity
+        if feedback is not None and votes:
+            near: Similarity = ngram_similarity
             if embedding := feedback.embedding or config.embedding:
                 near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
             held_back = Feedback(votes=votes, similarity=near, near=feedback.near).refusal
