@@ -68,6 +68,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`practice.library`": practice.LibraryConfig,
     "`practice.library.embedding`": practice.EmbeddingConfig,
     "`practice.gate`": practice.GateConfig,
+    "`practice.feedback`": practice.FeedbackConfig,
     "`[budget]`": BudgetConfig,
     "`[agent]`: session": SessionSettings,
     "`[agent]`: command": CommandSettings,
@@ -132,7 +133,7 @@ def default(info: FieldInfo) -> str:
         return ", ".join(f"`{name} = {json.dumps(setting)}`" for name, setting in changed.items())
     if isinstance(value, BaseModel):
         return "see right"
-    return "none" if value is None or value is PydanticUndefined else f"`{json.dumps(value)}`"
+    return "none" if value is None or value is PydanticUndefined else f"`{json.dumps(value, default=str)}`"
 
 
 if __name__ == "__main__":

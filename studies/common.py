@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from midstream.core.errors import MidstreamError, RecipeError
 from midstream.core.terminal import Terminal
-from midstream.recipe.schema import Recipe
+from midstream.recipe.check import check
+from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs.files import atomic_write
 from midstream.study import check_seeds
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
 def parser(description: str, *, out: str, recipe: str = "") -> argparse.ArgumentParser:
@@ -79,3 +89,58 @@ def require_set(recipe: Recipe) -> None:
             code="missing-key",
             fix="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
         )
+
+
+def workshop_recipe(options: argparse.Namespace) -> Recipe:
+    """The recipe of a study in the simulated workshop. Raises `RecipeError` for another one."""
+    recipe = load_recipe(options.recipe, options.overrides)
+    if recipe.tasks.type != "workshop" or recipe.practice is None:
+        raise RecipeError(
+            f"recipe {recipe.name!r} does not practise in the simulated workshop",
+            code="wrong-kind-of-recipe",
+            cause="only there the worth of a lesson is known exactly",
+            fix="name training-free-simulated, or a file that extends it",
+        )
+    require_set(recipe)
+    return recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A piece of a study: a recipe with changes, and the directory of its result."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        """The file of the result, named after everything that decides it."""
+        key = json.dumps(check(load_recipe(self.recipe, self.overrides)), sort_keys=True)
+        return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
+
+
+def results(
+    jobs: Sequence[Job], make: Callable[[Job], ResultT], model: type[ResultT], report: Callable[[str], None], what: str
+) -> list[ResultT]:
+    """The result of each job, in order: read where it was made before, else made on all cores and written.
+
+    `make` is a function of a module, which other processes import.
+    """
+    found = {job: _read(job, model) for job in jobs}
+    missing = [job for job, result in found.items() if result is None]
+    report(f"{what}: {len(missing)} of {len(jobs)} to make")
+    if missing:
+        missing[0].root.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(min(os.cpu_count() or 1, len(missing)), mp_context=get_context("spawn")) as pool:
+            for job, result in zip(missing, pool.map(make, missing), strict=True):
+                atomic_write(job.path, result.model_dump_json().encode() + b"\n")
+                found[job] = result
+    return [result for result in found.values() if result is not None]
+
+
+def _read(job: Job, model: type[ResultT]) -> ResultT | None:
+    try:
+        return model.model_validate_json(job.path.read_bytes())
+    except (FileNotFoundError, ValidationError):  # not there yet, or of an earlier version
+        return None

@@ -11,41 +11,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build
-from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
 from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.budget import Budget, BudgetConfig
-from midstream.runs.files import atomic_write
 from midstream.study import chosen
+from midstream.training_free.commit import MadeUpdate, gate_votes
+from midstream.training_free.feedback import VoteFile
 from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Library
 from midstream.training_free.operations import Operation
 from midstream.training_free.update import Practice
 from midstream.worlds.workshop.tasks import Workshop
-from studies.common import parser, reporter, require_set, run, write_json
+from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("practice.gate.enabled=false",)
@@ -81,21 +72,6 @@ class Learned(Frozen):
         return self.after - self.before
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One run: a recipe with changes, and where its result lies."""
-
-    recipe: str
-    overrides: tuple[str, ...]
-    root: Path
-
-    @property
-    def path(self) -> Path:
-        """Named after everything that decides the result."""
-        key = json.dumps(check(load_recipe(self.recipe, self.overrides)), sort_keys=True)
-        return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study; returns the exit code."""
     options = parser(__doc__ or "", out="runs/study-gate", recipe="training-free-simulated")
@@ -105,15 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def study_gate(options: argparse.Namespace) -> None:
     """Run what is missing, write the numbers, print the tables."""
     parts = chosen(PARTS, options.only)
-    recipe = load_recipe(options.recipe, options.overrides)
-    if recipe.tasks.type != "workshop" or recipe.practice is None:
-        raise RecipeError(
-            f"recipe {recipe.name!r} does not practise in the simulated workshop",
-            code="wrong-kind-of-recipe",
-            cause="only there the worth of a lesson is known exactly",
-            fix="name training-free-simulated, or a file that extends it",
-        )
-    require_set(recipe)
+    recipe = workshop_recipe(options)
+    assert recipe.practice is not None
     report = reporter(options)
     record: dict[str, Any] = {"recipe": recipe.name, "seeds": options.seeds}
     if "gate" in parts:
@@ -166,28 +135,7 @@ def _runs(
     seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
     fixed = (*options.overrides, *changes)
     jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=options.out) for seed in seeds]
-    found = {job: _read(job) for job in jobs}
-    missing = [job for job, learned in found.items() if learned is None]
-    report(f"{what}: {len(missing)} of {len(jobs)} runs to make")
-    if missing:
-        options.out.mkdir(parents=True, exist_ok=True)
-        with ProcessPoolExecutor(min(os.cpu_count() or 1, len(missing)), mp_context=get_context("spawn")) as pool:
-            for job, learned in zip(missing, pool.map(_make, missing), strict=True):
-                found[job] = learned
-    return [learned for learned in found.values() if learned is not None]
-
-
-def _read(job: Job) -> Learned | None:
-    try:
-        return Learned.model_validate_json(job.path.read_bytes())
-    except (FileNotFoundError, ValidationError):  # not there yet, or of an earlier version
-        return None
-
-
-def _make(job: Job) -> Learned:
-    learned = practised(job.recipe, job.overrides)
-    atomic_write(job.path, learned.model_dump_json().encode() + b"\n")
-    return learned
+    return results(jobs, practised, Learned, report, what)
 
 
 def best_lessons(world: Workshop, tasks: Sequence[Task]) -> list[str]:
@@ -210,28 +158,31 @@ def best_lessons(world: Workshop, tasks: Sequence[Task]) -> list[str]:
     return chosen
 
 
-def practised(name: str, overrides: Sequence[str]) -> Learned:
+def practised(job: Job) -> Learned:
     """Learn a library without a run directory, and say what it is worth."""
-    recipe = load_recipe(name, overrides)
-    assert recipe.practice is not None
     budget = Budget(BudgetConfig())
-    with Build(recipe, budget=budget) as build:
-        library, accepted = asyncio.run(_practise(build))
-        world, chosen = build.source, recipe.evaluation.sets[0]
-        assert isinstance(world, Workshop)
-        tasks = build.set_tasks(chosen)
+    with Build(load_recipe(job.recipe, job.overrides), budget=budget) as build:
+        made = asyncio.run(updates(build))
+        world, tasks = test_orders(build)
+        library = made[-1].library
         return Learned(
             before=world.mean_success(tasks, []),
             after=world.mean_success(tasks, [lesson.text for lesson in library.rendered]),
             best=world.mean_success(tasks, best_lessons(world, tasks)),
             lessons=len(library.rendered),
-            accepted=accepted,
+            accepted=sum(len(update.operations) for update in made),
             rollouts=budget.spent().rollouts,
         )
 
 
-async def _practise(build: Build) -> tuple[Library, int]:
-    """All updates of a run, and how many changes were accepted."""
+def test_orders(build: Build) -> tuple[Workshop, list[Task]]:
+    """The world of a build, and the orders of its first evaluation set."""
+    assert isinstance(build.source, Workshop)
+    return build.source, build.set_tasks(build.recipe.evaluation.sets[0])
+
+
+async def updates(build: Build, votes: VoteFile | None = None, run: str = "") -> list[MadeUpdate]:
+    """All updates of a run; its gate votes under the name `run`, if there are `votes`."""
     parts, ledger = practice_parts_of(build), Ledger()
     practice = Practice(
         config=parts.practice,
@@ -241,16 +192,20 @@ async def _practise(build: Build) -> tuple[Library, int]:
         gate_environment=parts.make_environment(chosen=parts.validation_set),
         engines=parts.engines,
         ledger=ledger,
+        votes=votes,
         seed=parts.seed,
         identity=parts.identity,
         budget=parts.budget,
     )
-    library, pending, accepted = parts.start, tuple[Operation, ...](), 0
+    library, pending, found = parts.start, tuple[Operation, ...](), list[MadeUpdate]()
     for step in range(1, parts.practice.updates + 1):
         made = await practice.update(step, library, pending, step)
-        library, pending, accepted = made.library, made.record.pending, accepted + len(made.operations)
+        library, pending = made.library, made.record.pending
+        if votes is not None:
+            votes.add(gate_votes(made.record, run))
+        found.append(made)
         ledger.clear()
-    return library, accepted
+    return found
 
 
 def gate_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -33,6 +33,8 @@ from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
+from midstream.runs.budget import BudgetedAgent
+from midstream.training_free.feedback import FilteredAgent
 
 _SHOWN = 200  # characters of a step
 Step = Callable[[str], Any]
@@ -123,7 +125,8 @@ def serve_sessions(
                 keep(group.trajectories)
 
             agent: Any = environment.agent
-            agent = getattr(agent, "agent", agent)  # behind a budget
+            while isinstance(agent, BudgetedAgent | FilteredAgent):
+                agent = agent.agent
             async with asyncio.TaskGroup() as runs:  # a spent budget or full disk ends the server
                 agent.start = lambda task: runs.create_task(one(task))
                 build.gateway.start()
@@ -197,6 +200,8 @@ class AnsweringAgent:
         ended = await self.run(question_of(asked.messages), step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
+        if ended.held_back:
+            raise FormError("answer-held-back", f"agent.filter: {ended.held_back}", None, status=422)
         usage = usage_of(ended.calls)
         answered = Answered(
             id=f"{ended.seed:016x}",
@@ -261,6 +266,8 @@ async def _speak_mcp(agent: AnsweringAgent) -> None:
         ended = running.result()
         if ended.error is not None:
             raise RuntimeError(ended.error.line)  # the SDK makes it the tool's error
+        if ended.held_back:
+            raise RuntimeError(f"the answer is held back by agent.filter: {ended.held_back}")
         return ended.answer or ""
 
     # The SDK reads types, and finds the context by its: as text they would be looked up outside of this function.

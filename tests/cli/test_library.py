@@ -449,3 +449,51 @@ def test_a_dry_run_says_how_much_it_would_take(library, workshop, tmp_path):
     assert code == 0
     assert out.endswith("# At most 320 rollouts to test the library, 192 for its lessons")
     assert path.read_text() == to_json(workshop[0])
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def test_people_vote_on_lessons_and_texts_and_see_what_counts(library, run_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, shown, _ = library("vote", run_path, "L1", "--against")
+    assert code == 0
+    assert "against person run L1 Look numbers up before you calculate." in shown
+    assert library("vote", "Round  always.", "--against", "--project", ".midstream/votes.sqlite")[0] == 0
+    assert library("vote", run_path, "L1", "--for")[0] == 0
+    found = json.loads(library("votes", "--json")[1])
+    assert [(vote["text"], vote["value"], vote["lesson"], vote["run"]) for vote in found] == [
+        ("Round always.", "against", "", ""),
+        ("Look numbers up before you calculate.", "for", "L1", str(run_path)),
+    ]
+    assert "against person Round always." in library("votes", run_path)[1]
+
+
+def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(library, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "own.sqlite"
+    run = write_run(tmp_path / "run", versions=(Library(), PROVEN))
+    record = json.loads(run.info_path.read_text())
+    record["resolved"]["practice"]["feedback"] = {"votes": str(place)}
+    record.pop("checksum", None)
+    run.info_path.write_text(json.dumps(record))
+    assert json.loads(library("vote", run.root, "L2", "--for", "--json")[1])["votes"] == str(place)
+    assert not (tmp_path / ".midstream").exists()
+    assert [vote["lesson"] for vote in json.loads(library("votes", run.root, "--json")[1])] == ["L2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("vote", "RUN", "L9", "--for"), "unknown-name"),
+        (("vote", " ", "--for"), "empty-value"),
+        (("vote", "none.json", "L1", "--for"), "file-not-found"),
+        (("votes",), "file-not-found"),
+    ],
+)
+def test_a_vote_on_nothing_is_refused(library, run_path, tmp_path, monkeypatch, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = library(*(run_path if argument == "RUN" else argument for argument in arguments))
+    assert code != 0
+    assert problem in error
+    assert not (tmp_path / ".midstream").exists()

@@ -1,4 +1,4 @@
-"""`midstream library`: look at what an agent has learned, compare versions, roll back, edit, validate.
+"""`midstream library`: look at what an agent has learned, compare versions, roll back, edit, validate, vote.
 
 Only `validate` asks a model. Every change makes a new version of a run's library: nothing is lost, and `rollback`
 undoes it. A change of what prompts show makes the library unproven.
@@ -23,17 +23,37 @@ from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
-from midstream.recipe.library import EditableLibrary, check_shown, editable_library, history, read, shows_lessons, split
+from midstream.recipe.library import (
+    EditableLibrary,
+    cast_vote,
+    check_shown,
+    editable_library,
+    history,
+    read,
+    shows_lessons,
+    split,
+    votes_path,
+)
 from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
 from midstream.recipe.schema import modules_of, to_toml
 from midstream.recipe.sessions import validation_settings
+from midstream.report.numbers import counted
 from midstream.report.practice_data import spent_text
-from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
+from midstream.report.practice_tables import (
+    diff_screen,
+    library_screen,
+    size_of,
+    validation_screen,
+    versions_screen,
+    votes_screen,
+)
 from midstream.report.progress import progress
 from midstream.training_free.commit import read_library
+from midstream.training_free.feedback import read_votes
 from midstream.training_free.library import Library, render_modules
 from midstream.training_free.library_text import edited, to_json, to_markdown
 from midstream.training_free.operations import Rules, diff
+from midstream.training_free.settings import FeedbackConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +87,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
 
+    vote = actions.add_parser(
+        "vote", help="for or against a lesson or a text: near three against, others are held back"
+    )
+    vote.add_argument("named", metavar="LIBRARY", help=f"{where}; without LESSON, the text itself")
+    vote.add_argument("lesson", metavar="LESSON", nargs="?", default="", help="its id, e.g. L3")
+    value = vote.add_mutually_exclusive_group(required=True)
+    for name in ("for", "against"):
+        value.add_argument(f"--{name}", dest="value", action="store_const", const=name, help=f"vote {name} it")
+
+    votes = actions.add_parser("votes", help="the votes of people and of the gate that count")
+    votes.add_argument("named", metavar="RUN", nargs="?", default=None, help="of the project of this run")
+    for action in (vote, votes):
+        action.add_argument(
+            "--project", type=Path, metavar="FILE", help=f"file of votes (default: the run's, {FeedbackConfig().votes})"
+        )
+
     functions = {
         show: show_library, versions: list_versions, comparison: show_diff,
-        rollback: roll_back, edit: edit_library, validate: validate_library,
+        rollback: roll_back, edit: edit_library, validate: validate_library, vote: add_vote, votes: list_votes,
     }  # fmt: skip
     for action, function in functions.items():
         shared.add(action, *shared.OUTPUT)
@@ -228,6 +264,27 @@ def validate_library(options: argparse.Namespace) -> int:
             command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
             _print(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
     return 0 if tested.found.test.verdict == "better" else 1
+
+
+def add_vote(options: argparse.Namespace) -> int:
+    """Add a person's vote to the project's."""
+    given, place = cast_vote(options.named, options.lesson, options.value, options.project)
+    if options.json:
+        print(json.dumps({"votes": str(place), "vote": given.model_dump(mode="json")}))
+    else:
+        _print(votes_screen([given]))
+        _print(Text(f"{place}: {counted(len(read_votes(place)), 'vote')}"))
+    return 0
+
+
+def list_votes(options: argparse.Namespace) -> int:
+    """Print the votes that count."""
+    found = read_votes(votes_path(options.named, options.project))
+    if options.json:
+        print(json.dumps([vote.model_dump(mode="json") for vote in found]))
+    else:
+        _print(votes_screen(found))
+    return 0
 
 
 def _print_change(options: argparse.Namespace, before: Library, after: Library, where: str) -> int:

@@ -26,9 +26,18 @@ from midstream.core.html_table import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
 # token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older
-# versions recorded as "deadline", always with an error.
+# versions recorded as "deadline", always with an error; filtered: `agent.filter` held the answer back.
 StopReason = Literal[
-    "verified", "answered", "ended", "turn_limit", "token_limit", "context_limit", "time_limit", "deadline", "error"
+    "verified",
+    "answered",
+    "ended",
+    "turn_limit",
+    "token_limit",
+    "context_limit",
+    "time_limit",
+    "deadline",
+    "error",
+    "filtered",
 ]
 OUTER_LIMITS: tuple[StopReason, ...] = ("context_limit", "time_limit")
 CUT_OFF: frozenset[StopReason] = frozenset({"token_limit", "context_limit", "time_limit"})  # a limit ended the run
@@ -285,6 +294,7 @@ class Trajectory(Frozen):
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
     final: str = ""  # the whole reply of the answer, without thoughts; empty for programs, dialogues and old runs
+    held_back: str = ""  # why `agent.filter` held the answer back; "" if it did not
     gold: str | None = None
     reward: Score | None = None
     stop_reason: StopReason = "turn_limit"

@@ -53,6 +53,7 @@ from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
+from midstream.training_free.feedback import FilteredAgent
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
@@ -274,6 +275,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             agent = Interleaved(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
             agent = AgentFlow(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
+        if self.recipe.agent.filter is not None:
+            agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         if self.budget is not None and not replaced:
             agent = BudgetedAgent(agent, self.budget)

@@ -6,6 +6,7 @@ Parsing (`schema.py`) has validated each component's settings. This check runs b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from midstream.engines.own import FunctionEngineSettings
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
+from midstream.training_free.feedback import read_votes
 from midstream.training_free.library import render_modules
 from midstream.training_free.settings import ROLES, PracticeConfig
 
@@ -59,10 +61,15 @@ def check(recipe: Recipe) -> Table:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
     if recipe.agent.library is not None:
         resolved["agent"]["library"] = _checked_library(recipe)
+    if recipe.agent.filter is not None:
+        read_votes(recipe.agent.filter.votes)  # raises: a filter without votes holds nothing back
+        resolved["agent"]["filter"]["votes"] = os.path.abspath(recipe.agent.filter.votes)
     if recipe.training is not None:
         _check_training(recipe)
     if recipe.practice is not None:
         _check_practice(recipe, recipe.practice)
+        if recipe.practice.feedback is not None:  # a run that is resumed elsewhere votes in the same file
+            resolved["practice"]["feedback"]["votes"] = os.path.abspath(recipe.practice.feedback.votes)
         if recipe.practice.start is not None:
             resolved["practice"]["start"] = place = pinned(recipe.practice.start)
             check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
@@ -23,9 +23,11 @@ from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConf
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.training_free.commit import VERSIONS, History, name_damage, read_library
+from midstream.training_free.feedback import Vote, VoteFile
 from midstream.training_free.library import Library, identity, render_modules
 from midstream.training_free.library_text import to_json
 from midstream.training_free.operations import Operation
+from midstream.training_free.settings import FeedbackConfig
 
 _DIRECTORY = "library"  # of a practice run's directory: what holds its versions
 
@@ -178,6 +180,53 @@ def editable_library(named: str) -> Iterator[EditableLibrary]:
     run = RunDirectory.open(path)
     with run.lock():
         yield EditableLibrary(path=path, library=read_library(path), run=run)
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def cast_vote(
+    named: str, lesson: str, value: Literal["for", "against"], project: Path | None = None
+) -> tuple[Vote, Path]:
+    """Vote on a lesson of the library `named`, or, with `lesson` "", on the text `named` itself.
+
+    Returns the vote and its file: `project`, by default that of the library's run, else that of the working directory.
+    Raises `RunError` without the library, `UsageError` without the lesson or for an empty text.
+    """
+    where, found = "", None
+    if lesson:
+        path, _ = split(named)
+        where, found = os.path.abspath(path), read(named).find(lesson)
+        if found is None:
+            raise UsageError(
+                f"{named} has no lesson {lesson!r}",
+                code="unknown-name",
+                fix=f"midstream library show {shlex.quote(named)} lists them; vote on any other text as it is",
+            )
+    text = found.text if found else named
+    if not text.strip():
+        raise UsageError("the text to vote on is empty", code="empty-value", fix="write what you vote on")
+    given = Vote(text=text, value=value, run=where, lesson=lesson)
+    place = votes_path(named if lesson else None, project)
+    file = VoteFile(place)
+    try:
+        file.add([given])
+    finally:
+        file.close()
+    return given, place
+
+
+def votes_path(named: str | None, project: Path | None) -> Path:
+    """The file of votes: `project`, else what the run of the library `named` uses, else that of the working directory.
+
+    A run without `practice.feedback` uses none.
+    """
+    path, _ = split(named or "")
+    if project is None and named is not None and (path / "run.json").exists():
+        resolved: Any = RunDirectory.open(path).info().resolved
+        if feedback := (resolved.get("practice") or {}).get("feedback"):
+            return Path(feedback["votes"])
+    return project or FeedbackConfig().votes
 
 
 def learned_keys(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[str, str]:

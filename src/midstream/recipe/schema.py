@@ -39,7 +39,7 @@ from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
-from midstream.training_free.settings import PracticeConfig
+from midstream.training_free.settings import FeedbackConfig, PracticeConfig
 
 # These settings are listed first: if they differ, two runs are hard to compare.
 _FIRST = (
@@ -67,7 +67,8 @@ _RENAMED = {
 class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
-    `library` is a run directory or a file whose lessons are in the modules' prompts.
+    `library` is a run directory or a file whose lessons are in the modules' prompts. `filter` holds back answers near
+    three distinct votes against; a text is its `votes`.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
     """
@@ -79,18 +80,20 @@ class AgentConfig(LoopConfig):
     generator: Component
     analyst: Component | None = None
     library: Path | None = None
+    filter: FeedbackConfig | None = None
 
 
 class InterleavedConfig(StreamConfig):
     """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
-    `template` is the name of one that comes with midstream, or a TOML file; `library` as in `AgentConfig`.
+    `template` is the name of one that comes with midstream, or a TOML file; `library` and `filter` as in `AgentConfig`.
     """
 
     type: str = "interleaved"
     template: str
     policy: Component
     library: Path | None = None
+    filter: FeedbackConfig | None = None
 
 
 class DirectConfig(InterleavedConfig):
@@ -104,18 +107,23 @@ class OwnAgentConfig(Settings):
     """An agent of your own: one component, whose settings stand in the table of the agent itself.
 
     `policy` is that component; it asks the model of its `engine`, whose calls are trained. `engines` are other models
-    by the names that the agent gives them; `library` as in `AgentConfig`.
+    by the names that the agent gives them; `library` and `filter` as in `AgentConfig`.
     """
 
     type: str
     policy: Component
     engines: dict[str, str] = {}
     library: Path | None = None
+    filter: FeedbackConfig | None = None
 
     @model_serializer
     def table(self) -> Table:
         """The agent's table; `parse_recipe` reads it back."""
-        others = {"engines": self.engines, "library": str(self.library) if self.library else None}
+        others = {
+            "engines": self.engines,
+            "library": str(self.library) if self.library else None,
+            "filter": self.filter.model_dump(mode="json", exclude_none=True) if self.filter else None,
+        }
         return self.policy.table() | {key: value for key, value in others.items() if value}
 
 
@@ -273,7 +281,7 @@ def _own_agent(agent: Any) -> Table:
     table = dict(agent)
     if table.get("type") == "python" and "function" in table:  # a longer form
         table["type"] = table.pop("function")
-    others = {key: table.pop(key) for key in ("engines", "library") if key in table}
+    others = {key: table.pop(key) for key in ("engines", "library", "filter") if key in table}
     policy = parse_component("agent", table, "agent")
     return {"type": policy.type, "policy": policy, **others}
 

@@ -23,6 +23,7 @@ from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite
 from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training_free.feedback import read_votes
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, identity
 from midstream.training_free.reflector import ROLES, Reflector
@@ -239,6 +240,8 @@ def practice_parts_of(build: Build) -> PracticeParts:
         key = {name: build.resolved[name] for name in _CACHED}
         engines = key["engines"].items()  # a price changes no reply
         key["engines"] = {name: {k: v for k, v in table.items() if k != "listed_price"} for name, table in engines}
+        if recipe.agent.filter is not None:
+            key["votes"] = [vote.item + vote.value for vote in read_votes(recipe.agent.filter.votes)]
         key |= {"validation": build.resolved["evaluation"]["validation"], "identity": agent}
         cache = Cache(config.cache, key)
     return PracticeParts(

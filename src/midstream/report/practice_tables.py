@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,6 +19,7 @@ from midstream.report.practice_data import PracticeData, points, proven
 from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
 from midstream.training_free.commit import UpdateRecord, Version
+from midstream.training_free.feedback import Vote
 from midstream.training_free.library import Effect, Lesson, Library, Origin, size
 from midstream.training_free.operations import Diff
 from midstream.training_free.validation import Validation
@@ -271,6 +273,18 @@ def versions_screen(versions: Sequence[Version]) -> Table:
         changes += [version.note] if version.note else []
         lessons = str(len(version.library.rendered))
         table.add_row(str(version.number), by, lessons, yes, Text("; ".join(changes)))
+    return table
+
+
+def votes_screen(votes: Sequence[Vote]) -> Table:
+    """One line a vote: its value, the voter, the lesson with its run, and the text."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("vote", "by", "lesson"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("text")
+    for vote in votes:
+        lesson = f"{Path(vote.run).name} {vote.lesson}".strip()
+        table.add_row(vote.value, vote.by, plain(lesson), plain(vote.text))
     return table
 
 

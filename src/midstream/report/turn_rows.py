@@ -43,6 +43,7 @@ _REASONS = {
     "token_limit": "limit of tokens, the stream was cut off",
     "context_limit": "limit of the model's context",
     "time_limit": "time limit",
+    "filtered": "agent.filter held the answer back",
 }
 _LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
 
@@ -169,6 +170,8 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     if is_stream(trajectory) and template is not None:
         rows.append(("format", plain(format_words(trajectory, template))))
     rows.append(("stopped", Text(stopped(trajectory))))
+    if trajectory.held_back:
+        rows.append(("held back", plain(trajectory.held_back, "yellow")))
     if trajectory.sandbox:
         rows.append(("sandbox", Text(trajectory.sandbox)))
     for attempt, error in enumerate(trajectory.earlier_errors, 1):

@@ -6,6 +6,7 @@ ledger/update.json   the update, first; once it is there, the update is complete
 library/             the new version, if the library changed
 trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
 timings.jsonl, updates.jsonl
+the project's votes  those of the gate, with `practice.feedback`
 ledger/              is emptied
 
 Every version of a library is kept in `library/` of its run, with the changes that led to it:
@@ -17,6 +18,7 @@ library.lock                held while a version is added
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ from midstream.runs import RunDirectory, checksums
 from midstream.runs.files import atomic_write, damaged, storage_errors
 from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage, warn
 from midstream.runs.lock import exclusive_lock
+from midstream.training_free.feedback import Vote, VoteFile
 from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, next_number
@@ -112,6 +115,32 @@ def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[
     return read_models(run.updates_path, UpdateRecord, on_damage)
 
 
+def gate_votes(record: UpdateRecord, run: str) -> list[Vote]:
+    """The votes of an update's gate: for each accepted lesson that helped, against each rejected one that harmed.
+
+    Only an effect that was measured apart from the batch counts: a batch that is rejected as a whole says nothing about
+    its single lessons. Where nothing is tested, there are no votes.
+    """
+    votes: list[Vote] = []
+    for change in record.changes:
+        effect, operation = change.effect, change.operation
+        if effect is None or not effect.alone or operation.kind not in ("add", "modify"):
+            continue
+        helped, harmed = change.fate == "accepted" and effect.mean > 0, change.fate == "rejected" and effect.mean < 0
+        if helped or harmed:
+            votes.append(
+                Vote(
+                    text=operation.text,
+                    value="for" if helped else "against",
+                    by="gate",
+                    run=run,
+                    lesson=operation.id,
+                    update=record.step,
+                )
+            )
+    return votes
+
+
 class MadeUpdate(Frozen):
     """An update that was made and is to be committed.
 
@@ -130,8 +159,10 @@ class MadeUpdate(Frozen):
 class Committer:
     """Commits updates to a run directory; holds its ledger and its history."""
 
-    def __init__(self, run: RunDirectory, *, cache: Cache | None, report: Report) -> None:
-        self.run = run
+    def __init__(
+        self, run: RunDirectory, *, cache: Cache | None, report: Report, votes: VoteFile | None = None
+    ) -> None:
+        self.run, self.votes = run, votes
         self.path = run.ledger_dir / "update.json"
         # An update that was made needs nothing any more, so not even rollouts that failed are run again.
         self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
@@ -159,7 +190,7 @@ class Committer:
             self.path.unlink()
 
     def _complete(self, update: MadeUpdate) -> None:
-        """Write whatever is not on disk yet; `updates.jsonl` is last, and says that all of it is."""
+        """Write whatever is not on disk yet; `updates.jsonl` says that all before it is."""
         record, run = update.record, self.run
         # Each write is skipped where an earlier attempt has made it; the version's may be lost again, by a bad disk.
         if record.version != update.before and not self._in_history(update):
@@ -172,6 +203,8 @@ class Committer:
                 run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
             with Journal(run.updates_path) as journal:
                 journal.append(record)
+        if self.votes is not None:
+            self.votes.add(gate_votes(record, os.path.abspath(run.root)))
         run.seal()
         self.ledger.clear()
         self.path.unlink()

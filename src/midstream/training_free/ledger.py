@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -29,8 +29,9 @@ from midstream.runs import results
 from midstream.runs.budget import ended_by_budget
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, Report, read_models, warn
+from midstream.training_free.feedback import Vote
 
-ROLLOUTS, REPLIES = "rollouts.jsonl", "replies.jsonl"  # in the ledger's directory
+ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # in the ledger's directory
 FILE = "practice.sqlite"
 _TRAJECTORY = TypeAdapter(Trajectory)
 _CALLS = TypeAdapter(tuple[Call, ...])
@@ -88,6 +89,12 @@ class Reply(Frozen):
     calls: tuple[Call, ...]
 
 
+class ReadVotes(Frozen):
+    """The record of `votes.jsonl`: the votes that the update under way was begun with."""
+
+    votes: tuple[Vote, ...]
+
+
 class Ledger:
     """A ledger in a run directory's `ledger/`, or in memory. A `scope` names a piece of work within the run.
 
@@ -108,6 +115,7 @@ class Ledger:
         self._report = report
         self._trajectories: dict[str, dict[Place, Trajectory]] = {}
         self._replies: dict[str, tuple[Call, ...]] = {}
+        self._votes: tuple[Vote, ...] | None = None
         self._journals: dict[str, Journal] = {}
         if directory is None:
             return
@@ -119,6 +127,8 @@ class Ledger:
             self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
         replies = read_models(directory / REPLIES, Reply, lambda error: report(f"{error.what}; it is asked again"))
         self._replies = {reply.key: reply.calls for reply in replies}
+        for found in read_models(directory / VOTES, ReadVotes):
+            self._votes = found.votes
 
     def kept(self, scope: str) -> dict[Place, Trajectory]:
         """The trajectories of a piece of work so far, by task and index."""
@@ -151,6 +161,14 @@ class Ledger:
         if self.cache is not None:
             self.cache.keep_reply(key, calls)
 
+    def votes(self, read: Callable[[], tuple[Vote, ...]]) -> tuple[Vote, ...]:
+        """The votes at the beginning of the update under way: `read` is called once, also if the update is repeated."""
+        if self._votes is None:
+            self._votes = read()
+            if self.directory is not None:
+                self._journal(self.directory / VOTES).append(ReadVotes(votes=self._votes))
+        return self._votes
+
     def forget(self, scope: str) -> None:
         """Drop a piece of work, which is done and recorded."""
         self._trajectories.pop(scope, None)
@@ -162,10 +180,11 @@ class Ledger:
         """Drop everything: all work is done and recorded."""
         self.close()
         if self.directory is not None:
-            for name in (ROLLOUTS, REPLIES):
+            for name in (ROLLOUTS, REPLIES, *((VOTES,) if self._votes is not None else ())):
                 atomic_write(self.directory / name, b"")
         self._trajectories.clear()
         self._replies.clear()
+        self._votes = None
 
     def close(self) -> None:
         """Close the files; they open again when something is kept."""

@@ -31,7 +31,7 @@ from midstream.training_free.library import (
 
 Kind = Literal["add", "delete", "modify", "keep"]
 Similarity = Callable[[str, str], float]
-Leak = Callable[[str], str | None]
+Guard = Callable[[str], str | None]  # the reason why a text is refused, or None
 
 
 class Operation(Frozen):
@@ -57,7 +57,7 @@ class Outcome(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What an operation must satisfy. `leak` returns the reason why a text may not stand in a library, or None.
+    """What an operation must satisfy. `leak` finds texts that give away a task, `feedback` those that were voted down.
 
     Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the library stays within `max_tokens` whichever they are,
@@ -69,7 +69,8 @@ class Rules:
     lesson_tokens: int | None = None
     similarity: Similarity | None = None
     threshold: float = 1.0
-    leak: Leak | None = None
+    leak: Guard | None = None
+    feedback: Guard | None = None
     subsets: bool = True
 
 
@@ -178,8 +179,9 @@ class _Screen:
             return f"too long: {tokens(text)} tokens, a lesson may have {rules.lesson_tokens}"
         if twin := self._twin(operation):
             return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
-        if reason := rules.leak(text) if rules.leak else None:
-            return reason
+        for guard in filter(None, (rules.leak, rules.feedback)):
+            if reason := guard(text):
+                return reason
         if rules.max_tokens is not None and growth > 0 and self._size + growth > rules.max_tokens:
             return f"the library is full: {self._size} of {rules.max_tokens} tokens, this needs {growth} more"
         return ""

@@ -32,6 +32,7 @@ from midstream.rollout import Place
 from midstream.runs import RunDirectory
 from midstream.runs.budget import HELD_BACK, Budget
 from midstream.training_free.commit import Committer, UpdateRecord, read_updates
+from midstream.training_free.feedback import VoteFile
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, render_modules
 from midstream.training_free.runner import Report, RolloutJob
@@ -68,11 +69,13 @@ class PracticeParts:
 
 
 class PracticeSession(Session):
-    """One practice run in one run directory. It closes budget and cache; the caller closes the other parts."""
+    """One practice run in one run directory. It closes budget, cache and votes; the caller closes the other parts."""
 
     def __init__(self, parts: PracticeParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
-        self.committer = Committer(run, cache=parts.cache, report=self.note)
+        feedback = parts.practice.feedback
+        self.votes = VoteFile(feedback.votes) if feedback else None
+        self.committer = Committer(run, cache=parts.cache, report=self.note, votes=self.votes)
         self.updates: list[UpdateRecord] = []
         self.practice = Practice(
             config=parts.practice,
@@ -82,6 +85,7 @@ class PracticeSession(Session):
             gate_environment=parts.make_environment(chosen=parts.validation_set),
             engines=parts.engines,
             ledger=self.committer.ledger,
+            votes=self.votes,
             seed=parts.seed,
             identity=parts.identity,
             budget=self.budget,
@@ -96,6 +100,8 @@ class PracticeSession(Session):
         finally:
             self.committer.ledger.close()
             self.budget.close()
+            if self.votes is not None:
+                self.votes.close()
             if self.parts.cache is not None:
                 self.parts.cache.close()
 

@@ -70,6 +70,26 @@ class LibraryConfig(Settings):
     leak_guard: bool = True
 
 
+class FeedbackConfig(Settings):
+    """The feedback filter (`feedback.py`): hold back what is near three distinct votes against. A text is `votes`.
+
+    Attributes:
+        votes: the file of the project's votes, which all its runs share; practice makes it if it is missing
+        near: texts of this similarity (cosine, 0 to 1) or more are near each other
+        embedding: see `practice.library.embedding`, whose settings practice uses by default; without it, similarity is
+            that of hashed n-grams
+    """
+
+    votes: Path = Path(".midstream/votes.sqlite")
+    near: float = Field(default=0.85, gt=0, le=1)
+    embedding: EmbeddingConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_path(cls, value: Any) -> Any:
+        return {"votes": value} if isinstance(value, str | Path) else value
+
+
 class GateConfig(Settings):
     """When a changed library is accepted (`gate.py`).
 
@@ -132,6 +152,7 @@ class PracticeConfig(Settings):
         merger: replaces `reflector` for this role
         library: see `practice.library`
         gate: see `practice.gate`
+        feedback: see `practice.feedback`; without the table, nothing is held back and the gate does not vote
         budget: as `[budget]`, which wins over it
         start: the first library: a practice run or a file
         patience: stop after this many updates without an accepted change
@@ -155,6 +176,7 @@ class PracticeConfig(Settings):
     merger: RoleConfig | None = None
     library: LibraryConfig = LibraryConfig()
     gate: GateConfig = GateConfig()
+    feedback: FeedbackConfig | None = None
     budget: BudgetConfig = BudgetConfig()
     start: Path | None = None
     patience: int | None = Field(default=None, ge=1)

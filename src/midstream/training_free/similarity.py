@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from midstream.core.answers import numbers, words
@@ -72,6 +73,9 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
+Vectors = Mapping[str, Mapping[int, float]]  # by text, in one line
+
+NO_VECTORS: Vectors = MappingProxyType({})
 
 
 # --- repetitions ------------------------------------------------------------------------------------------------------
@@ -93,18 +97,35 @@ def ngram_similarity(one: str, other: str) -> float:
     return cosine * _DIFFERENT if different else cosine
 
 
-async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) -> Callable[[str, str], float]:
-    """The cosine of a model's vectors for two of these texts, negative ones as 0; each text is requested once, here.
+@dataclass(frozen=True, slots=True)
+class EmbeddingSimilarity:
+    """The cosine of two texts' vectors, of length 1 by the texts in one line; negative ones as 0.
 
     Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
     contradictions ("left", "right") lie close together for most models, so the threshold should be high.
-
-    Raises:
-        EngineError: the server refused, or every attempt failed.
-        KeyError: (by the function) a text that is not among these.
     """
-    wanted = list(dict.fromkeys(line for text in texts if (line := one_line(text))))  # servers refuse empty ones
-    vectors: dict[str, dict[int, float]] = {"": {}}
+
+    vectors: Vectors
+
+    def __call__(self, one: str, other: str) -> float:
+        """Compare two texts; raises `KeyError` for a text without a vector."""
+        one, other = one_line(one), one_line(other)
+        cosine = max(0.0, _cosine(self.vectors[one], self.vectors[other]))
+        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
+
+
+async def embedding_similarity(
+    config: EmbeddingConfig, texts: Sequence[str], known: Vectors = NO_VECTORS
+) -> EmbeddingSimilarity:
+    """The similarity by a model's vectors of these texts and the `known` ones; each other text is requested once, here.
+
+    Raises `EngineError` if the server refused, or every attempt failed.
+    """
+    lines = dict.fromkeys(map(one_line, texts))
+    wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
+    vectors = {**known, "": {}}
+    if not wanted:
+        return EmbeddingSimilarity(vectors)
     key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
     address = f"{config.base_url.rstrip('/')}/embeddings"
     service = api.Service("the embedding model", address, api.WebApiConfig(timeout_s=config.timeout_s), key=key)
@@ -120,17 +141,12 @@ async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) ->
             for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
                 vectors[text] = _unit(dict(enumerate(vector)))
     except ToolServerError as failure:
-        fix = "check `practice.library.embedding`, or leave it out: near-duplicates are then found by shared words"
+        fix = "check `practice.library.embedding`, or leave it out: texts are then compared by shared words"
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
         await service.close()
 
-    def similarity(one: str, other: str) -> float:
-        one, other = one_line(one), one_line(other)
-        cosine = max(0.0, _cosine(vectors[one], vectors[other]))
-        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
-
-    return similarity
+    return EmbeddingSimilarity(vectors)
 
 
 def _vectors(answer: Any, count: int) -> list[list[float]] | None:

@@ -34,10 +34,11 @@ from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget
 from midstream.training_free.commit import MadeUpdate, UpdateRecord
+from midstream.training_free.feedback import Feedback, Vote, VoteFile
 from midstream.training_free.gate import ChangeRecord, Decision, decide
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, measured, proven, render_modules, tokens
-from midstream.training_free.operations import Operation, Outcome, Rules, Similarity, applied, screened
+from midstream.training_free.operations import Guard, Operation, Outcome, Rules, Similarity, applied, screened
 from midstream.training_free.reflector import Reflector
 from midstream.training_free.replies import Proposals
 from midstream.training_free.runner import Match, Report, Runner
@@ -80,7 +81,8 @@ class Practice:
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget` counts what
-    is used, `report` gets the progress.
+    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back; who
+    commits the update adds the gate's.
     """
 
     def __init__(
@@ -93,13 +95,15 @@ class Practice:
         gate_environment: Environment | None = None,
         engines: Mapping[str, Engine],
         ledger: Ledger,
+        votes: VoteFile | None = None,
         seed: int,
         identity: str = "",
         budget: Budget | None = None,
         report: Report = lambda text: None,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
-        self.identity, self.budget = identity, budget or Budget(config.budget)
+        self.identity, self.budget, self.ledger = identity, budget or Budget(config.budget), ledger
+        self.votes = votes
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
         self.gate_runner = replace(self.runner, environment=gate_environment or environment)
@@ -115,6 +119,7 @@ class Practice:
         """
         began, self.budget.phase = time.monotonic(), "learning"
         epoch, tasks = self.batch(step)
+        votes = self.ledger.votes(self.votes.counted) if self.votes is not None else ()
         proposal = await self.propose(step, tasks, library)
         trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
@@ -126,7 +131,7 @@ class Practice:
                 fix="fix that",
             )
         proposed = [*pending, *proposal.operations]
-        rules = await self._rules(library, proposed)
+        rules = await self._rules(library, proposed, votes)
         moved, outcomes = screened(library, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
@@ -175,15 +180,20 @@ class Practice:
         size = self.config.batch_size
         return epoch + 1, order[number * size : (number + 1) * size]
 
-    async def _rules(self, library: Library, proposed: Sequence[Operation]) -> Rules:
+    async def _rules(self, library: Library, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
-        config = self.config.library
+        config, feedback = self.config.library, self.config.feedback
+        bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
+        texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
         similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
         if similarity and config.embedding:
-            bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
-            texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
-            texts += [lesson.text for lesson in library.lessons]
-            similarity = await embedding_similarity(config.embedding, texts)
+            similarity = await embedding_similarity(config.embedding, [*texts, *(one.text for one in library.lessons)])
+        held_back: Guard | None = None
+        if feedback is not None and votes:
+            near: Similarity = ngram_similarity
+            if embedding := feedback.embedding or config.embedding:
+                near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
+            held_back = Feedback(votes=votes, similarity=near, near=feedback.near).refusal
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
@@ -191,6 +201,7 @@ class Practice:
             similarity=similarity,
             threshold=config.likeness or 1.0,
             leak=self._leak,
+            feedback=held_back,
             subsets=self.config.gate.enabled,
         )
 
