@@ -217,8 +217,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if config.engine is None:
             settings["tasks"] = self.recipe.tasks.table()
         else:
-            table = self.recipe.engines[config.engine].table()
-            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
+            settings["engine"] = self.engine_identity(config.engine)
             if not self.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self.engine(config.engine, continuous=True)
         origin = recording.Origin(table=f"{context.name}.simulated", settings=settings)
@@ -282,6 +281,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             self._asked[name] = engine
         return self._asked[name]
+
+    def engine_identity(self, name: str) -> dict[str, Any]:
+        """What decides an engine's replies besides the prompt: its model, and settings that are sent."""
+        table = self.recipe.engines[name].table()
+        return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @cached_property
     def policy(self) -> Policy:
@@ -470,8 +474,7 @@ class _BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        table = self.build.recipe.engines[self.component.engine or ""].table()
-        return {key: table[key] for key in ("model", "extra_body") if key in table}
+        return self.build.engine_identity(self.component.engine or "")
 
     @property
     def sandbox(self) -> Sandbox:
