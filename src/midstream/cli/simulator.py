@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
             done, kinds = asyncio.run(work(by_rule))
         else:
             with event_loop(build := Build(recipe)) as run_coroutine:
-                identity = build.engine_identity(options.judge)
-                judge = UsefulJudge(build.engine(options.judge), model=identity, cache=Path(f"{out}.verdicts"))
+                engine = build.engine(options.judge, continuous=True)
+                judge = UsefulJudge(engine, model=build.engine_identity(options.judge), cache=Path(f"{out}.verdicts"))
                 try:
                     done, kinds = run_coroutine(work(judge.label))
                 finally:
