@@ -13,40 +13,19 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RewardError, UsageError
-from midstream.core.trajectory import Command, Observation, Score, ToolCall, Trajectory, Turn
+from midstream.core.trajectory import ToolCall, Turn
 from midstream.exports.simulator import Kind, UsefulJudge, by_rule, write_transcripts
 from midstream.runs import RunDirectory
-from midstream.runs.info import collect_info
 from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
 from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from support.errors import coded
 from support.http_engine import engine_for
 from support.llm_server import Body, LLMServer, prompt_of
+from support.searches import run_of, searched, three_searches, trajectory
 from support.tiny_runs import settings
 
 SHORT = SimulatedConfig(documents=2, prompt_file=Path(__file__).parents[2] / "recipes/short-prompts/search.md")
-PLACES = ("Amberbank", "Oakfell", "Mistfield")
-
-
-def searched(query: str, text: str, **fields: Any) -> Turn:
-    return Turn(
-        index=1,
-        command=Command(tool="local_search", arguments={"query": query}),
-        observation=Observation(**{"status": "ok", "text": text} | fields),
-    )
-
-
-def trajectory(name: str, *turns: Turn, gold: str | None = "105", reward: float = 0.0) -> Trajectory:
-    question = f"How high is {name} ?"
-    score = Score(value=reward)
-    return Trajectory(id=f"{name}#0", task_id=name, question=question, turns=turns, gold=gold, reward=score)
-
-
-def run_of(root: Path, *trajectories: Trajectory, part: int | str = 1) -> RunDirectory:
-    run = RunDirectory.create(root, collect_info("mine", 3, {"name": "mine"}), "")
-    run.trajectories.write(part, list(trajectories))
-    return run
 
 
 def write(runs: Sequence[RunDirectory], path: Path, label: Any = by_rule, **options: Any) -> Any:
@@ -144,13 +123,6 @@ def judge(body: Body) -> str:
     return json.dumps({"analysis": "seen", "correct": "capital" in prompt_of(body).rpartition("Answer to judge: ")[2]})
 
 
-def three(tmp_path: Path) -> RunDirectory:
-    texts = ("Amberbank height 105", "Oakfell capital Mistfield", "Mistfield river Oakfell")
-    return run_of(
-        tmp_path / "run", *(trajectory(place, searched("q", t)) for place, t in zip(PLACES, texts, strict=True))
-    )
-
-
 def by_judge(server: LLMServer, run: RunDirectory, path: Path) -> Any:
     async def work() -> Any:
         engine = engine_for(server, max_attempts=1)
@@ -166,7 +138,7 @@ def by_judge(server: LLMServer, run: RunDirectory, path: Path) -> Any:
 
 def test_a_model_judges_by_question_query_gold_answer_and_documents(tmp_path: Path) -> None:
     with LLMServer(judge) as server:
-        written, kinds = by_judge(server, three(tmp_path), tmp_path / "out.jsonl")
+        written, kinds = by_judge(server, three_searches(tmp_path / "run"), tmp_path / "out.jsonl")
     assert kinds == {"useful": 1, "noisy": 2}
     marked = {reply: asked.split()[2] for asked, reply in messages(written.path)}
     assert marked["Doc 1: Oakfell capital Mistfield"] == "useful"
@@ -180,12 +152,12 @@ def test_a_judge_that_fails_is_an_error_never_noisy(tmp_path: Path, faults: list
     out = tmp_path / "out.jsonl"
     answer = judge if reply is None else lambda body: reply
     with LLMServer(answer, faults=faults) as server, pytest.raises(RewardError, check=coded(code)):
-        by_judge(server, three(tmp_path), out)
+        by_judge(server, three_searches(tmp_path / "run"), out)
     assert not out.exists()
 
 
 def test_verdicts_are_kept_for_the_next_time(tmp_path: Path) -> None:
-    run, out = three(tmp_path), tmp_path / "out.jsonl"
+    run, out = three_searches(tmp_path / "run"), tmp_path / "out.jsonl"
     with LLMServer(judge) as server:
         first = by_judge(server, run, out)
     assert len(server.bodies) == 3
@@ -207,7 +179,7 @@ def test_the_command_asks_an_engine_of_the_recipe(tmp_path: Path, capsys: pytest
     with LLMServer(judge) as server:
         engine = f'engines.asked={{ type = "openai_compatible", model = "m", base_url = "{server.base_url}" }}'
         asked = ("--judge", "asked", "--set", engine, "--set", "simulated.local_search.documents=3")
-        assert command(three(tmp_path).root, "--out", out, "--json", *asked) == 0
+        assert command(three_searches(tmp_path / "run").root, "--out", out, "--json", *asked) == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": str(out), "rows": 3, "useful": 1, "noisy": 2, "left_out": {},
     }  # fmt: skip
@@ -227,7 +199,7 @@ def test_the_command_asks_an_engine_of_the_recipe(tmp_path: Path, capsys: pytest
 def test_what_cannot_be_written_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:
-    assert command(three(tmp_path).root, "--out", tmp_path / "out.jsonl", *arguments) in (1, 2)
+    assert command(three_searches(tmp_path / "run").root, "--out", tmp_path / "out.jsonl", *arguments) in (1, 2)
     assert f"error[{code}]" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 

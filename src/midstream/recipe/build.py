@@ -217,7 +217,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if config.engine is None:
             settings["tasks"] = self.recipe.tasks.table()
         else:
-            settings["engine"] = self.engine_identity(config.engine)
+            settings["engine"] = engine_identity(self.recipe, config.engine)
             if not self.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self.engine(config.engine, continuous=True)
         origin = recording.Origin(table=f"{context.name}.simulated", settings=settings)
@@ -281,11 +281,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             self._asked[name] = engine
         return self._asked[name]
-
-    def engine_identity(self, name: str) -> dict[str, Any]:
-        """What decides an engine's replies besides the prompt: its model, and settings that are sent."""
-        table = self.recipe.engines[name].table()
-        return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @cached_property
     def policy(self) -> Policy:
@@ -422,6 +417,12 @@ def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
     return [Renamed(tools[0], alias)]
 
 
+def engine_identity(recipe: Recipe, name: str) -> dict[str, Any]:
+    """What decides an engine's replies besides the prompt: its model, and settings that are sent."""
+    table = recipe.engines[name].table()
+    return {key: table[key] for key in ("model", "extra_body") if key in table}
+
+
 def check_machine(build: Build) -> None:
     """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
 
@@ -474,7 +475,7 @@ class _BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        return self.build.engine_identity(self.component.engine or "")
+        return engine_identity(self.build.recipe, self.component.engine or "")
 
     @property
     def sandbox(self) -> Sandbox:
