@@ -15,7 +15,7 @@ from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.exports.simulator import Label, UsefulJudge, by_rule, write_transcripts
 from midstream.process import event_loop
-from midstream.recipe.build import Build, engine_identity
+from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import Recipe
 from midstream.report.numbers import counted
@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             with event_loop(build := Build(recipe)) as run_coroutine:
                 engine = build.engine(options.judge, continuous=True)
-                judge = UsefulJudge(engine, model=engine_identity(recipe, options.judge), cache=Path(f"{out}.verdicts"))
+                model = recipe.engines[options.judge].table()
+                judge = UsefulJudge(engine, model=model, cache=Path(f"{out}.verdicts"))
                 try:
                     done, kinds = run_coroutine(work(judge.label))
                 finally:

@@ -58,8 +58,10 @@ async def by_rule(search: Search) -> Kind:
 class UsefulJudge:
     """A model decides whether documents are useful; an error of the judge is never "noisy" (`rewards.judge.Judge`).
 
-    Verdicts are kept in `cache`, so that a command that failed asks only for what is missing. `Label`s raise
-    `RewardError` if the engine failed or gave no verdict when asked twice.
+    Args:
+        engine: the model, closed by its owner.
+        model: its settings; another model's verdicts do not count.
+        cache: a directory that keeps verdicts, so that a command that failed asks only for what is missing.
     """
 
     def __init__(self, engine: Engine, *, model: dict[str, Any], cache: Path) -> None:
@@ -67,7 +69,10 @@ class UsefulJudge:
         self._judge = Judge(JudgeConfig(rubric=rubric, cache=cache, rule=""), engine, model=model)
 
     async def label(self, search: Search) -> Kind:
-        """The judge's verdict on what one search found."""
+        """The judge's verdict on what one search found.
+
+        Raises `RewardError` if the engine failed, or gave no verdict when asked twice.
+        """
         task = Task(id="search", question=f"{search.question}\nQuery: {search.query}", answer=search.answer)
         found = Trajectory(id="search", task_id="search", answer=write_documents(search.documents))
         return "useful" if (await self._judge.score(task, found)).value else "noisy"
@@ -129,8 +134,8 @@ def _searches(
             left_out["without a gold answer"] += 1
         elif results := list(_results(trajectory, tool)):
             for call in results:
-                documents = tuple(read_documents(call.text, config))
-                yield Search(query_of(call.arguments), trajectory.question, trajectory.gold, documents, solved)
+                if documents := tuple(read_documents(call.text, config)):
+                    yield Search(query_of(call.arguments), trajectory.question, trajectory.gold, documents, solved)
         else:
             left_out[f"without a result of {tool} itself"] += 1
 

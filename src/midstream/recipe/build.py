@@ -217,7 +217,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if config.engine is None:
             settings["tasks"] = self.recipe.tasks.table()
         else:
-            settings["engine"] = engine_identity(self.recipe, config.engine)
+            table = self.recipe.engines[config.engine].table()
+            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
             if not self.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self.engine(config.engine, continuous=True)
         origin = recording.Origin(table=f"{context.name}.simulated", settings=settings)
@@ -417,12 +418,6 @@ def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
     return [Renamed(tools[0], alias)]
 
 
-def engine_identity(recipe: Recipe, name: str) -> dict[str, Any]:
-    """What decides an engine's replies besides the prompt: its model, and settings that are sent."""
-    table = recipe.engines[name].table()
-    return {key: table[key] for key in ("model", "extra_body") if key in table}
-
-
 def check_machine(build: Build) -> None:
     """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
 
@@ -475,7 +470,8 @@ class _BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        return engine_identity(self.build.recipe, self.component.engine or "")
+        table = self.build.recipe.engines[self.component.engine or ""].table()
+        return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @property
     def sandbox(self) -> Sandbox:
