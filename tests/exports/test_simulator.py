@@ -90,12 +90,20 @@ def test_evaluations_of_a_run_that_learned_are_left_out_unless_named(tmp_path: P
 
 def test_several_runs_are_one_file_and_equal_searches_one_transcript(tmp_path: Path) -> None:
     wrong, right = (trajectory("Oakfell", searched("Oakfell area", "Oakfell area 9"), reward=r) for r in (0.0, 1.0))
-    other = trajectory("Mistfield", searched("Oakfell area", "Oakfell area 9"))
-    runs = [run_of(tmp_path / "a", wrong, other), run_of(tmp_path / "b", right, wrong)]
+    noise = trajectory("Oakfell", searched("Oakfell area", "Oakfell height 8"))
+    runs = [run_of(tmp_path / "a", wrong, noise), run_of(tmp_path / "b", right, wrong)]
     written, kinds = write(runs, tmp_path / "out.jsonl")
-    assert (written.rows, kinds) == (2, {"useful": 1, "noisy": 1})  # a search of a right trajectory was useful
+    assert (written.rows, kinds) == (2, {"useful": 1, "noisy": 1})
     with pytest.raises(UsageError, check=coded("file-exists")):
         write(runs, written.path)
+
+
+def test_what_helped_one_trajectory_is_useful_to_every_question(tmp_path: Path) -> None:
+    right = trajectory("Oakfell", searched("Oakfell area", "Oakfell area 9"), reward=1.0)
+    wrong = trajectory("Mistfield", searched("Oakfell area", "Oakfell area 9"), searched("Oakfell", "Oakfell area 9"))
+    written, kinds = write([run_of(tmp_path / "run", wrong, right)], tmp_path / "out.jsonl")
+    assert kinds == {"useful": 2, "noisy": 1}
+    assert {asked.split()[2] for asked, _ in messages(written.path) if asked.endswith("Oakfell area")} == {"useful"}
 
 
 # --- useful or noisy --------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 Source: ZeroSearch, arXiv 2505.04588, search simulation tuning: searches of trajectories with a real search engine, a
 judge that marks their documents useful or noisy, and supervised learning with the simulator's own prompt. The judge is
-Qwen-Max in the paper's second version, any engine here (`UsefulJudge`). `by_rule` asks no model: its first half is the
-paper's first version, whose label is the outcome of the trajectory; the second half is ours.
+Qwen-Max in the paper's second version, any engine here (`UsefulJudge`). `by_rule` asks no model: it extends the paper's
+first version, whose label is the outcome of the trajectory. Departures: a result that helped one trajectory is useful
+to all whose query found it, or a right step of a wrong trajectory would be noisy; so is what holds the gold answer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ _AT_ONCE = 64  # requests to a judge
 class Search:
     """What a tool found for one query of a trajectory; `answer` is the gold one.
 
-    `solved`: one of the trajectories in which this was found ended with the right answer.
+    `solved`: a trajectory in which the query found this ended with the right answer, whatever its question.
     """
 
     query: str
@@ -50,7 +51,7 @@ Label = Callable[[Search], Awaitable[Kind]]
 
 
 async def by_rule(search: Search) -> Kind:
-    """Useful if the trajectory was right in the end, or a document holds the gold answer verbatim."""
+    """Useful if a trajectory with this result was right in the end, or a document holds the gold answer verbatim."""
     useful = search.solved or any(holds(text, search.answer) for text in search.documents)
     return "useful" if useful else "noisy"
 
@@ -95,11 +96,9 @@ async def write_transcripts(
     """
     new_file(path, ".jsonl")
     prompt, left_out = SimulatorPrompt(config), Counter[str]()
-    searches: dict[Search, Search] = {}
-    for search in (search for run in runs for search in _searches(run, tool, config, parts, left_out)):
-        if search.solved or search not in searches:
-            searches[search] = search
-    found = list(searches.values())
+    searches = [search for run in runs for search in _searches(run, tool, config, parts, left_out)]
+    solved = {(search.query, search.documents) for search in searches if search.solved}
+    found = [replace(search, solved=(search.query, search.documents) in solved) for search in dict.fromkeys(searches)]
     if not found:
         raise UsageError(
             f"{', '.join(str(run.root) for run in runs)}: there is no search of {tool!r} to learn from",
