@@ -28,6 +28,7 @@ from support.evaluations import write
 from support.llm_server import AgentFlowReplies, LLMServer
 from support.practised import LESSONS, write_run
 from support.question_server import RECIPE, QuestionServer
+from support.searches import three_searches
 
 SCREENS = Path(__file__).parent / "screens"
 SMALL = tuple(
@@ -108,6 +109,11 @@ def test_verify(screen: Screen, finished_run: Path) -> None:
 
 def test_export(screen: Screen, finished_run: Path) -> None:
     screen("export", finished_run, "--format", "sft", "--out", "successes.jsonl")
+
+
+def test_simulator(screen: Screen) -> None:
+    three_searches(Path("run"))
+    screen("simulator", "run", "--recipe", "zerosearch-tiny", "--out", "simulator.jsonl")
 
 
 def test_report(screen: Screen, finished_run: Path) -> None:

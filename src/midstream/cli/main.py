@@ -35,6 +35,7 @@ COMMANDS = {
     "verify": "check every file of a run for damage",
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, as a table, as traces",
+    "simulator": "write what a simulated search engine is trained on",
     "library": "look at an agent's lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
     "completion": "print the completion for bash, zsh or fish",
@@ -59,6 +60,7 @@ EXAMPLES = """examples:
   midstream verify runs/demo           is any file damaged or missing?
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream export runs/demo --format sft --out sft.jsonl
+  midstream simulator runs/a --recipe zerosearch-tiny --out simulator.jsonl
   midstream library show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe next to its controls"""
 

@@ -52,11 +52,7 @@ def export(
     """
     if format not in FORMATS:
         raise UsageError(f"there is no format {format!r}", code="unknown-name", fix=f"use {', '.join(FORMATS)}")
-    if not path.name.endswith(_ENDINGS[format]):
-        fix = f"name it {path.stem}{_ENDINGS[format]}"
-        raise UsageError(f"a file of {format} ends in {_ENDINGS[format]}, not {path}", code="file-format", fix=fix)
-    if path.exists():
-        raise UsageError(f"{path} is there already", code="file-exists", fix="give another --out")
+    new_file(path, _ENDINGS[format])
     info, name, left_out = run.info(), run.root.resolve().name, Counter[str]()
     learns = format in _LEARNING
     parts = parts or ("step-*" if learns and info.kind != "evaluation" else "*")
@@ -70,7 +66,7 @@ def export(
     }
 
     def made() -> Iterator[Row]:
-        for part, trajectory in _trajectories(run, parts, left_out):
+        for part, trajectory in trajectories_of(run, parts, left_out):
             if learns and trajectory.status == "error":
                 left_out["ended in an error"] += 1
             elif format in ("trl", "sft") and trajectory.refinement is not None:
@@ -116,7 +112,15 @@ def export(
     return Exported(path, count, dict(left_out))
 
 
-def _trajectories(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
+def new_file(path: Path, ending: str) -> None:
+    """Refuse a path that exists, or whose name has another ending."""
+    if not path.name.endswith(ending):
+        raise UsageError(f"{path} must end in {ending}", code="file-format", fix=f"name it {path.stem}{ending}")
+    if path.exists():
+        raise UsageError(f"{path} is there already", code="file-exists", fix="give another --out")
+
+
+def trajectories_of(run: RunDirectory, parts: str, left_out: Counter[str]) -> Iterator[tuple[str, Trajectory]]:
     """The trajectories of the parts that match, with their part's name."""
     segments = run.trajectories.parts()
     for name, segment in sorted(segments.items()):

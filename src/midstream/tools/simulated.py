@@ -117,18 +117,20 @@ class CorpusSimulator(Simulator):
         await self._corpus.close()
 
 
-class ModelSimulator(Simulator):
-    """Asks a model for documents; a reply without any is asked for once more."""
+class SimulatorPrompt:
+    """The prompt of a simulator: one that is trained reads the same text (`exports.simulator`).
 
-    def __init__(self, config: SimulatedConfig, engine: Engine) -> None:
-        super().__init__(config)
-        self._engine = engine
+    Raises `RecipeError` for a prompt file without `{{query}}`, or with places that have no value.
+    """
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        self._count = str(config.documents)
         if config.prompt_file is None:
             prompts = resources.files("midstream.tools") / "prompts"
-            self._prompt = (prompts / "simulated_search.md").read_text(encoding="utf-8")
+            self._template = (prompts / "simulated_search.md").read_text(encoding="utf-8")
         else:
-            self._prompt = read_text(config.prompt_file)
-        places = set(PLACE.findall(self._prompt))
+            self._template = read_text(config.prompt_file)
+        places = set(PLACE.findall(self._template))
         if "query" not in places or places - _PLACES:
             raise RecipeError(
                 f"{config.prompt_file} has the places {', '.join(sorted(places)) or 'none'}",
@@ -136,19 +138,28 @@ class ModelSimulator(Simulator):
                 fix=f"it needs {{{{query}}}}, and may have {', '.join(sorted(_PLACES - {'query'}))}",
             )
 
+    def text(self, *, query: str, question: str, answer: str, kind: str) -> str:
+        """The prompt with these values, each in one line."""
+        values = {"query": _line(query), "question": _line(question), "answer": _line(answer)}
+        return fill(self._template, values | {"kind": kind, "count": self._count}).strip()
+
+
+class ModelSimulator(Simulator):
+    """Asks a model for documents; a reply without any is asked for once more."""
+
+    def __init__(self, config: SimulatedConfig, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine, self._prompt = engine, SimulatorPrompt(config)
+
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The documents, as a JSON list of texts, with the requests.
 
         Raises `ToolServerError` if the engine failed, or no reply holds a document.
         """
-        values = {
-            "query": _line(str(arguments["query"])),
-            "question": _line(str(arguments["question"])),
-            "answer": _line(next(iter(json.loads(str(arguments["answers"]))), "not known")),
-            "kind": str(arguments["kind"]),
-            "count": str(self.config.documents),
-        }
-        prompt, reply, calls = fill(self._prompt, values).strip(), ToolResult(text=""), ()
+        answer = next(iter(json.loads(str(arguments["answers"]))), "not known")
+        query, question, kind = (str(arguments[name]) for name in ("query", "question", "kind"))
+        prompt = self._prompt.text(query=query, question=question, answer=answer, kind=kind)
+        reply, calls = ToolResult(text=""), ()
         for _ in range(_ASKS):
             try:
                 reply = await ask(self._engine, self.name, prompt, self.config.sampling)
@@ -160,7 +171,7 @@ class ModelSimulator(Simulator):
                 return ToolResult(text=json.dumps(found), calls=calls)
             prompt += "\n\nYour last reply held no document. Write the documents, each on a line of its own."
         raise ToolServerError(
-            f"the simulator wrote no document for {values['query']!r}",
+            f"the simulator wrote no document for {query!r}",
             code="simulation-failed",
             cause=f"its reply was {reply.text[:200]!r}",
             fix="give it a larger model, a lower simulated.NAME.sampling.temperature or more max_tokens",
@@ -173,6 +184,11 @@ def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
     parts = _DOCUMENT.split(reply)
     texts = [" ".join(neutral(part).split()) for part in (parts[1:] or parts)]
     return [text[: config.max_characters] for text in texts if text][: config.documents]
+
+
+def write_documents(documents: Sequence[str]) -> str:
+    """The reply that `read_documents` reads as these documents."""
+    return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
 
 
 class SimulatedTool:

@@ -1,0 +1,84 @@
+"""`midstream simulator RUN ... --recipe RECIPE --out FILE.jsonl`: what a simulated search engine is trained on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from midstream.cli import options as shared
+from midstream.core.errors import UsageError
+from midstream.core.terminal import Terminal
+from midstream.exports.simulator import Label, UsefulJudge, by_rule, write_transcripts
+from midstream.process import event_loop
+from midstream.recipe.build import Build
+from midstream.recipe.overrides import changed_recipe
+from midstream.recipe.schema import Recipe
+from midstream.report.numbers import counted
+from midstream.runs import RunDirectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `simulator`."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories with searches of the real tool")
+    parser.add_argument("--recipe", required=True, help="the recipe that will use the simulator: [simulated.TOOL]")
+    parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="the transcripts, for warm_start.file")
+    parser.add_argument("--tool", metavar="NAME", help="whose searches (default: the recipe's one simulated tool)")
+    parser.add_argument("--part", default="", metavar="GLOB", help="parts (default: step-*; of evaluations all)")
+    parser.add_argument("--judge", metavar="ENGINE", help="an engine of the recipe that judges (default: a rule)")
+    shared.add(parser, "--set", *shared.OUTPUT)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the transcripts; print how many are useful, how many noisy, and what was left out."""
+    recipe, out = changed_recipe(options.recipe, overrides=options.overrides), Path(options.out)
+    tool = options.tool or _only_tool(recipe)
+    if (config := recipe.simulated.get(tool)) is None:
+        raise UsageError(
+            f"recipe {recipe.name!r} has no [simulated.{tool}]",
+            code="unknown-tool",
+            cause="its prompt and its number of documents are what the simulator is trained with",
+            fix=f"name one of: {', '.join(recipe.simulated) or 'none'}; or a recipe that simulates the tool",
+        )
+    runs = [RunDirectory.open(Path(run)) for run in options.runs]
+
+    async def work(label: Label) -> Any:
+        return await write_transcripts(runs, out, tool=tool, config=config, label=label, parts=options.part)
+
+    with shared.spinner("writing", silent=options.quiet):
+        if options.judge is None:
+            done, kinds = asyncio.run(work(by_rule))
+        else:
+            with event_loop(build := Build(recipe)) as run_coroutine:
+                engine = build.engine(options.judge, continuous=True)
+                model = recipe.engines[options.judge].table()
+                judge = UsefulJudge(engine, model=model, cache=Path(f"{out}.verdicts"))
+                try:
+                    done, kinds = run_coroutine(work(judge.label))
+                finally:
+                    run_coroutine(judge.close())
+    if options.json:
+        print(json.dumps({"path": str(done.path), "rows": done.rows, **kinds, "left_out": done.left_out}))
+        return 0
+    console = Terminal()
+    each = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
+    console.print(Text(f"{counted(done.rows, 'search', 'searches')} in {done.path}: {each}"), soft_wrap=True)
+    for reason, count in done.left_out.items():
+        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
+    return 0
+
+
+def _only_tool(recipe: Recipe) -> str:
+    if len(recipe.simulated) != 1:
+        raise UsageError(
+            f"recipe {recipe.name!r} simulates {', '.join(recipe.simulated) or 'no tool'}",
+            code="missing-option",
+            fix="add --tool NAME"
+            if recipe.simulated
+            else "name a recipe with [simulated.TOOL], such as zerosearch-tiny",
+        )
+    return next(iter(recipe.simulated))
