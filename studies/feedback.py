@@ -40,7 +40,7 @@ from studies.common import Job, parser, reporter, results, run, workshop_recipe,
 from studies.gate import test_orders, updates
 
 RUNS = 8  # of a project
-SMALL = (  # many runs in a world of few and strong lessons, which a small gate tells apart
+SMALL = (  # many runs in a world of few and strong lessons, which a small gate can separate
     "tasks.rules=2", "tasks.reach=1", "tasks.base=0.4", "tasks.help=0.25", "tasks.harm=0.25", "tasks.share_true=0.3",
     "tasks.train=60", "tasks.validation=60", "tasks.test=100",
     "practice.tasks=6", "practice.batch_size=6", "practice.group_size=3", "practice.epochs=4",
