@@ -9,8 +9,8 @@ unless it is also near three distinct votes for it and these are as near or near
 similarities of each side are compared. Anything else passes: one rejection may be an error of the gate.
 
 Distinct votes are on different items. An item is one lesson of one run or file, with its text, or a text alone. The
-last vote on an item counts, so that nobody votes three times and a person overrides the gate; the gate
-does not vote on an item that has a vote. The same sentence as a lesson of three runs is three items: three tests.
+last vote on an item counts, so that nobody votes thrice and a person overrides the gate; the gate does not vote on an
+item that has a vote. The same sentence as a lesson of three runs is three items: three tests.
 """
 
 from __future__ import annotations
