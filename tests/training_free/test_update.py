@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import InfrastructureError
+from midstream.core.schedule import Progress
 from midstream.rollout import Environment, RolloutConfig
 from midstream.training_free import update as update_room
 from midstream.training_free.gate import ChangeRecord, Decision
@@ -182,3 +183,18 @@ def apart(asked: Asked) -> Any:
     """Vectors in which no text is like another."""
     texts = asked.body["input"]
     return {"data": [{"embedding": [float(text == other) for other in texts]} for text in texts]}
+
+
+def test_tools_that_are_worse_in_training_are_so_in_rollouts_alone(monkeypatch):
+    """The rollouts of update 2 of 3 know how far practice is; pairs of the gate are evaluations."""
+    seen = []
+    run = update_room.Runner._run
+
+    async def watched(self, purpose, scope, *more):
+        seen.append((purpose, self.environment.progress))
+        return await run(self, purpose, scope, *more)
+
+    monkeypatch.setattr(update_room.Runner, "_run", watched)
+    updated(monkeypatch, ["0", "1"], gate(["accepted", "rejected"], plays=["a"]))
+    assert seen[0] == ("learning", Progress(step=2, steps=3))
+    assert set(seen[1:]) == {("gate", None)}

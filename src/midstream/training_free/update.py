@@ -27,6 +27,7 @@ from midstream.core.answers import most_frequent
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import tool_use
 from midstream.core.protocols import Engine
+from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -254,7 +255,9 @@ class Practice:
             groups: list[Group] = []
             lessons = await run_concurrently(self._write(step, task, library) for task in tasks)
         else:
-            groups = await self.runner.groups(f"step-{step}", tasks, library, self.config.group_size)
+            progress = Progress(step=step, steps=self.config.updates)  # simulated and degraded tools; the gate has none
+            runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
+            groups = await runner.groups(f"step-{step}", tasks, library, self.config.group_size)
             lessons = await run_concurrently(self._study(step, group, library) for group in groups)
         batch = await self._merge(step, lessons, library)
         skipped = {task.id: lesson.skipped for task, lesson in zip(tasks, lessons, strict=True) if lesson.skipped}
