@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 
 import pytest
@@ -120,3 +121,28 @@ def test_a_set_may_be_evaluated_on_a_worse_tool():
     found = asyncio.run(run())
     assert found["test"] == 0
     assert 50 < found["failing-40"] < 110
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("1,050,000 people", r"(?:8[4-9]\d|9\d\d|1,0[0-3]\d),\d{3} people"),
+        ("3.75 m", r"[23]\.\d\d m"),
+        ("agent 007 of 1.2.3", r"agent 007 of 1\.2\.3"),
+        ("0 or none", r"0 or none"),
+    ],
+)
+def test_stale_numbers_keep_their_form(text, pattern):
+    class Said(Echo):
+        async def call(self, arguments):
+            return ToolResult(text=text)
+
+    tool = DegradedTool(Said(), DegradedConfig(stale=1), None)
+    mine = tool.for_run(ToolRun(task=TASK, seed=3, progress=Progress(step=1, steps=1)))
+    assert re.fullmatch(pattern, asyncio.run(call_tool(mine, {"text": "x"})).text)
+
+
+def test_a_sets_schedule_is_at_its_end():
+    config = DegradedConfig(error={"start": 0.0, "end": 1.0})
+    mine = DegradedTool(Echo(), config, None, always=True).for_run(ToolRun(task=TASK, seed=3))
+    assert not asyncio.run(call_tool(mine, {"text": "x"})).ok

@@ -18,6 +18,7 @@ from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher
+from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents
@@ -231,3 +232,25 @@ def test_a_prompt_without_the_query_is_refused(tmp_path, task):
         with pytest.raises(RecipeError) as refused:
             ask(build, "one", task=task)
     assert refused.value.code == "prompt-invalid"
+
+
+def test_an_evaluation_does_not_need_the_simulator():
+    """Its tables go, unless it answers there too; so `--tools` may leave out the tool."""
+    settings = ("engines.writer={type='openai_compatible', model='m', base_url='http://127.0.0.1:1/v1'}",)
+    settings += ("simulated.local_search.engine='writer'", "degraded.local_search.error=0.5")
+    recipe = evaluation_recipe("zerosearch-tiny", overrides=settings)
+    assert (recipe.simulated, recipe.degraded) == ({}, {})
+    kept = evaluation_recipe("zerosearch-tiny", overrides=[*settings, "simulated.local_search.everywhere=true"])
+    assert kept.simulated["local_search"].engine == "writer"
+
+
+def test_another_prompt_is_another_recording(task, tmp_path):
+    prompt = tmp_path / "prompt.md"
+    with LLMServer(lambda body: f"Doc 1: {prompt_of(body)[:5]}") as server:
+        settings = by_model(server, f"simulated.local_search.prompt_file={prompt}", "simulated.local_search.noise=0")
+        texts = []
+        for text in ("first {{query}}", "other {{query}}"):
+            prompt.write_text(text)
+            [result] = ask(simulated(*settings, record=tmp_path / "tools"), "one", task=task)
+            texts.append(result.text)
+    assert texts == ["first", "other"]

@@ -45,10 +45,10 @@ class Schedule(Settings):
     shape: Literal["exponential", "linear", "success"] = "exponential"
     base: float = Field(default=4.0, gt=1)
 
-    def at(self, progress: Progress) -> float:
-        """The probability at a step."""
-        if self.end is None:
-            return self.start
+    def at(self, progress: Progress | None) -> float:
+        """The probability at a step; outside training (None) that of the end."""
+        if self.end is None or progress is None:
+            return self.start if self.end is None else self.end
         share = progress.success if self.shape == "success" else min(1.0, progress.step / max(1, progress.steps))
         if self.shape == "exponential":
             share = (self.base**share - 1) / (self.base - 1)

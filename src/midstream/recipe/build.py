@@ -47,7 +47,7 @@ from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
-from midstream.recipe.tool_tables import ToolTables
+from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.votes import answer_key
 from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
@@ -396,8 +396,7 @@ class _BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        table = self.build.recipe.engines[self.component.engine or ""].table()
-        return {key: table[key] for key in ("model", "extra_body") if key in table}
+        return engine_identity(self.build.recipe.engines[self.component.engine or ""])
 
     @property
     def sandbox(self) -> Sandbox:

@@ -540,10 +540,11 @@ def _check_changed_tools(recipe: Recipe) -> None:
     for name, simulated in recipe.simulated.items():
         if simulated.engine is not None and simulated.engine not in recipe.engines:
             raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
-        asked = [module.engine for module in recipe.modules.values() if in_process(recipe, module.engine)]
+        users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
+        asked = [user.engine for user in users if in_process(recipe, user.engine)]
         if simulated.engine is not None and simulated.engine in asked:
             raise RecipeError(
-                f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that the agent asks",
+                f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that others ask",
                 code="engine-in-process",
                 cause="it samples once all trajectories wait for it, and one that searches does not",
                 fix="name another engine",

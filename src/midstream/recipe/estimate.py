@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
@@ -37,7 +37,8 @@ class Batch:
     """Trajectories of one purpose.
 
     `count` is None if it depends on data on the Hub. `planner` is the component that plans. `turns` are those after
-    each message of a user if `dialogue`. `agent_runs` is how often a strategy runs the agent for one of them.
+    each message of a user if `dialogue`. `agent_runs` is how often a strategy runs the agent for one of them. Tools are
+    simulated where the agent `learns` from them.
     """
 
     what: str
@@ -47,6 +48,7 @@ class Batch:
     planner: Component | None
     dialogue: bool = False
     agent_runs: int = 1
+    learns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,9 +162,12 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
         sizes, rounds = (schedule.steps, schedule.tasks_per_step, schedule.group_size), 1 + schedule.resample_uniform
         again = f" x {rounds} (training.resample_uniform)" if rounds > 1 else ""
         what = f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}{again}"
-        found.append(batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue))
+        rollouts = batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue)
+        found.append(replace(rollouts, learns=True))
     if practice:
-        found += [batch(what, count, planner, dialogue=dialogue) for what, count in practice.most_rollouts().items()]
+        for what, count in practice.most_rollouts().items():  # those to learn from, then those of the gate
+            rollouts = batch(what, count, planner, dialogue=dialogue)
+            found.append(replace(rollouts, learns=what.startswith("learning")))
     learns = bool(practice or (schedule and schedule.steps))
     times = {"both": 2, "end": 1, "none": 0}[config.at] if learns else 1  # before and after
     found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets if times]
@@ -247,9 +252,9 @@ def judges(reward: Component) -> Iterator[Asker]:
 def simulators(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
     """The models that play tools in these trajectories."""
     for name, config in recipe.simulated.items():
-        if config.engine is not None and (config.everywhere or batch.what.startswith("training,")):
+        if config.engine is not None and (config.everywhere or batch.learns):
             tokens = config.sampling.max_tokens
-            yield Asker(name=f"simulated {name}", engine=config.engine, max_tokens=tokens, per_turn=1)
+            yield Asker(name=f"simulated {name}", engine=config.engine, max_tokens=tokens, per_turn=_MAX_ASKS)
 
 
 Requested = Counter[tuple[str, str]]  # by who asks and engine

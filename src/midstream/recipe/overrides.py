@@ -234,7 +234,16 @@ def _changed(
 
 
 def _frozen_agent(table: Table, source: Source) -> Table:
-    """The table of an agent without [practice]; the agent of a practice run gets the library of its run."""
+    """The table of an agent that learns nothing; the agent of a practice run gets the library of its run.
+
+    It is without [practice], and without the tools that are simulated or degraded during training alone.
+    """
+    table.pop("degraded", None)
+    simulated = {
+        name: config for name, config in table.pop("simulated", {}).items() if config and config.get("everywhere")
+    }
+    if simulated:
+        table["simulated"] = simulated
     practiced = table.pop("practice", None) is not None
     if practiced and isinstance(source, RunDirectory) and "library" not in table["agent"]:
         return with_library(table, str(source.root))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from midstream.core.component import Component, Context
+from midstream.core.component import Component, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Tool
 from midstream.tools.corpus import Corpus
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import Renamed
 from midstream.tools.recording import Origin, Recording
-from midstream.tools.simulated import SimulatedConfig, SimulatedTool
+from midstream.tools.simulated import SimulatedConfig, SimulatedTool, SimulatorPrompt
 
 if TYPE_CHECKING:
     from midstream.recipe.build import Build
@@ -95,12 +95,12 @@ class ToolTables:
 
     def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
         """The tools with a simulator in their place during training."""
-        settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere"}), None
+        settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere", "prompt_file"}), None
         if config.engine is None:
             settings["tasks"] = self._recipe.tasks.table()
         else:
-            table = self._recipe.engines[config.engine].table()
-            settings["engine"] = {key: table[key] for key in ("model", "extra_body") if key in table}
+            settings["engine"] = engine_identity(self._recipe.engines[config.engine])
+            settings["prompt"] = SimulatorPrompt(config).template
             if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self._build.engine(config.engine, continuous=True)
         origin = Origin(table=f"{context.name}.simulated", settings=settings)
@@ -114,6 +114,14 @@ class ToolTables:
             corpus = Corpus(config.index, context, f"degraded.{context.name}")
             self._build.opened.append(corpus)
         return DegradedTool(tool, config, corpus, always=always)
+
+
+def engine_identity(component: Component) -> dict[str, Any]:
+    """The settings of an engine that decide its model's replies: not its address, nor where or how fast it runs."""
+    table, config = component.table(), component.config
+    if isinstance(config, EngineConfig) and config.in_process:
+        return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
+    return {key: table[key] for key in ("model", "extra_body") if key in table}
 
 
 def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:

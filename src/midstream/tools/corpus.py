@@ -14,7 +14,7 @@ from midstream.core.protocols import World
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 
 _NEIGHBORS = 40  # passages from which made-up ones are put together
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _NAME = re.compile(r"\b[A-Z]\w+")
 
 
@@ -52,11 +52,11 @@ class Corpus:
         asked = {word for word, _ in words(query)}
         near = await self.passages(query, _NEIGHBORS)
         names = sorted({name for text in near for name in _NAME.findall(text)})
-        numbers = sorted({number for text in near for number in _NUMBER.findall(text)})
+        numbers = sorted({number for text in near for number in NUMBER.findall(text)})
         others = [text for text in near if not asked <= {word for word, _ in words(text)}]
         made = []
         for text in rng.sample(others, len(others)):
-            text = _NUMBER.sub(lambda found: _other(found[0], numbers, rng), text)
+            text = NUMBER.sub(lambda found: _other(found[0], numbers, rng), text)
             kept = {name for name in _NAME.findall(text) if name.lower() in asked}
             text = _NAME.sub(lambda name, kept=kept: name[0] if name[0] in kept else _other(name[0], names, rng), text)
             if text not in near and not any(holds(text, answer) for answer in answers):

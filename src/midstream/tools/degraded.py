@@ -17,10 +17,10 @@ from pydantic import Field, JsonValue
 from midstream.core.data import Settings
 from midstream.core.protocols import PerRun, Tool, ToolResult, ToolRun
 from midstream.core.schedule import Probability, Progress, Schedule
-from midstream.tools.corpus import Corpus
+from midstream.tools.corpus import NUMBER, Corpus
+from midstream.tools.function import Wrapper
 from midstream.tools.simulated import Draws, query_of
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NEVER = Schedule()
 WAYS = ("latency", "error", "missing", "noise", "stale", "truncation")  # in the order in which they take effect
 
@@ -50,8 +50,8 @@ class DegradedConfig(Settings):
     keep: float = Field(default=0.5, ge=0, lt=1)
     index: Path | None = None
 
-    def probabilities(self, progress: Progress) -> dict[str, float]:
-        """The probability of each way at a step."""
+    def at(self, progress: Progress | None) -> dict[str, float]:
+        """The probability of each way at a step; None: outside training."""
         return {way: getattr(self, way).at(progress) for way in WAYS}
 
     @property
@@ -60,12 +60,11 @@ class DegradedConfig(Settings):
         return bool(self.noise.start or self.noise.end)
 
 
-class DegradedTool:
+class DegradedTool(Wrapper):
     """A tool that is worse while an agent trains, or with `always` in every run (`core.protocols.PerRun`)."""
 
     def __init__(self, tool: Tool, config: DegradedConfig, corpus: Corpus | None, *, always: bool = False) -> None:
-        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
-        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        super().__init__(tool)
         self.call, self.close = tool.call, tool.close
         self.tool, self.config, self.corpus, self.always = tool, config, corpus, always
 
@@ -75,22 +74,21 @@ class DegradedTool:
         return _DegradedRun(self, inner, run) if run.progress is not None or self.always else inner
 
     def probabilities(self, progress: Progress) -> dict[str, float]:
-        """The probabilities above 0 at a step, by the settings' names."""
+        """The probabilities of the ways that are set, by the settings' names."""
         inner = self.tool.probabilities(progress) if isinstance(self.tool, PerRun) else {}
         scheduled = {way: getattr(self.config, way) for way in WAYS}
         ours = {way: schedule for way, schedule in scheduled.items() if schedule != _NEVER}
         return inner | {f"degraded.{self.name}.{way}": schedule.at(progress) for way, schedule in ours.items()}
 
 
-class _DegradedRun:
+class _DegradedRun(Wrapper):
     """The tool of one run. Each way is drawn for itself, so that each has its probability."""
 
     def __init__(self, degraded: DegradedTool, tool: Tool, run: ToolRun) -> None:
-        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
-        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        super().__init__(tool)
         self._tool, self._corpus, self._config = tool, degraded.corpus, degraded.config
         self._draws = Draws(run, f"degraded {tool.name}")
-        self._chances = degraded.config.probabilities(run.progress or Progress(step=0, steps=0))
+        self._chances = degraded.config.at(run.progress)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The tool's result, made worse, with a mark for each way; raises as the tool does."""
@@ -110,17 +108,16 @@ class _DegradedRun:
                 return ToolResult(text=found[0], marks=(*marks, "noise"))
         result = await self._tool.call(arguments)
         text = result.text
-        if "stale" in drawn and result.ok and (aged := _NUMBER.sub(lambda found: _older(found[0], rng), text)) != text:
+        if "stale" in drawn and result.ok and (aged := NUMBER.sub(lambda found: _older(found[0], rng), text)) != text:
             text, marks = aged, (*marks, "stale")
         if "truncation" in drawn and result.ok:
             text, marks = text[: int(config.keep * len(text))], (*marks, "truncation")
         return ToolResult(text=text, ok=result.ok, calls=result.calls, marks=(*result.marks, *marks))
 
-    async def close(self) -> None:
-        """Nothing: the tool is the recipe's."""
-
 
 def _older(number: str, rng: random.Random) -> str:
-    """The number, up to a fifth lower, with as many decimals; 0 stays 0."""
-    decimals = len(number.partition(".")[2])
-    return f"{float(number) * rng.uniform(0.8, 0.99):.{decimals}f}"
+    """The number, up to a fifth lower, with as many decimals; what is not a plain number, such as "007", stays."""
+    if re.fullmatch(r"(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?", number) is None:
+        return number
+    decimals, comma = len(number.partition(".")[2]), "," if "," in number else ""
+    return f"{float(number.replace(',', '')) * rng.uniform(0.8, 0.99):{comma}.{decimals}f}"

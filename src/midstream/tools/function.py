@@ -381,12 +381,19 @@ def _named(reference: str, found: Any, name: str) -> Tool:
     return Renamed(found, checked_name(name))
 
 
-class Renamed:
-    """Another tool, which others may share, under the recipe's name for it. Any tool: `name` may be a property."""
+class Wrapper(Tool):
+    """A tool around another one, which it looks like. Any tool: `name` may be a property."""
+
+    def __init__(self, inner: Tool) -> None:
+        self.name, self.description, self.parameters = inner.name, inner.description, inner.parameters
+        self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
+
+
+class Renamed(Wrapper):
+    """Another tool, which others may share, under the recipe's name for it."""
 
     def __init__(self, inner: Tool, name: str) -> None:
-        self.name, self.description, self.parameters = name, inner.description, inner.parameters
-        self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
-        self.call, self.close = inner.call, inner.close
+        super().__init__(inner)
+        self.name, self.call, self.close = name, inner.call, inner.close
         if isinstance(inner, PerRun):
             self.for_run, self.probabilities = lambda run: Renamed(inner.for_run(run), name), inner.probabilities

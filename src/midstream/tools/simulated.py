@@ -33,6 +33,7 @@ from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.corpus import Corpus
+from midstream.tools.function import Wrapper
 
 Kind = Literal["useful", "noisy"]
 ANSWER = "answer copied"  # the mark of a result that holds the gold answer verbatim
@@ -127,10 +128,10 @@ class SimulatorPrompt:
         self._count = str(config.documents)
         if config.prompt_file is None:
             prompts = resources.files("midstream.tools") / "prompts"
-            self._template = (prompts / "simulated_search.md").read_text(encoding="utf-8")
+            self.template = (prompts / "simulated_search.md").read_text(encoding="utf-8")
         else:
-            self._template = read_text(config.prompt_file)
-        places = set(PLACE.findall(self._template))
+            self.template = read_text(config.prompt_file)
+        places = set(PLACE.findall(self.template))
         if "query" not in places or places - _PLACES:
             raise RecipeError(
                 f"{config.prompt_file} has the places {', '.join(sorted(places)) or 'none'}",
@@ -141,7 +142,7 @@ class SimulatorPrompt:
     def text(self, *, query: str, question: str, answer: str, kind: str) -> str:
         """The prompt with these values, each in one line."""
         values = {"query": _line(query), "question": _line(question), "answer": _line(answer)}
-        return fill(self._template, values | {"kind": kind, "count": self._count}).strip()
+        return fill(self.template, values | {"kind": kind, "count": self._count}).strip()
 
 
 class ModelSimulator(Simulator):
@@ -191,12 +192,11 @@ def write_documents(documents: Sequence[str]) -> str:
     return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
 
 
-class SimulatedTool:
+class SimulatedTool(Wrapper):
     """A tool, and its simulator in its place while an agent trains (`core.protocols.PerRun`)."""
 
     def __init__(self, tool: Tool, simulator: Tool, config: SimulatedConfig) -> None:
-        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
-        self.timeout_s, self.output_tokens = tool.timeout_s, tool.output_tokens
+        super().__init__(tool)
         self.call, self.close = tool.call, tool.close
         self.tool, self.simulator, self.config = tool, simulator, config
 
@@ -211,14 +211,14 @@ class SimulatedTool:
         return {f"simulated.{self.name}.noise": self.config.noise.at(progress)}
 
 
-class _SimulatedRun:
+class _SimulatedRun(Wrapper):
     """The tool of one run: draws useful or noisy for each search, and has the simulator write the documents."""
 
     def __init__(self, simulated: SimulatedTool, run: ToolRun) -> None:
-        self.name, self.description, self.parameters = simulated.name, simulated.description, simulated.parameters
-        self.timeout_s, self.output_tokens = simulated.config.timeout_s, simulated.output_tokens
+        super().__init__(simulated)
+        self.timeout_s = simulated.config.timeout_s
         self._simulator, self._task, self._draws = simulated.simulator, run.task, Draws(run, simulated.name)
-        self._noise = simulated.config.noise.at(run.progress or Progress(step=0, steps=0))
+        self._noise = simulated.config.noise.at(run.progress)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Documents as the tool lists them, marked useful or noisy; raises as the simulator does."""
@@ -235,9 +235,6 @@ class _SimulatedRun:
             return ToolResult(text=f"no document matches {query[:200]!r}", ok=False, calls=result.calls, marks=marks)
         text = found[0] if len(found) == 1 else "\n".join(f"{place}. {text}" for place, text in enumerate(found, 1))
         return ToolResult(text=text, calls=result.calls, marks=marks)
-
-    async def close(self) -> None:
-        """Nothing: the tool and the simulator are the recipe's."""
 
 
 class Draws:
