@@ -782,5 +782,8 @@ def _announce(work: Work, build: Build, listener: Listener) -> None:
     """Emit that the agent is built, and what to know about its prompt files."""
     replay = str(build.replay) if build.replay else ""
     listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
+    for name, simulated in build.recipe.simulated.items():
+        if simulated.everywhere:
+            listener(Note(f"{name} is simulated in evaluations too, by what knows the gold answers (simulated.{name})"))
     for note in prompt_notes(build.recipe):
         listener(Note(note))

@@ -225,12 +225,12 @@ def test_what_does_not_fit_is_refused(settings, code):
     assert refused.value.code == code
 
 
-def test_a_prompt_without_the_query_is_refused(tmp_path, task):
+def test_a_prompt_without_the_query_is_refused(tmp_path):
     (tmp_path / "prompt.md").write_text("Write {{count}} texts about {{topic}}.")
     with LLMServer(lambda body: "x") as server:
-        build = simulated(*by_model(server, f"simulated.local_search.prompt_file={tmp_path / 'prompt.md'}"))
+        settings = by_model(server, f"simulated.local_search.prompt_file={tmp_path / 'prompt.md'}")
         with pytest.raises(RecipeError) as refused:
-            ask(build, "one", task=task)
+            simulated(*settings)
     assert refused.value.code == "prompt-invalid"
 
 
@@ -254,3 +254,15 @@ def test_another_prompt_is_another_recording(task, tmp_path):
             [result] = ask(simulated(*settings, record=tmp_path / "tools"), "one", task=task)
             texts.append(result.text)
     assert texts == ["first", "other"]
+
+
+def test_a_search_key_is_needed_where_the_tool_itself_answers(monkeypatch):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    settings = ("tools.web_search.provider=serper", "simulated.web_search.documents=5", "warm_start=false")
+    with Build(load_recipe("zerosearch-tiny", [*settings, "evaluation.at=none"])) as build:
+        assert "web_search" in [tool.name for tool in build.tools]
+    for more in ("evaluation.at=end", "simulated.web_search=false"):
+        with Build(load_recipe("zerosearch-tiny", [*settings, more])) as build:
+            with pytest.raises(RecipeError) as refused:
+                _ = build.tools
+            assert refused.value.code == "missing-key"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,7 @@ class AgentSpec:
             )
         else:  # every module is a program
             table["engines"] = {}
-        given = list([tools] if isinstance(tools, str) else tools)
-        table["tools"] = _tool_tables(each.tool if isinstance(each, ChangedTool) else each for each in given)
-        for each in given:
-            if isinstance(each, ChangedTool):
-                [name] = _tool_tables([each.tool])
-                table = merge(table, {kind: {name: dict(settings)} for kind, settings in each.changes.items()})
+        table |= _tool_tables(tools)
         for name, module in modules.items():
             if module is not None:
                 asks = {"engine": "model"} if model is not None and isinstance(module, type | str) else {}
@@ -117,7 +112,7 @@ def degraded(tool: Any, **settings: Any) -> ChangedTool:
 
 def _changed(tool: Any, kind: str, settings: Mapping[str, Any]) -> ChangedTool:
     inner, changes = (tool.tool, tool.changes) if isinstance(tool, ChangedTool) else (tool, {})
-    return ChangedTool(inner, {**changes, kind: settings})
+    return ChangedTool(inner, {**changes, kind: {**changes.get(kind, {}), **settings}})
 
 
 class AgentFlow(AgentSpec):
@@ -248,22 +243,29 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     return table if base_url is None else {**table, "base_url": base_url}
 
 
-def _tool_tables(tools: str | Iterable[str | Tool | Callable[..., Any] | Table]) -> dict[str, Table]:
-    """The tables of tools by name."""
-    tables: dict[str, Table] = {}
-    for tool in [tools] if isinstance(tools, str) else tools:
+def _tool_tables(tools: str | ChangedTool | Iterable[Any]) -> Table:
+    """The table `tools` of these tools by name, and those that say how they are simulated and degraded."""
+    tables: dict[str, dict[str, Any]] = {"tools": {}, "simulated": {}, "degraded": {}}
+    for given in [tools] if isinstance(tools, str | ChangedTool) else tools:
+        tool, changes = (given.tool, given.changes) if isinstance(given, ChangedTool) else (given, {})
         if isinstance(tool, str):
             found = chosen_tools({}, tool)
         elif isinstance(tool, Mapping):
             found = {str(tool["type"]): dict(tool)}
+        elif isinstance(tool, Tool) and not isinstance(tool, type):
+            found = {tool.name: {"type": reference_of(tool)}}
+        elif callable(tool):
+            found = {tool.__name__: {"type": reference_of(tool)}}
         else:
-            name = tool.name if isinstance(tool, Tool) and not isinstance(tool, type) else tool.__name__
-            found = {name: {"type": reference_of(tool)}}
-        if twice := tables.keys() & found.keys():
+            fix = 'give a function with @tool, the name of a tool, or "my_tools.py:name"; several in a list'
+            raise UsageError(f"{tool!r} is not a tool", code="tool-invalid", fix=fix)
+        if twice := tables["tools"].keys() & found.keys():
             raise UsageError(
                 f"two tools have the name {twice.pop()!r}",
                 code="name-clash",
                 fix='give one another: @tool(name="other")',
             )
-        tables |= found
-    return tables
+        tables["tools"] |= found
+        for kind, settings in changes.items():
+            tables[kind] |= {name: dict(settings) for name in found}
+    return {kind: table for kind, table in tables.items() if table or kind == "tools"}

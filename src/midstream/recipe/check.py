@@ -25,6 +25,7 @@ from midstream.engines.own import FunctionEngineSettings
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
+from midstream.tools.simulated import SimulatorPrompt
 from midstream.training_free.feedback import read_votes
 from midstream.training_free.library import render_modules
 from midstream.training_free.settings import ROLES, PracticeConfig
@@ -542,6 +543,8 @@ def _check_changed_tools(recipe: Recipe) -> None:
             raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
         users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
         asked = [user.engine for user in users if in_process(recipe, user.engine)]
+        if simulated.engine is not None:
+            SimulatorPrompt(simulated)  # raises for a prompt file with other places
         if simulated.engine is not None and simulated.engine in asked:
             raise RecipeError(
                 f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that others ask",

@@ -203,6 +203,9 @@ def cast_vote(
                 code="unknown-name",
                 fix=f"midstream library show {shlex.quote(named)} lists them; vote on any other text as it is",
             )
+    elif Path(named).exists():
+        what, fix = f"{named} is a library, and no lesson is named", f"midstream library show {shlex.quote(named)}"
+        raise UsageError(what, code="missing-option", fix=f"{fix} lists its lessons; name one after it")
     text = found.text if found else named
     if not text.strip():
         raise UsageError("the text to vote on is empty", code="empty-value", fix="write what you vote on")
@@ -222,6 +225,8 @@ def votes_path(named: str | None, project: Path | None) -> Path:
     A run without `practice.feedback` uses none.
     """
     path, _ = split(named or "")
+    if named is not None and project is None and not (path / "run.json").exists() and not path.is_file():
+        raise UsageError(f"{named} is no run", code="file-not-found", fix="name a run, or the file: --project FILE")
     if project is None and named is not None and (path / "run.json").exists():
         resolved: Any = RunDirectory.open(path).info().resolved
         if feedback := (resolved.get("practice") or {}).get("feedback"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.core.component import Component, Context, EngineConfig
 from midstream.core.errors import RecipeError
+from midstream.core.own import is_reference
 from midstream.core.protocols import Tool
 from midstream.tools.corpus import Corpus
 from midstream.tools.degraded import DegradedConfig, DegradedTool
@@ -31,7 +32,10 @@ class ToolTables:
         built: dict[str, tuple[Tool, Context]] = {}
         for table, component in self._recipe.tools.items():
             context = self._context_of(component, table)
-            tools = self._recorded(self._origin(component, context), partial(component.config.build, context))
+            config = component.config
+            if table in self._recipe.simulated and self._only_simulated(table) and hasattr(config, "api_key_env"):
+                config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
+            tools = self._recorded(self._origin(component, context), partial(config.build, context))
             if (simulated := self._recipe.simulated.get(table)) is not None:
                 tools = self._simulated(tools, simulated, context)
             if (degraded := self._recipe.degraded.get(table)) is not None:
@@ -47,6 +51,12 @@ class ToolTables:
                     )
                 built[tool.name] = (tool, context)
         return [*built.values()]
+
+    def _only_simulated(self, table: str) -> bool:
+        """Whether the simulator of a table answers for its tool in the whole run."""
+        recipe = self._recipe
+        trains = recipe.training is not None and recipe.warm_start is None and recipe.evaluation.at == "none"
+        return trains or recipe.simulated[table].everywhere
 
     def worse(self, degraded: Mapping[str, DegradedConfig]) -> list[Tool]:
         """The tools of an evaluation in which some are degraded in every run."""
@@ -121,7 +131,8 @@ def engine_identity(component: Component) -> dict[str, Any]:
     table, config = component.table(), component.config
     if isinstance(config, EngineConfig) and config.in_process:
         return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
-    return {key: table[key] for key in ("model", "extra_body") if key in table}
+    known = ("type", "model", "extra_body") if is_reference(component.type) else ("model", "extra_body")
+    return {key: table[key] for key in known if key in table}
 
 
 def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
