@@ -309,7 +309,7 @@ def test_its_screen_and_figure(run: RunDirectory, tmp_path: Path, capsys: pytest
 
 
 def test_early_stops_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run = evaluate(tmp_path / "run", strategy="dser:K=5,T=1")
+    run = evaluate(tmp_path / "run", strategy="dser:K=5,T=0")
     capsys.readouterr()
     assert main(["study", "refine", str(run.root)]) == 0
     assert "early_stop=no" in capsys.readouterr().out

@@ -21,6 +21,9 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 import midstream as ms
+from midstream import serve
+from midstream.gateway.settings import ServeConfig
+from support.errors import raises
 
 ENGINE = '''
 import re
@@ -273,3 +276,15 @@ def test_callers_run_the_agent_that_learns(tmp_path):
     assert run.status == "finished"
     [step] = ms.RunDirectory.open(tmp_path / "run").metrics.read()
     assert step.trajectories == 4
+
+
+@pytest.mark.parametrize("serves", [serve.serve_agent, serve.serve_sessions, serve.serve_training])
+def test_a_strategy_is_refused_before_anything_answers(serves: Any, recipe: Path):
+    with recipe.open("a") as file:
+        file.write('[evaluation]\nstrategy = "dser:K=2,T=1"\n')
+
+    def ready(address: str) -> None:
+        raise AssertionError(address)
+
+    with raises("setting-conflict"):
+        serves(str(recipe), config=ServeConfig(), ready=ready)

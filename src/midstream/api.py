@@ -73,7 +73,7 @@ from midstream.recipe.schema import (
     with_overrides,
 )
 from midstream.recipe.serving import served
-from midstream.recipe.sessions import require_sets, session_of, validation_settings
+from midstream.recipe.sessions import refuse_strategy, require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.report.run_results import write_report
 from midstream.rollout import Environment, OnDone, rollout
@@ -279,10 +279,12 @@ def answering(
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
 
     Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
-    may come at any time.
+    may come at any time; a strategy is refused.
     """
     source, run = _opened(source)
     recipe = agent_recipe(source, **changes)
+    if continuous:
+        refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
     if is_dialogues(recipe.tasks):
         raise RecipeError(

@@ -334,10 +334,15 @@ class _Run:
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
             shown = shown.model_copy(update={"metadata": {}})  # what it opens the dialogue from
-        made_from = ToolRun(task=task, seed=self.seed, progress=environment.progress)
+
+        def tools_for(seed: int) -> list[Tool]:
+            made_from = ToolRun(task=task, seed=seed, progress=environment.progress)
+            return [tool.for_run(made_from) if isinstance(tool, PerRun) else tool for tool in environment.tools]
+
         try:
             context = RunContext(
-                tools=[tool.for_run(made_from) if isinstance(tool, PerRun) else tool for tool in environment.tools],
+                tools=tools_for(self.seed),
+                tools_for=tools_for,
                 engines=environment.engines,
                 seed=self.seed,
                 order=self.order,

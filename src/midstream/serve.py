@@ -30,6 +30,7 @@ from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
+from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
@@ -86,8 +87,12 @@ def serve_training(
 
 
 def external_recipe(source: str, config: ServeConfig, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe whose agent runs elsewhere, and asks the engine of the recipe's policy."""
+    """A recipe whose agent runs elsewhere, and asks the engine of the recipe's policy.
+
+    Raises `RecipeError` for one with a strategy.
+    """
     recipe = changed_recipe(source, **changes)
+    refuse_strategy(recipe)
     table = recipe.table()
     policy = recipe.modules[recipe.trained]
     if table["agent"]["type"] != "external":

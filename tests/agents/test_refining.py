@@ -22,8 +22,12 @@ from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import wilson
 from midstream.evaluation.refinement import expected_accuracy
+from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
+from midstream.rollout import Environment, rollout
 from midstream.runs.agent_runs import AgentRuns
+from midstream.tools.degraded import DegradedConfig, DegradedTool
+from midstream.tools.function import tool
 from support.errors import raises
 from support.refining import Simulated
 
@@ -82,18 +86,30 @@ def test_runs_of_one_seed_are_equal_and_chains_differ():
     assert len(set(one.refinement.answers)) > 1
 
 
-def test_an_early_stop_never_changes_the_voted_answer():
+class Spelling(Simulated):
+    """Writes equal answers in several ways, which a vote counts together and a reward may not."""
+
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        found = await super().run(task, context)
+        if found.answer is None:
+            return found
+        ways = ("1/2", "0.5", "0.50") if found.answer == "right" else (found.answer, found.answer.upper())
+        return found.model_copy(update={"answer": random.Random(context.seed).choice(ways)})
+
+
+def test_an_early_stop_never_changes_the_answer():
     """200 tasks with several wrong answers, each in three random orders of completion, against the full run."""
     draw, fewer = random.Random(1), 0
+    assert answer_key("", "1/2") == answer_key("", "0.50") is not None
     for seed in range(200):
         K, T, wrongs = draw.randrange(1, 9), draw.randrange(4), draw.randrange(1, 4)
-        full = run(refining(Simulated(wrongs=wrongs), K, T, early_stop=False), seed)
+        full = run(refining(Spelling(wrongs=wrongs), K, T, early_stop=False), seed)
         most = K * (1 + 2 * T)
         assert full.refinement is not None
         assert full.refinement.agent_runs == most
         for order in range(3):
-            early = run(refining(Simulated(wrongs=wrongs, order=draw.randrange(2**30)), K, T), seed)
-            assert early.answer == full.answer, (seed, order)
+            early = run(refining(Spelling(wrongs=wrongs, order=draw.randrange(2**30)), K, T), seed)
+            assert (early.answer, early.final) == (full.answer, full.final), (seed, order)
             assert early.refinement is not None
             assert early.refinement.agent_runs <= most
             for cut, whole in zip(early.refinement.answers, full.refinement.answers, strict=True):
@@ -187,6 +203,69 @@ def test_a_chain_without_an_answer_has_no_vote():
     none = run(refining(mute, K=2, T=1))
     assert (none.answer, none.status, none.stop_reason) == (None, "ok", "ended")
     assert any("(The agent gave no answer.)" in task.question for task in mute.tasks)
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_answers_that_a_filter_held_back_are_said_to_be(held: int):
+    """Where one chain still has an answer it wins; where none has, the trajectory is held back as one run is."""
+
+    class Filtered(Simulated):
+        async def run(self, task: Task, context: RunContext) -> Trajectory:
+            found = await super().run(task, context)
+            if self.runs["solve"] > held:
+                return found
+            gone = {"answer": None, "held_back": "near three votes", "stop_reason": "filtered"}
+            return found.model_copy(update=gone)
+
+    found = run(refining(Filtered(), K=3, T=0, early_stop=False))
+    assert found.status == "ok"
+    assert bool(found.answer) == (held < 3)
+    assert (found.held_back, found.stop_reason) == (("", "answered") if held < 3 else ("near three votes", "filtered"))
+    assert found.final  # what was written
+
+
+class Searching(Simulated):
+    """Answers with the marks of two equal calls of its tool, at a time that depends on the order."""
+
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        found = await super().run(task, context)
+        [search] = context.tools
+        results = [await search.call({"text": "height"}) for _ in range(2)]
+        return found.model_copy(update={"answer": str([result.marks for result in results])})
+
+
+@tool
+def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+def searched(tmp_path: Path, order: int, fault: Any = lambda part, number: None) -> Trajectory:
+    """One rollout of chains on a tool that is degraded in every run."""
+    tmp_path.mkdir(exist_ok=True)
+    degraded = DegradedTool(echo, DegradedConfig.model_validate({"missing": 0.5}), None, always=True)
+    agent = Searching(order=order, fault=fault)
+    with kept(tmp_path) as runs:
+        environment = Environment(
+            agent=refining(agent, K=6, T=1, early_stop=False, kept=runs),
+            tools=[degraded],
+            engines={},
+            reward=ExactMatch(),
+        )
+        [group] = asyncio.run(rollout(environment, [TASK], seed=2))
+    return group.trajectories[0]
+
+
+def test_chains_draw_on_tools_of_their_own(tmp_path: Path):
+    """A tool that draws by the number of a call gives each agent run the same in any order, and after a resume."""
+    first = searched(tmp_path / "first", 1)
+    assert first.refinement is not None
+    assert len({answer for answers in first.refinement.answers for answer in answers}) == 4  # of two draws
+    for order in range(2, 6):
+        assert searched(tmp_path / str(order), order).refinement == first.refinement
+    broken = searched(tmp_path / "resumed", 6, fails("refine", 2, retryable=False))
+    assert broken.status == "error"
+    assert searched(tmp_path / "resumed", 7).refinement == first.refinement
 
 
 def test_a_dialogue_is_refused():

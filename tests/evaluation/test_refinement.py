@@ -194,6 +194,12 @@ def test_stopped_chains_count_for_the_rounds_that_they_have():
     full = [("right", True)] * 3
     cut = [("wrong", False), ("wrong", False)]
     found = study_of([[[full, cut, [], full]]], Strategy(K=4, T=2), budget=20, runs=17)
-    assert (found.chains, found.cut_short) == (3, 1)
+    assert (found.chains, found.cut_short) == (4, 2)
     assert [each.chains for each in found.rounds] == [3, 3, 2]
     assert (found.improvement.trials, found.degradation.trials) == (1, 4)
+
+
+def test_chains_that_ended_before_their_first_solution_are_cut_short():
+    solved = [("right", True)]
+    found = study_of([[[solved, solved, solved, []]]], Strategy(K=4, T=0), budget=4, runs=3)
+    assert (found.chains, found.cut_short, found.start.trials) == (4, 1, 3)

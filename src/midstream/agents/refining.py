@@ -36,9 +36,11 @@ class Refining:
     """An agent (`core.protocols.Agent`) that runs another one K(1 + 2T) times on a task, and votes.
 
     The trajectory has the turns of all agent runs in the order of chains and rounds, whatever the order in which they
-    ended, and a `Refinement`. It depends on that order only in which chains an early stop has cut short, never in which
-    answer wins. An agent run that fails is tried again, as `rollout.max_attempts` allows; if it fails for good, the
-    trajectory has its error. From the deadline on no agent run begins, and the chains vote with what they have.
+    ended, and a `Refinement`. It depends on that order only in which chains an early stop has cut short, never in the
+    answer. Each agent run has its own seed, and tools of its own where these differ in each run. One that fails is
+    tried again, as `rollout.max_attempts` allows; if it fails for good, the trajectory has its error. From the deadline
+    on no agent run begins, and the chains vote with what they have. Where no chain has an answer and `agent.filter`
+    held one back, the trajectory says what that of the lowest such chain said.
 
     Args:
         agent: runs each part; it is closed with this one.
@@ -129,7 +131,7 @@ class _Run:
         return self._recorded(error, started, time.monotonic() - clock)
 
     async def _finish(self, chain: _Chain) -> None:
-        """Run a chain to its end, and stop the others if they can no longer change the vote."""
+        """Run a chain to its end, and stop the others if they can no longer change the answer."""
         await self._walk(chain)
         del self.running[chain.number]
         if self.refining.strategy.early_stop and is_decided(self._keys(), self.running):
@@ -170,7 +172,9 @@ class _Run:
                 self.is_late = True
                 return None
             try:
-                ended = await refining.agent.run(task, replace(context, seed=seed, listener=None))
+                tools = context.tools if context.tools_for is None else context.tools_for(seed)
+                inner = replace(context, seed=seed, tools=tools, listener=None)
+                ended = await refining.agent.run(task, inner)
             except BudgetError as failure:
                 self.refused = ErrorInfo(type=type(failure).__name__, message=str(failure))
                 return None
@@ -208,6 +212,10 @@ class _Run:
         runs = [run for chain in self.chains for run in chain.runs]
         best = None if error else winner(self._keys())
         voted = None if best is None else self.chains[best - 1].states[-1]
+        if voted is None and error is None:
+            last = (chain.states[-1] for chain in self.chains if chain.states)
+            voted = next((state for state in last if state.held_back), None)
+        ended = "ended" if voted is None else "filtered" if voted.held_back else "answered"
         answers = tuple(chain.answers for chain in self.chains)
         return Trajectory(
             id=self.task.id,
@@ -218,8 +226,9 @@ class _Run:
             turns=_numbered([turn for run in runs for turn in _turns_of(run)]),
             answer=voted.answer if voted else None,
             final=voted.final if voted else "",
+            held_back=voted.held_back if voted else "",
             reward=voted.reward if voted else None,
-            stop_reason="error" if error else "time_limit" if self.is_late else "answered" if voted else "ended",
+            stop_reason="error" if error else "time_limit" if self.is_late else ended,
             status="error" if error else "ok",
             # Agent runs have had their attempts: another one of the whole would repeat them all.
             error=error.model_copy(update={"retryable": False}) if error else None,

@@ -21,8 +21,8 @@ class Strategy(Settings):
     Attributes:
         K: chains, each of which begins with a solution of its own
         T: rounds of a chain, each of a verification and a refinement; 0 is a vote over solutions alone
-        early_stop: whether the other chains are stopped once they can no longer change the vote; "no" lets every chain
-            end, which `midstream study refine` needs for accuracies without bias
+        early_stop: whether the other chains are stopped once they can no longer change the answer; "no" lets every
+            chain end, which `midstream study refine` needs for accuracies without bias
     """
 
     K: int = Field(ge=1, le=_MOST)
@@ -66,14 +66,17 @@ def winner(keys: Mapping[int, Hashable | None]) -> int | None:
 
 
 def is_decided(keys: Mapping[int, Hashable | None], pending: Collection[int]) -> bool:
-    """Whether no answers of the `pending` chains can change which answer wins.
+    """Whether no answers of the `pending` chains can change which chain wins.
 
-    A rival, known or new, gets at most its own votes and those of all pending chains. It beats the leader if these are
-    more than the leader's, or as many and one of them is of a lower chain.
+    A pending chain below the winner can always displace it: equal answers may be written in different ways, and the
+    lowest chain's is taken. A rival, known or new, gets at most its own votes and those of all pending chains. It beats
+    the leader if these are more than the leader's, or as many and one of them is of a lower chain.
     """
     first = winner(keys)
-    if not pending or first is None:
-        return not pending
+    if not pending:
+        return True
+    if first is None or min(pending) < first:
+        return False
     most = sum(key == keys[first] for key in keys.values())
     for rival in {None, *keys.values()} - {keys[first]}:  # None stands for an answer that nobody has given yet
         votes = [*pending, *(chain for chain, key in keys.items() if key == rival and key is not None)]

@@ -326,6 +326,9 @@ class RunContext:
     """Everything that one run of an agent gets besides its task."""
 
     tools: Sequence[Tool] = ()
+    # The same tools for another agent run inside this one, by its seed: tools that differ in each run (`PerRun`) draw
+    # by the calls of a run, so agent runs that share them would depend on each other's timing.
+    tools_for: Callable[[int], Sequence[Tool]] | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)  # by module name
     seed: int = 0  # of everything random in this run
     order: int = 0  # index of the trajectory in its rollout (`Request.order`)

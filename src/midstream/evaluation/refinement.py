@@ -74,7 +74,7 @@ class RefinementStudy(Frozen):
     """What an evaluation with a strategy shows about refinement.
 
     `start`, `improvement` and `degradation` are a_0, p and q; `gain` is the interval of p - q, `lift` that of the limit
-    minus a_0. `cut_short` chains were stopped before their last round. `plan` is the best one for a `budget` of agent
+    minus a_0. `cut_short` chains ended before their last round. `plan` is the best one for a `budget` of agent
     runs of a task, `votes_only` the best without refinement; both are given also where the advice is not to refine.
     """
 
@@ -160,6 +160,7 @@ def study_of(tasks: Sequence[Sequence[Attempt]], strategy: Strategy, *, budget: 
 
     `runs` are the agent runs that an attempt took, on average. Attempts without a chain are left out before.
     """
+    begun = [chain for attempts in tasks for attempt in attempts for chain in attempt]
     chains = [[chain for attempt in attempts for chain in attempt if chain] for attempts in tasks]
     started = [(sum(chain[0][1] for chain in found), len(found)) for found in chains]
     improved, degraded = ([_changes(found, was_right=was) for found in chains] for was in (False, True))
@@ -175,8 +176,8 @@ def study_of(tasks: Sequence[Sequence[Attempt]], strategy: Strategy, *, budget: 
     return RefinementStudy(
         strategy=str(strategy),
         tasks=len(tasks),
-        chains=sum(map(len, chains)),
-        cut_short=sum(len(chain) <= strategy.T for found in chains for chain in found),
+        chains=len(begun),
+        cut_short=sum(len(chain) <= strategy.T for chain in begun),
         start=start,
         improvement=improvement,
         degradation=degradation,

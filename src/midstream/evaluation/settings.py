@@ -63,7 +63,8 @@ class EvaluationConfig(Settings):
         temperatures: every set is evaluated at each; 0 is greedy
         trials: attempts at each task of a set, at each temperature
         strategy: how `midstream eval` and `solve` use the agent: `dser:K=8,T=4` runs it in 8 chains that verify and
-            refine 4 times, and takes the most frequent answer (docs/longer-thinking.md); runs that learn refuse it
+            refine 4 times, and takes the most frequent answer (docs/longer-thinking.md); runs that learn and
+            `midstream serve` refuse it
         at: when a run that learns evaluates: before and after (`both`), after alone (`end`), or never (`none`, which
             also leaves out the validations of training); `midstream eval` always does
     """

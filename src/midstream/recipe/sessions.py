@@ -43,7 +43,7 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
     Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
-    _refuse_strategy(build.recipe)
+    refuse_strategy(build.recipe)
     if build.recipe.practice is not None:
         return partial(PracticeSession, practice_parts_of(build))
     parts = parts_of(build)
@@ -87,7 +87,7 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
         return names  # such a judge cannot be built without its model
     if work == "train":
-        _refuse_strategy(recipe)
+        refuse_strategy(recipe)
     if work == "eval":
         require_sets(recipe)
         for chosen in recipe.evaluation.sets:
@@ -119,13 +119,13 @@ def require_sets(recipe: Recipe) -> None:
         )
 
 
-def _refuse_strategy(recipe: Recipe) -> None:
-    """Refuse a strategy where the agent learns: what it learns from, and is measured by, are single runs."""
+def refuse_strategy(recipe: Recipe) -> None:
+    """Refuse a strategy where the agent learns or is served: it learns from, and answers with, single runs."""
     if recipe.evaluation.strategy is not None:
         raise RecipeError(
-            f"evaluation.strategy = {recipe.evaluation.strategy!r} in a run that learns",
+            f"evaluation.strategy = {recipe.evaluation.strategy!r} where an agent learns or is served",
             code="setting-conflict",
-            cause="an agent learns from its single runs, and is evaluated by them before and after",
+            cause="it learns from its single runs, is evaluated by them before and after, and serves them",
             fix="leave it out here; then: midstream eval RUN --strategy ...",
         )
 
@@ -282,7 +282,7 @@ def _draw_practice(
 
 def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
     """The gate, by default for a recipe without [practice], and its tasks: some of the validation set's source."""
-    _refuse_strategy(recipe)
+    refuse_strategy(recipe)
     practice, validation = recipe.practice, recipe.evaluation.validation
     gate = practice.gate if practice else GateConfig()
     families = (practice and practice.families) or validation.families

@@ -56,10 +56,9 @@ def refinement_screen(study: RefinementStudy) -> Iterator[RenderableType]:
         "effect   the factor by which differences between tasks raise the variance",
     ]
     if study.cut_short:
-        stopped = (
-            f"{study.cut_short:,} of {study.chains:,} chains were stopped early, and the others may differ from them"
-        )
-        notes.append(f"warning  {stopped}; add early_stop=no to the strategy")
+        ended = f"{study.cut_short:,} of {study.chains:,} chains ended before their last round"
+        notes.append(f"warning  {ended}, and the others may differ from them;")
+        notes.append("         early_stop=no in the strategy and a later rollout.deadline_s let all end")
     if study.left_out:
         notes.append(f"left out {counted(study.left_out, 'attempt')} without a result")
     yield Text("\n".join(notes))
