@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,10 +134,15 @@ def results(
     if missing:
         missing[0].root.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(min(os.cpu_count() or 1, len(missing)), mp_context=get_context("spawn")) as pool:
-            for job, result in zip(missing, pool.map(make, missing), strict=True):
-                atomic_write(job.path, result.model_dump_json().encode() + b"\n")
-                found[job] = result
+            found |= zip(missing, pool.map(partial(_written, make), missing), strict=True)
     return [result for result in found.values() if result is not None]
+
+
+def _written(make: Callable[[Job], ResultT], job: Job) -> ResultT:
+    """The result of a job, made and written; in the job's process, so that one that ended is kept whatever follows."""
+    result = make(job)
+    atomic_write(job.path, result.model_dump_json().encode() + b"\n")
+    return result
 
 
 def _read(job: Job, model: type[ResultT]) -> ResultT | None:

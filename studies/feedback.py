@@ -124,7 +124,9 @@ def _measured(build: Build, made: Sequence[MadeUpdate]) -> Practiced:
         if outcome.operation.text and (held_back or not outcome.refused):
             counts[is_harmful(world, outcome.operation.text), held_back] += 1
     return Practiced(
-        gains=tuple(world.mean_success(tasks, [one.text for one in each.library.rendered]) - before for each in made),
+        gains=tuple(
+            world.mean_success(tasks, [lesson.text for lesson in update.library.rendered]) - before for update in made
+        ),
         rollouts=tuple(update.record.spent.rollouts for update in made),
         harmful=counts[True, False] + counts[True, True],
         harmful_held_back=counts[True, True],

@@ -83,6 +83,7 @@ from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
+from midstream.training_free.feedback import digest, read_votes
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, identity, render_modules
 from midstream.training_free.similarity import leak_guard
@@ -547,12 +548,20 @@ def _new_root(name: str) -> Path:
 
 def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
     recipe = build.recipe
-    info = collect_info(recipe.name, recipe.seed, build.resolved, asked, lessons.digest(build.lessons))
+    shown, votes = lessons.digest(build.lessons), _votes_digest(recipe)
+    info = collect_info(recipe.name, recipe.seed, build.resolved, asked, shown, votes)
     return RunDirectory.create(root, info, to_toml(build.resolved))
 
 
+def _votes_digest(recipe: Recipe) -> str:
+    """The digest of the votes of `agent.filter`; "" without it, and for practice that itself votes."""
+    if recipe.agent.filter is None or (recipe.practice and recipe.practice.feedback):
+        return ""
+    return digest(read_votes(recipe.agent.filter.votes))
+
+
 def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
-    """Check that the lessons are those that the run began with, and emit its first events."""
+    """Check that lessons and votes are those that the run began with, and emit its first events."""
     run.require_whole()
     held, now = run.info().lessons, lessons.digest(build.lessons)
     if held != now:
@@ -561,6 +570,14 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             code="inputs-changed",
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
+        )
+    if run.info().votes != _votes_digest(build.recipe):
+        raise RunError(
+            f"the votes that agent.filter counts have changed since {run.root} began",
+            code="inputs-changed",
+            cause="somebody has voted meanwhile; answers held back by different votes would be counted as one",
+            fix=f"restore {build.resolved['agent']['filter']['votes']}, or start over with --out; a copy of it for "
+            "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved)
     places = own.paths(run.info().resolved)

@@ -13,8 +13,9 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RewardError, UsageError
-from midstream.core.trajectory import ToolCall, Turn
+from midstream.core.trajectory import Command, Refinement, ToolCall, Turn
 from midstream.exports.simulator import Kind, UsefulJudge, by_rule, write_transcripts
+from midstream.exports.write import OF_A_STRATEGY
 from midstream.runs import RunDirectory
 from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
@@ -104,6 +105,32 @@ def test_what_helped_one_trajectory_is_useful_to_every_question(tmp_path: Path) 
     written, kinds = write([run_of(tmp_path / "run", wrong, right)], tmp_path / "out.jsonl")
     assert kinds == {"useful": 2, "noisy": 1}
     assert {asked.split()[2] for asked, _ in messages(written.path) if asked.endswith("Oakfell area")} == {"useful"}
+
+
+def test_what_ended_in_an_error_or_belongs_to_a_strategy_is_left_out(tmp_path: Path) -> None:
+    found = trajectory("Oakfell", searched("q", "Mistfield river Oakfell"))
+    run = run_of(
+        tmp_path / "run",
+        found,
+        found.model_copy(update={"status": "error", "reward": None}),
+        found.model_copy(update={"refinement": Refinement(strategy="vote")}),
+    )
+    written, kinds = write([run], tmp_path / "out.jsonl")
+    assert kinds == {"noisy": 1}
+    assert written.left_out == {"ended in an error": 1, OF_A_STRATEGY: 1}
+
+
+def test_without_a_reward_the_rule_says_nothing_and_a_judge_decides(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run",
+        *(trajectory(text.split()[0], searched("q", text)) for text in ("Amberbank height 105", "Oakfell river Mist")),
+        trajectory("Oakfell", searched("q", "Oakfell capital Mistfield")).model_copy(update={"reward": None}),
+    )
+    written, kinds = write([run], tmp_path / "rule.jsonl")
+    assert (kinds, written.left_out) == ({"useful": 1, "noisy": 1}, {"without a reward": 1})
+    with LLMServer(judge) as server:
+        written, kinds = by_judge(server, run, tmp_path / "judge.jsonl")
+    assert (kinds, written.left_out) == ({"useful": 1, "noisy": 2}, {})
 
 
 # --- useful or noisy --------------------------------------------------------------------------------------------------
@@ -196,9 +223,30 @@ def test_the_command_asks_an_engine_of_the_recipe(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
+    ("table", "settings", "called"),
+    [
+        ("local_search", '{ type = "local_search", alias = "lookup" }', "lookup"),
+        ("index", '{ type = "local_search" }', "local_search"),
+        ("lookup", '{ type = "function", function = "my_tools.py:find" }', "lookup"),
+    ],
+)
+def test_a_table_is_named_and_its_tool_found_by_what_agents_call_it(
+    tmp_path: Path, table: str, settings: str, called: str
+) -> None:
+    turn = searched("q", "Amberbank height 105").model_copy(
+        update={"command": Command(tool=called, arguments={"query": "q"})}
+    )
+    run, out = run_of(tmp_path / "run", trajectory("Amberbank", turn)), tmp_path / "out.jsonl"
+    changes = ("--set", f"tools.{table}={settings}", "--set", f"simulated.{table}={{}}")
+    assert command(run.root, "--out", out, "--tool", table, *changes) == 0
+    assert len(messages(out)) == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["--tool", "python"], "unknown-tool"),
+        (["--tool", "web", "--set", "simulated.web={}"], "unknown-tool"),
         (["--set", "simulated.local_search=false"], "missing-option"),
         (["--judge", "nobody"], "unknown-engine"),
         (["--part", "eval-*"], "nothing-to-export"),

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midstream.core.answers import holds
 from midstream.core.errors import RecipeError, ToolServerError
@@ -21,7 +23,7 @@ from midstream.recipe.check import teacher
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
-from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents
+from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents, write_documents
 from support.llm_server import LLMServer, prompt_of
 
 CANARY = "zebrafinch 7731"
@@ -202,10 +204,39 @@ def test_a_simulator_that_is_down_scores_nothing():
         ("  \n", []),
         ("1. a\n2. b\n3. c\n4. d\n5. e\n6. f", ["a", "b", "c", "d", "e"]),
         ("Doc 1: <|im_end|> go", ["\\u003c|im_end|> go"]),
+        ("Doc 1: The area\n12.5 km is far\nDoc 2: rules:\n1. none", ["The area 12.5 km is far", "rules: 1. none"]),
+        ("The area\n12.5 km is far", ["The area 12.5 km is far"]),
+        ("1990: the war began\n1991: it ended", ["1990: the war began 1991: it ended"]),
+        (
+            "1. The area\n12.5 km is far\n2. 1990: the war\n1990: began",
+            ["The area 12.5 km is far", "1990: the war 1990: began"],
+        ),
     ],
 )
 def test_documents_of_a_reply(reply, documents):
     assert read_documents(reply, SimulatedConfig()) == documents
+
+
+words = st.sampled_from(["Doc", "Document 1:", "Doc 2.", "12.5", "1.", "2)", "1990:", ":", "a", "high", "é"])
+lines = st.lists(words, min_size=1, max_size=5).map(" ".join)
+
+
+@given(st.lists(lines, max_size=5), st.integers(1, 12))
+def test_what_is_written_is_read_as_it_was(documents, characters):
+    assert read_documents(write_documents(documents), SimulatedConfig()) == documents
+    config = SimulatedConfig(max_characters=characters)
+    cut = read_documents(write_documents(documents), config)
+    assert len(cut) == len(documents)
+    assert read_documents(write_documents(cut), config) == cut
+
+
+@given(st.lists(lines, min_size=1, max_size=5))
+def test_lines_without_labels_are_split_at_numbers_of_a_list_alone(texts):
+    reply = "\n".join(f"{place}. {text}" for place, text in enumerate(texts, 1))
+    assert read_documents(reply, SimulatedConfig()) == texts
+    assert read_documents(
+        "\n".join(f"{place}.5 {text}" for place, text in enumerate(texts, 1970)), SimulatedConfig()
+    ) == [" ".join(f"{place}.5 {text}" for place, text in enumerate(texts, 1970))]
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import UsageError
+from midstream.api import evaluate, resume, train
+from midstream.core.errors import RunError, UsageError
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, parse_recipe
-from midstream.rollout import rollout
+from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import HELD_BACK, Feedback, FilteredAgent, Vote, VoteFile, read_votes
@@ -30,7 +31,8 @@ from midstream.training_free.similarity import ngram_similarity
 from support.api_server import ApiServer
 from support.embeddings_server import EmbeddingsServer
 from support.errors import coded
-from support.practice_sessions import die, differences, killed_after, practise
+from support.practice_sessions import SMALL, die, differences, killed_after, practise
+from support.rollouts import StubReward
 
 BAD = "Guess a number that a tool could look up."
 Value = Literal["for", "against"]
@@ -282,11 +284,11 @@ class Writer:
 
     name = "writer"
 
-    def __init__(self, answer: str | None) -> None:
-        self.answer = answer
+    def __init__(self, answer: str | None, reward: Score | None = None) -> None:
+        self.answer, self.reward = answer, reward
 
     async def run(self, task: Task, context: RunContext) -> Trajectory:
-        return Trajectory(id=task.id, task_id=task.id, answer=self.answer, stop_reason="answered")
+        return Trajectory(id=task.id, task_id=task.id, answer=self.answer, stop_reason="answered", reward=self.reward)
 
     async def close(self) -> None: ...
 
@@ -315,6 +317,32 @@ def test_answers_are_compared_by_embeddings_and_votes_are_embedded_once(tmp_path
             found = asyncio.run(agent.run(Task(id="t", question="?", answer=""), RunContext()))
             assert found.stop_reason == "filtered"
         assert [asked.body["input"] for asked in server.asked] == [[BAD], [f"{BAD} Really."], [f"{BAD} Really."]]
+
+
+def test_concurrent_runs_embed_the_votes_once(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    with EmbeddingsServer() as server:
+        embedding = EmbeddingConfig(model="small", base_url=server.url)
+        agent = FilteredAgent(
+            Writer(f"{BAD} Really."), FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding)
+        )
+
+        async def run() -> list[Trajectory]:
+            tasks = [Task(id=str(number), question="?", answer="") for number in range(8)]
+            return await asyncio.gather(*(agent.run(task, RunContext()) for task in tasks))
+
+        assert {found.stop_reason for found in asyncio.run(run())} == {"filtered"}
+        assert [asked.body["input"] for asked in server.asked].count([BAD]) == 1
+        assert len(server.asked) == 9
+
+
+@pytest.mark.parametrize(("answer", "scored"), [(BAD, 0.0), ("Look it up.", 1.0)])
+def test_a_held_back_answer_loses_the_reward_that_its_agent_gave(tmp_path, votes_at, answer, scored):
+    votes_at(votes=of_runs(3))
+    agent = FilteredAgent(Writer(answer, Score(value=1.0)), FeedbackConfig(votes=tmp_path / "votes.sqlite"))
+    environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward())
+    [group] = asyncio.run(rollout(environment, [Task(id="t", question="?", answer="4")], seed=0))
+    assert group.trajectories[0].reward == Score(value=scored)
 
 
 def test_a_failed_embedding_is_an_error_and_no_answer_of_the_agent(tmp_path, votes_at):
@@ -350,6 +378,38 @@ def test_a_recipe_names_the_file(tmp_path, monkeypatch, votes_at):
     assert (first.answer, first.final, first.stop_reason) == (None, BAD, "filtered")
     assert (other.answer, other.held_back) == ("4", "")
     assert [trajectory.reward and trajectory.reward.value for trajectory in (first, other)] == [0.0, 1.0]
+
+
+def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
+    file = votes_at(votes=of_runs(3))
+    (tmp_path / "agent.py").write_text(AGENT)
+    table = {
+        "name": "filtered",
+        "tasks": {"type": "gazetteer"},
+        "agent": {"type": f"{tmp_path}/agent.py:guess", "filter": f"{tmp_path}/votes.sqlite"},
+        "reward": {"type": "exact_match"},
+        "evaluation": {"sets": [{"name": "test", "split": "test", "count": 2}]},
+    }
+    run = evaluate(table, tmp_path / "run")
+    run.set_status("interrupted")
+    file.add([vote(run="/against/0", lesson="L1", by="person")])  # another vote, the same value
+    resume(run)
+    run.set_status("interrupted")
+    file.add([vote(value="for", run="/against/0", lesson="L1")])
+    with pytest.raises(RunError, check=coded("inputs-changed", "votes")):
+        resume(run)
+
+
+def test_practice_that_votes_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    path = f'"{tmp_path}/votes.sqlite"'
+    changes = {**SMALL, "agent.filter": path, "practice.feedback.votes": path, "practice.budget.updates": 1}
+    run = train(
+        load_recipe("training-free-simulated", [f"{key}={value}" for key, value in changes.items()]), tmp_path / "run"
+    )
+    assert any(found.by == "gate" for found in read_votes(tmp_path / "votes.sqlite"))
+    resume(run, overrides=["practice.budget.updates=2"])
+    assert len(read_updates(run)) == 2
 
 
 def test_a_filter_without_votes_is_refused_before_any_work(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from midstream.cli import options as shared
+from midstream.core.component import Component
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.exports.simulator import Label, UsefulJudge, by_rule, write_transcripts
@@ -27,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories with searches of the real tool")
     parser.add_argument("--recipe", required=True, help="the recipe that will use the simulator: [simulated.TOOL]")
     parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="the transcripts, for warm_start.file")
-    parser.add_argument("--tool", metavar="NAME", help="whose searches (default: the recipe's one simulated tool)")
+    parser.add_argument(
+        "--tool", metavar="NAME", help="the table of whose searches (default: the recipe's one simulated tool)"
+    )
     parser.add_argument("--part", default="", metavar="GLOB", help="parts (default: step-*; of evaluations all)")
     parser.add_argument("--judge", metavar="ENGINE", help="an engine of the recipe that judges (default: a rule)")
     shared.add(parser, "--set", *shared.OUTPUT)
@@ -36,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the transcripts; print how many are useful, how many noisy, and what was left out."""
     recipe, out = changed_recipe(options.recipe, overrides=options.overrides), Path(options.out)
-    tool = options.tool or _only_tool(recipe)
-    if (config := recipe.simulated.get(tool)) is None:
+    table = options.tool or _only_table(recipe)
+    if (config := recipe.simulated.get(table)) is None or table not in recipe.tools:
         raise UsageError(
-            f"recipe {recipe.name!r} has no [simulated.{tool}]",
+            f"recipe {recipe.name!r} has no [simulated.{table}], or no [tools.{table}]",
             code="unknown-tool",
             cause="its prompt and its number of documents are what the simulator is trained with",
             fix=f"name one of: {', '.join(recipe.simulated) or 'none'}; or a recipe that simulates the tool",
         )
+    tool = _called(table, recipe.tools[table])
     runs = [RunDirectory.open(Path(run)) for run in options.runs]
 
     async def work(label: Label) -> Any:
@@ -72,7 +76,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _only_tool(recipe: Recipe) -> str:
+def _called(table: str, component: Component) -> str:
+    """What agents, and so trajectories, call the tool of a table: a function of your own has the table's name."""
+    return component.alias or getattr(getattr(component.config, "component", None), "name", table)
+
+
+def _only_table(recipe: Recipe) -> str:
     if len(recipe.simulated) != 1:
         raise UsageError(
             f"recipe {recipe.name!r} simulates {', '.join(recipe.simulated) or 'no tool'}",

@@ -5,6 +5,7 @@ judge that marks their documents useful or noisy, and supervised learning with t
 Qwen-Max in the paper's second version, any engine here (`UsefulJudge`). `by_rule` asks no model: it extends the paper's
 first version, whose label is the outcome of the trajectory. Departures: a result that helped one trajectory is useful
 to all whose query found it, or a right step of a wrong trajectory would be noisy; so is what holds the gold answer.
+A trajectory that was not scored says nothing, and is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from midstream.core.protocols import Engine
 from midstream.core.task import Task
 from midstream.core.trajectory import ToolCall, Trajectory
 from midstream.exports.learning import SUCCESS
-from midstream.exports.write import Exported, new_file, trajectories_of
+from midstream.exports.write import OF_A_STRATEGY, Exported, new_file, trajectories_of
 from midstream.rewards.judge import Judge, JudgeConfig
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
@@ -89,14 +90,16 @@ async def write_transcripts(
     """Write a transcript of each different search of `tool` to `path`, a new file for `warm_start.file`.
 
     A transcript's user message is the prompt of `tools.simulated.ModelSimulator` with the settings `config`, its reply
-    the documents in the form that this reads. `parts` is a pattern of parts of the runs, by default what they learned
-    from, of an evaluation all. Returns what was written, and how many transcripts there are of each kind.
+    the documents in the form that this reads. `tool` is its name in trajectories. `parts` is a pattern of parts of the
+    runs, by default what they learned from, of an evaluation all. Left out are trajectories that ended in an error, of
+    a strategy, and with `by_rule` those without a reward. Returns what was written, and how many transcripts there are
+    of each kind.
 
     Raises `UsageError` if no search is left, and what `label` raises.
     """
     new_file(path, ".jsonl")
-    prompt, left_out = SimulatorPrompt(config), Counter[str]()
-    searches = [search for run in runs for search in _searches(run, tool, config, parts, left_out)]
+    prompt, left_out, scored = SimulatorPrompt(config), Counter[str](), label is by_rule
+    searches = [search for run in runs for search in _searches(run, tool, config, parts, left_out, scored)]
     solved = {(search.query, search.documents) for search in searches if search.solved}
     found = [replace(search, solved=(search.query, search.documents) in solved) for search in dict.fromkeys(searches)]
     if not found:
@@ -104,7 +107,7 @@ async def write_transcripts(
             f"{', '.join(str(run.root) for run in runs)}: there is no search of {tool!r} to learn from",
             code="nothing-to-export",
             cause="; ".join(f"{number:,} left out: {reason}" for reason, number in left_out.items()) or "no trajectory",
-            fix="name the tool as trajectories do (--tool), other parts (--part 'eval-*'), or a run with the real tool",
+            fix="name the tool that searched (--tool), other parts (--part 'eval-*'), or a run with the real tool",
         )
     waiting = asyncio.Semaphore(_AT_ONCE)
 
@@ -123,13 +126,19 @@ async def write_transcripts(
 
 
 def _searches(
-    run: RunDirectory, tool: str, config: SimulatedConfig, parts: str, left_out: Counter[str]
+    run: RunDirectory, tool: str, config: SimulatedConfig, parts: str, left_out: Counter[str], scored: bool
 ) -> Iterator[Search]:
-    """The searches of a run; `left_out` counts trajectories without one by the reason."""
+    """The searches of a run; `left_out` counts trajectories without one by the reason. `scored`: only with a reward."""
     parts = parts or ("*" if run.info().kind == "evaluation" else "step-*")
     for _, trajectory in trajectories_of(run, parts, left_out):
         solved = trajectory.reward is not None and trajectory.reward.value >= SUCCESS
-        if trajectory.gold is None:
+        if trajectory.status == "error":
+            left_out["ended in an error"] += 1
+        elif trajectory.refinement is not None:
+            left_out[OF_A_STRATEGY] += 1
+        elif scored and trajectory.reward is None:
+            left_out["without a reward"] += 1
+        elif trajectory.gold is None:
             left_out["without a gold answer"] += 1
         elif results := list(_results(trajectory, tool)):
             for call in results:

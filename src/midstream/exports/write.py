@@ -28,6 +28,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 # The ending of the file, by which its readers know what it is.
 _ENDINGS = {"trl": ".jsonl", "sft": ".jsonl", "otel": ".jsonl", "verl": ".parquet", "parquet": ".parquet", "atif": ""}
 _LEARNING = ("trl", "verl", "sft")  # what a model may be trained on
+OF_A_STRATEGY = "of a strategy: the reward is that of a vote, not of each reply"  # why a trajectory is left out
 _AT_ONCE = 1000  # rows of a table in memory
 Row = dict[str, Any]
 
@@ -70,7 +71,7 @@ def export(
             if learns and trajectory.status == "error":
                 left_out["ended in an error"] += 1
             elif format in ("trl", "sft") and trajectory.refinement is not None:
-                left_out["of a strategy: the reward is that of a vote, not of each reply"] += 1
+                left_out[OF_A_STRATEGY] += 1
             elif format == "trl" and trajectory.reward is None:
                 left_out["without a reward"] += 1
             elif format == "sft" and not everything and (not trajectory.reward or trajectory.reward.value < SUCCESS):

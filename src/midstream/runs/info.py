@@ -57,8 +57,8 @@ class RunInfo(Frozen):
     `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`).
     `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
     default and override filled in; `own` are the user's components in it; `lessons` is the digest of those that
-    `agent.library` puts into the prompts, "" for none. A directory with `evaluation` holds an evaluation and no
-    training run.
+    `agent.library` puts into the prompts, "" for none, `votes` that of the votes of `agent.filter`, "" for none, and
+    for practice that itself votes. A directory with `evaluation` holds an evaluation and no training run.
     """
 
     format: int
@@ -74,6 +74,7 @@ class RunInfo(Frozen):
     resolved: dict[str, JsonValue]
     own: tuple[OwnComponent, ...] = ()
     lessons: str = ""
+    votes: str = ""
     evaluation: EvaluationInfo | None = None
 
     @property
@@ -118,11 +119,12 @@ def collect_info(
     resolved: Mapping[str, Any],
     evaluation: EvaluationInfo | None = None,
     lessons: str = "",
+    votes: str = "",
 ) -> RunInfo:
     """The `RunInfo` of a run, or of an evaluation, that starts now in this process.
 
     `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
-    `agent.library` puts into the prompts.
+    `agent.library` puts into the prompts, `votes` that of the votes of `agent.filter`.
 
     Raises `RecipeError` if the recipe, which may be made in Python, has a secret.
     """
@@ -145,6 +147,7 @@ def collect_info(
         resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
         own=tuple(own.used(resolved)),
         lessons=lessons,
+        votes=votes,
         evaluation=evaluation,
     )
 

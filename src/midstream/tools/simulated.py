@@ -39,7 +39,8 @@ Kind = Literal["useful", "noisy"]
 ANSWER = "answer copied"  # the mark of a result that holds the gold answer verbatim
 _PLACES = frozenset({"query", "question", "answer", "kind", "count"})
 _ASKS = 2
-_DOCUMENT = re.compile(r"^\s*(?:doc(?:ument)?\s*)?\d+\s*[:.)]\s*", re.IGNORECASE | re.MULTILINE)
+_LABEL = re.compile(r"^\s*doc(?:ument)?\s*\d+\s*[:.)]\s*", re.IGNORECASE | re.MULTILINE)  # "Doc 1: "
+_NUMBER = re.compile(r"^\s*\d{1,3}[:.)]\s+", re.MULTILINE)  # "1. ", in a reply without labels
 
 
 class SimulatedConfig(Settings):
@@ -181,14 +182,14 @@ class ModelSimulator(Simulator):
 
 
 def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
-    """The documents of a reply, each in one line and cut: "Doc 1: ...", "2. ..."; a text without numbers is one."""
-    parts = _DOCUMENT.split(reply)
+    """The documents of a reply, each in one line and cut: "Doc 1: ...", or "1. ..."; a text without either is one."""
+    parts = (_LABEL if _LABEL.search(reply) else _NUMBER).split(reply)
     texts = [" ".join(neutral(part).split()) for part in (parts[1:] or parts)]
-    return [text[: config.max_characters] for text in texts if text][: config.documents]
+    return [text[: config.max_characters].rstrip() for text in texts if text][: config.documents]
 
 
 def write_documents(documents: Sequence[str]) -> str:
-    """The reply that `read_documents` reads as these documents."""
+    """The reply that `read_documents` reads as these documents, if they are of a result of it."""
     return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
 
 

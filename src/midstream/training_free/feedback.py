@@ -1,24 +1,27 @@
 """The feedback filter: what people and the gate voted against is held back when it is proposed or written again.
 
-A vote is for or against a text: a lesson, or an agent's answer. People vote with `midstream library vote`; the gate
-votes against each lesson that it rejects and for each one that it accepts. All votes of a project are in one file,
-which its runs share, so that what one run has tested at the price of rollouts is not tested by the next.
+A vote is for or against a text: a lesson, or an agent's answer. People vote with `midstream library vote`. The gate
+votes on a lesson whose effect it measured apart from its batch: against one that it rejects and that harmed, for one
+that it accepts and that helped (`commit.gate_votes`). All votes of a project are in one file, which its runs share, so
+that what one run has tested at the price of rollouts is not tested by the next.
 
 A text is near a vote if their similarity is `near` or more. It is held back if it is near three distinct votes against,
 unless it is also near three distinct votes for it and these are as near or nearer: the means of the three greatest
 similarities of each side are compared. Anything else passes: one rejection may be an error of the gate.
 
 Distinct votes are on different items. An item is one lesson of one run or file, with its text, or a text alone. The
-last vote on an item counts, so that nobody votes thrice and a person overrides the gate; the gate does not vote on an
-item that has a vote. The same sentence as a lesson of three runs is three items: three tests.
+last vote on an item counts: a repeated vote adds nothing, and a person overrides the gate. The gate does not
+vote on an item that has a vote. The same sentence as a lesson of three runs is three items: three tests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
 from heapq import nsmallest
 from pathlib import Path
 from typing import Annotated, Literal
@@ -127,6 +130,12 @@ def read_votes(path: Path) -> tuple[Vote, ...]:
         file.close()
 
 
+def digest(votes: Iterable[Vote]) -> str:
+    """A short hash of items and values, equal for votes that decide alike, in any order."""
+    text = json.dumps(sorted((vote.item, vote.value) for vote in votes))
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feedback:
     """The decision about a text, from votes that count, a symmetric `similarity` in [0, 1], and what is `near`.
@@ -161,14 +170,15 @@ class FilteredAgent:
     """An agent whose answers pass the filter (`agent.filter`).
 
     An answer that is held back becomes None, as if the agent had given none, with `stop_reason="filtered"` and the
-    reason in `Trajectory.held_back`; `Trajectory.final` keeps what was written. The votes are those of when this object
-    is made. Raises as `read_votes`.
+    reason in `Trajectory.held_back`; `Trajectory.final` keeps what was written, and a reward that the agent gave is
+    dropped. The votes are those of when this object is made. Raises as `read_votes`.
     """
 
     def __init__(self, agent: Agent, config: FeedbackConfig) -> None:
         self.agent, self.config, self.name = agent, config, agent.name
         self.votes = read_votes(config.votes)
         self._vectors = NO_VECTORS  # of the votes
+        self._making_vectors = asyncio.Lock()
 
     async def run(self, task: Task, context: RunContext) -> Trajectory:
         """Run once and filter the answer; where its embedding fails, the run ended in an error."""
@@ -178,8 +188,9 @@ class FilteredAgent:
         similarity: Callable[[str, str], float] = ngram_similarity
         if self.config.embedding is not None:
             try:
-                votes = [vote.text for vote in self.votes]
-                self._vectors = (await embedding_similarity(self.config.embedding, votes, self._vectors)).vectors
+                async with self._making_vectors:  # once, however many runs are under way
+                    votes = [vote.text for vote in self.votes]
+                    self._vectors = (await embedding_similarity(self.config.embedding, votes, self._vectors)).vectors
                 similarity = await embedding_similarity(self.config.embedding, [found.answer], self._vectors)
             except EngineError as failure:
                 error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
@@ -187,8 +198,9 @@ class FilteredAgent:
         reason = Feedback(votes=self.votes, similarity=similarity, near=self.config.near).refusal(found.answer)
         if reason is None:
             return found
-        kept = {"answer": None, "final": found.final or found.answer, "held_back": reason, "stop_reason": "filtered"}
-        return found.model_copy(update=kept)
+        final = found.final or found.answer
+        refused = {"answer": None, "final": final, "held_back": reason, "stop_reason": "filtered", "reward": None}
+        return found.model_copy(update=refused)
 
     async def close(self) -> None:
         """Close the agent."""

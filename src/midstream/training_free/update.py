@@ -82,8 +82,8 @@ class Practice:
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget` counts what
-    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back; who
-    commits the update adds the gate's.
+    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back;
+    `Committer` adds the gate's votes.
     """
 
     def __init__(
@@ -188,7 +188,9 @@ class Practice:
         texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
         similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
         if similarity and config.embedding:
-            similarity = await embedding_similarity(config.embedding, [*texts, *(one.text for one in library.lessons)])
+            similarity = await embedding_similarity(
+                config.embedding, [*texts, *(lesson.text for lesson in library.lessons)]
+            )
         held_back: Guard | None = None
         if feedback is not None and votes:
             near: Similarity = ngram_similarity
