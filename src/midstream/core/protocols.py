@@ -135,7 +135,7 @@ class ToolResult:
     text: str
     ok: bool = True
     calls: tuple[Call, ...] = ()
-    marks: tuple[str, ...] = ()
+    marks: tuple[str, ...] = field(default=(), repr=False)
 
 
 @runtime_checkable

@@ -177,7 +177,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
-        return [tool for tool, _ in self._tools.built]
+        return self._tools.tools
 
     @cached_property
     def _tools(self) -> ToolTables:

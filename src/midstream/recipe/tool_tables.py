@@ -27,6 +27,11 @@ class ToolTables:
         self._build, self._recipe, self._context_of = build, build.recipe, context_of
 
     @cached_property
+    def tools(self) -> list[Tool]:
+        """The tools, in the recipe's order. Raises `RecipeError` for an equal name."""
+        return [tool for tool, _ in self.built]
+
+    @cached_property
     def built(self) -> list[tuple[Tool, Context]]:
         """The tools in the recipe's order, each with its table's context. Raises `RecipeError` for an equal name."""
         built: dict[str, tuple[Tool, Context]] = {}

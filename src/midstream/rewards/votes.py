@@ -10,6 +10,7 @@ from midstream.rewards.multiple_choice import chosen
 from midstream.rewards.numeric import number_of
 from midstream.rewards.statement import meaning, state
 
+_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)  # "the 7" is the number
 _OPTION = re.compile(r"^([A-Z])\. (.+)$", re.MULTILINE)
 
 
@@ -27,7 +28,7 @@ def answer_key(question: str, answer: str | None) -> Hashable | None:
     if len(options) > 1 and "".join(options) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]:
         choice = chosen(answer, options, question)
         return ("option", *sorted(choice)) if choice else ("text", said)
-    stated = state(extract(answer))
+    stated = state(_ARTICLE.sub("", extract(answer)))
     if not stated.bare or not stated.formula:
         return "text", said
     number = number_of(stated.formula)
