@@ -114,18 +114,22 @@ class Layout:
         return first.to(device), last.to(device)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Packed:
     """Arguments of one forward pass over a trie to every attention layer, passed as the keyword `packed`.
 
     `past` are the keys and values of earlier passes, a list of layers for each, first pass first; `kept`, where given,
-    receives this pass's own, by layer.
+    receives this pass's own, by layer. Not a dataclass, because FSDP2 hands a layer copies of those, `kept` included.
     """
 
-    layout: Layout
-    backend: Backend
-    past: Sequence[list[KeyValues]] = ()
-    kept: dict[int, KeyValues] | None = None
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        backend: Backend,
+        past: Sequence[list[KeyValues]] = (),
+        kept: dict[int, KeyValues] | None = None,
+    ) -> None:
+        self.layout, self.backend, self.past, self.kept = layout, backend, past, kept
 
 
 def implementation(backend: Backend) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class LocalLearner:
 
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
         """Add the gradient of the weighted loss over `rows`; how they are packed does not change it."""
-        if not _any_sampled(rows):
+        if not any_sampled(rows):
             return LossStats()
         tree, plan = self._plan(rows)
         batch = plan.batch
@@ -122,12 +122,16 @@ class LocalLearner:
             )
             return total
 
-        plan.backward(self.model, chunk_loss)
+        with self._accumulating():
+            plan.backward(self.model, chunk_loss)
         return stats
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Clip the gradient's norm, step, clear; returns the norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
+        total: Any = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        norm = (
+            total.full_tensor() if hasattr(total, "full_tensor") else total
+        ).item()  # of weights divided among ranks
         _require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -140,7 +144,7 @@ class LocalLearner:
 
         As in a row's `old_logprobs`, tokens that were not sampled have 0.
         """
-        if not _any_sampled(rows):
+        if not any_sampled(rows):
             return [(0.0,) * len(row.completion_ids) for row in rows]
         _, plan = self._plan(rows)
         return plan.batch.by_row(self._reference(plan) if reference else plan.logprobs(self.model))
@@ -159,19 +163,22 @@ class LocalLearner:
 
     def _shared_cross_entropy(self, rows: Sequence[Row]) -> float:
         """Add the gradient of the mean cross-entropy of sampled tokens; returns the loss."""
-        _, plan = self._plan(rows)
-        choices, value = plan.batch.choices, 0.0
+        plan = self._plan(rows)[1] if rows else None
+        choices, value = plan.batch.choices if plan else (), 0.0
+        count = self._total(torch.tensor(len(choices), device=self.model.device)).item()
 
         def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
             nonlocal value
             own = torch.from_numpy(choices[chunk.tokens] - chunk.choices.start).to(logprobs.device)
-            loss = -logprobs[own].sum() / len(choices)
+            loss = -logprobs[own].sum() / count
             _require_finite(loss.item(), "supervised loss")
             value += loss.item()
             return loss
 
-        plan.backward(self.model, chunk_loss)
-        return value
+        with self._accumulating():
+            if plan is not None:
+                plan.backward(self.model, chunk_loss)
+        return self._total(torch.tensor(value, dtype=torch.float64)).item()
 
     def _cross_entropy(self, rows: Sequence[Row], prompt_weight: float) -> float:
         """Add the gradient of the weighted cross-entropy of padded rows; returns the loss."""
@@ -179,23 +186,30 @@ class LocalLearner:
             _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
             for chunk in padded_chunks([row.length for row in rows], self.config.chunk_tokens)
         ]
-        total = torch.stack([weights.sum() for _, weights in chunks]).sum()
-        value = 0.0
-        for ids, weights in chunks:
-            picked = weights[:, 1:] > 0
-            with recomputing(self.model):
-                logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
-            losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
-            loss = (losses * weights[:, 1:][picked]).sum() / total
-            _require_finite(loss.item(), "supervised loss")
-            loss.backward()
-            value += loss.item()
-        return value
+        sums = [weights.sum() for _, weights in chunks] or [torch.zeros((), device=self.model.device)]
+        total, value = self._total(torch.stack(sums).sum()), 0.0
+        with self._accumulating():
+            for ids, weights in chunks:
+                picked = weights[:, 1:] > 0
+                with recomputing(self.model):
+                    logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
+                losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
+                loss = (losses * weights[:, 1:][picked]).sum() / total
+                _require_finite(loss.item(), "supervised loss")
+                loss.backward()
+                value += loss.item()
+        return self._total(torch.tensor(value, dtype=torch.float64)).item()
+
+    def publish(self) -> None:
+        """Nothing: an engine in this process samples from the learner's own model."""
 
     def export_weights(self, directory: Path) -> None:
         """Write the model (with LoRA: the adapter alone) in Hugging Face's format."""
+        self._write_weights(directory)
+
+    def _write_weights(self, directory: Path, **given: Any) -> None:
         try:
-            self.model.save_pretrained(directory)
+            self.model.save_pretrained(directory, **given)
         except SafetensorError as failure:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
@@ -217,16 +231,13 @@ class LocalLearner:
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
-        state = torch.load(directory / "learner.pt", map_location=self.model.device, weights_only=True)
         try:
-            other = state["model"].keys() ^ _trainable(self.model).keys()
-            if other:
-                raise KeyError(min(other))
-            self.model.load_state_dict(state["model"], strict=False)  # frozen weights are not in it
-            if self.reference is not None:
-                self.reference.load_state_dict(state["reference"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self._prepared = state.get("prepared")
+            if (directory / ".metadata").exists():
+                from midstream.training import sharded  # half a second, for what several ranks have written alone
+
+                self._prepared = sharded.load_state(directory, self.model, self.reference, self.optimizer)
+            else:
+                self._load_whole(torch.load(directory / "learner.pt", map_location="cpu", weights_only=True))
         except (KeyError, RuntimeError, ValueError) as failure:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
@@ -234,6 +245,16 @@ class LocalLearner:
                 cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             ) from failure
+
+    def _load_whole(self, state: Mapping[str, Any]) -> None:
+        other = state["model"].keys() ^ _trainable(self.model).keys()
+        if other:
+            raise KeyError(min(other))
+        self.model.load_state_dict(state["model"], strict=False)  # frozen weights are not in it
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._prepared = state.get("prepared")
 
     def rebase(self) -> None:
         """Make the present weights the reference policy and start with a fresh optimizer."""
@@ -244,6 +265,16 @@ class LocalLearner:
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
+
+    # What a learner over several processes does more (`ranks.py`).
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Where gradients are added up; at its end they are those of all ranks."""
+        return nullcontext()
+
+    def _total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks."""
+        return value
 
     @contextmanager
     def reference_policy(self) -> Iterator[PreTrainedModel]:
@@ -264,7 +295,7 @@ class LocalLearner:
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
 
 
-def _any_sampled(rows: Sequence[Row]) -> bool:
+def any_sampled(rows: Sequence[Row]) -> bool:
     """Whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 

@@ -115,16 +115,21 @@ class Batch:
         ]
 
 
-def _sampled_places(row: Row) -> Ints:
-    """Positions of a row's sampled tokens in its sequence."""
-    start = len(row.prompt_ids)
-    if not start:
+def require_prompt(row: Row) -> None:
+    """Refuse a row whose first token nothing predicts."""
+    if not row.prompt_ids:
         raise TrainingError(
             f"a row of trajectory {row.trajectory_id} has no prompt",
             code="empty-prompt",
             cause="no token comes before its first one, so nothing predicts it",
             fix="record at least one prompt token (the tokenizer's first one)",
         )
+
+
+def _sampled_places(row: Row) -> Ints:
+    """Positions of a row's sampled tokens in its sequence."""
+    require_prompt(row)
+    start = len(row.prompt_ids)
     if row.sampled:
         return start + np.flatnonzero(row.sampled)
     return np.arange(start, start + len(row.completion_ids))

@@ -50,6 +50,8 @@ class LearnerConfig(Settings):
         attention: how shared prefixes are computed once: a back end of `prefix_tree/attention.py`; `rows`: equal rows
             once, the others padded; `auto`: what suits model, device and batch
         lora: see `learner.lora`; without it all weights are trained
+        parallel: over several processes (`--nproc`): `fsdp2`, which divides weights, reference policy and AdamW's
+            moments among them, or `ddp`, where each holds all
         threads: CPU threads of PyTorch; a tiny model is fastest, and repeats bit for bit, on one
     """
 
@@ -60,6 +62,7 @@ class LearnerConfig(Settings):
     recompute_activations: bool = False
     attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
+    parallel: Literal["fsdp2", "ddp"] = "fsdp2"
     threads: int = Field(default=1, ge=1, le=1024)
 
 

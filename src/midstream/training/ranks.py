@@ -1,0 +1,367 @@
+"""The learner over several processes of torchrun: FSDP2 or DDP. Rank 0 leads; the others do what it announces.
+
+Every rank computes the gradient of its own rows. During an update the weights are whole on each rank: FSDP2 gathers
+them once before its passes, and one more pass, of a single token that adds zero, reduces the gradient afterwards. So
+all ranks make the same collective calls, however many passes their rows take.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from datetime import timedelta
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
+from midstream.core.protocols import LossStats, Row
+from midstream.prefix_tree.cost import Cost
+from midstream.prefix_tree.forward import causal_lm
+from midstream.prefix_tree.tree import common_prefix
+from midstream.training import sharded
+from midstream.training.learner import LocalLearner, any_sampled
+from midstream.training.losses import PolicyLoss
+from midstream.training.passes import require_prompt
+from midstream.training.settings import LearnerConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+_WAIT = timedelta(days=30)  # for rank 0 to announce the next update: rollouts take as long as they take
+_CUTS = 50  # halvings in the search for the least worst share
+
+
+def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method that rank 0 announces before it runs it, so that the other ranks run it with the same arguments."""
+
+    @wraps(method)
+    def announced(self: RankedLearner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.inside:  # called by a method that all ranks run
+            return method(self, *args, **kwargs)
+        self.inside = True
+        try:
+            if self.rank == 0:
+                self.announce(method.__name__, *args, **kwargs)
+            return method(self, *args, **kwargs)
+        except RuntimeError as failure:
+            if not isinstance(failure, dist.DistError) and "gloo" not in str(failure):
+                raise
+            raise TrainingError(
+                f"rank {self.rank} of {self.ranks} lost another rank",
+                code="rank-lost",
+                cause="its process ended: a kill, or too little memory",
+                fix="look for its own message; then midstream resume RUN --nproc N",
+            ) from failure
+        finally:
+            self.inside = False
+
+    return announced
+
+
+class RankedLearner(LocalLearner):
+    """A `LocalLearner` whose rows, and with FSDP2 whose weights, gradient and moments, are divided among the ranks.
+
+    Every rank makes one, within `joined`; then rank 0 calls its methods as those of any learner, while the others are
+    in `serve`. `sampled`: an engine in this process samples from `model`; with FSDP2 that is then a whole copy, on
+    rank 0 alone, which `publish` brings up to date.
+
+    Raises `UnsupportedError` for a model that changes its weights between steps, with FSDP2.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, sampled: bool) -> None:
+        self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
+        self._announcements = dist.new_group(backend="gloo", timeout=_WAIT)
+        super().__init__(model, config)
+        self.replica: PreTrainedModel | None = None
+        self._ddp: DistributedDataParallel | None = None
+        if config.parallel == "ddp":
+            self._ddp = DistributedDataParallel(self.model)
+            return
+        if hasattr(model, "before_step"):
+            raise UnsupportedError(
+                "a model that changes its weights between steps (engine type tiny) cannot be divided among ranks",
+                code="setting-conflict",
+                cause="its new weights, and the gradient that its tokens share, are of the whole embedding",
+                fix="set learner.parallel = ddp",
+            )
+        if sampled and self.rank == 0:
+            self.replica, self.model = self.model, copy.deepcopy(self.model)
+        mesh = init_device_mesh(self.model.device.type, (self.ranks,))
+        for each in (self.model, self.reference):
+            if each is not None:
+                _divide(each, mesh)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = self._fresh_optimizer()
+
+    # -- between the ranks --------------------------------------------------------------------------------------------
+
+    def announce(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Rank 0: have the other ranks call the method `name`; "" ends their `serve`."""
+        dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._announcements)
+
+    def serve(self) -> None:
+        """The other ranks: do what rank 0 announces, until it ends that."""
+        while True:
+            announced: list[Any] = [None]
+            dist.broadcast_object_list(announced, src=0, group=self._announcements)
+            name, args, kwargs = announced[0]
+            if not name:
+                return
+            try:
+                getattr(self, name)(*args, **kwargs)
+            except MidstreamError as error:
+                if error.code == "rank-lost":
+                    raise
+                # Else every rank has raised it (`_of_all`), and rank 0 reports it.
+
+    def _of_all(self, compute: Callable[[], T]) -> list[T]:
+        """The result of every rank, in their order. An error of one is raised on all of them."""
+        result: T | MidstreamError
+        try:
+            result = compute()
+        except MidstreamError as error:
+            result = error
+        results: list[Any] = [None] * self.ranks
+        dist.all_gather_object(results, result)
+        for each in results:
+            if isinstance(each, MidstreamError):
+                raise each
+        return results
+
+    def _total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, on each."""
+        dist.all_reduce(value)
+        return value
+
+    def _shares(self, rows: Sequence[Row]) -> list[list[int]]:
+        shared = self.attention.backend is not None and (self.config.attention != "auto" or self.cost.counts)
+        return shares(rows, self.ranks, self.cost, shared=shared)
+
+    def _own(self, rows: Sequence[Row]) -> list[Row]:
+        for row in rows:
+            require_prompt(row)  # here, where every rank finds it: later, one would stop while the others wait for it
+        return [rows[i] for i in self._shares(rows)[self.rank]]
+
+    # -- the learner --------------------------------------------------------------------------------------------------
+
+    before_step = on_every_rank(LocalLearner.before_step)
+    rebase = on_every_rank(LocalLearner.rebase)
+    optimizer_step = on_every_rank(LocalLearner.optimizer_step)
+
+    @on_every_rank
+    def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
+        """As in one process: the gradient and the sums are those of all rows."""
+        own = self._own(rows)
+
+        def compute() -> LossStats:
+            if any_sampled(own):
+                return super(RankedLearner, self).forward_backward(own, loss)
+            with self.reference_policy() if loss.kl_coefficient else nullcontext():
+                pass  # what the others gather
+            with self._accumulating():
+                return LossStats()
+
+        every = [asdict(stats) for stats in self._of_all(compute)]
+        return LossStats(**{name: sum(stats[name] for stats in every) for name in every[0]})
+
+    @on_every_rank
+    def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """As in one process."""
+        own = self._own(rows)
+        with self.reference_policy() if reference else _gathered(self.model):
+            computed = self._of_all(lambda: super(RankedLearner, self).logprobs(own, reference=reference))
+        by_row: dict[int, tuple[float, ...]] = {}
+        for places, values in zip(self._shares(rows), computed, strict=True):
+            by_row.update(zip(places, values, strict=True))
+        return [by_row[i] for i in range(len(rows))]
+
+    @on_every_rank
+    def supervised_step(
+        self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0, *, shared: bool = False
+    ) -> float:
+        """As in one process."""
+        own, update = self._own(rows), super().supervised_step
+        return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]  # all have the sum
+
+    @on_every_rank
+    def export_weights(self, directory: Path) -> None:
+        """Rank 0 writes what all hold."""
+        if self._ddp is not None:
+            if self.rank == 0:
+                super().export_weights(directory)
+            return
+        state = get_model_state_dict(self.model, options=_GATHERED)
+        if self.rank == 0:
+            self._write_weights(directory, state_dict=state)
+
+    @on_every_rank
+    def publish(self) -> None:
+        """Bring the copy that is sampled from up to date."""
+        if self._ddp is None:
+            state = get_model_state_dict(self.model, options=_GATHERED)
+            if self.replica is not None:
+                self.replica.load_state_dict(state, strict=False)
+
+    @on_every_rank
+    def save(self, directory: Path) -> None:
+        """Each rank writes its parts; with DDP, rank 0 writes everything."""
+        if self._ddp is None:
+            sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
+        elif self.rank == 0:
+            super().save(directory)
+
+    @on_every_rank
+    def load(self, directory: Path) -> None:
+        """Restore what a run on any number of ranks has saved."""
+        super().load(directory)
+
+    def _load_whole(self, state: Mapping[str, Any]) -> None:
+        if self._ddp is not None:
+            super()._load_whole(state)
+            return
+        sharded.load_whole(state, self.model, self.reference, self.optimizer)
+        self._prepared = state.get("prepared")
+
+    # -- whole weights ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reference_policy(self) -> Iterator[PreTrainedModel]:
+        """The reference policy, whole on each rank within the context.
+
+        Outside an update, of rank 0 alone, it is that of the copy that is sampled from: with LoRA, without its adapter.
+        """
+        if self._ddp is not None:
+            with super().reference_policy() as model:
+                yield model
+        elif not self.inside:
+            if self.replica is None or self.reference is not None:
+                raise UnsupportedError(
+                    "the reference policy cannot be sampled from: its weights are divided among the ranks",
+                    code="setting-conflict",
+                    fix="set learner.parallel = ddp, train a LoRA adapter, or train in one process",
+                )
+            with self.replica.disable_adapter():  # type: ignore[operator]
+                yield self.replica
+        else:
+            with _gathered(self.reference or self.model), super().reference_policy() as model:
+                yield model
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        """Where gradients are added up on each rank; at its end they become the sum over the ranks."""
+        whole = self._ddp or self.model
+        with _gathered(self.model):
+            if self._ddp is None:
+                self.model.set_requires_gradient_sync(False)  # type: ignore[operator]
+            try:
+                yield
+            finally:
+                if self._ddp is None:
+                    self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+                nothing = whole(input_ids=_token(self.model), use_cache=False).logits.sum() * 0
+                nothing.backward()
+        if self._ddp is not None:
+            for parameter in self.parameters:
+                parameter.grad.mul_(self.ranks)  # type: ignore[union-attr]  # DDP takes the mean
+
+
+def _divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Divide a model's parameters among the ranks, layer by layer."""
+    layers = set(causal_lm(model)._no_split_modules)
+    for module in [*causal_lm(model).modules()]:
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    root: Any = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    root.set_reshard_after_backward(False)
+    for part in _parts(model):
+        part.set_gradient_divide_factor(1.0)  # the sum over the ranks; gloo cannot scale as it sums
+        part.set_force_sum_reduction_for_comms(True)
+    with torch.no_grad(), _gathered(model):
+        model(input_ids=_token(model), use_cache=False)  # before the passes: what runs first becomes FSDP2's root
+
+
+def _parts(model: torch.nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def _gathered(model: PreTrainedModel) -> Iterator[None]:
+    """A divided model is whole on each rank within the context; every rank enters it."""
+    parts = _parts(model)
+    for part in parts:
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+
+
+def _token(model: PreTrainedModel) -> torch.Tensor:
+    return torch.zeros(1, 1, dtype=torch.long, device=model.device)
+
+
+# -- who computes what -------------------------------------------------------------------------------------------------
+
+
+def shares(rows: Sequence[Row], ranks: int, cost: Cost, *, shared: bool) -> list[list[int]]:
+    """Divide rows among ranks, so that the rank with the most work has as little as possible; places, by rank.
+
+    Work is operations: of tokens, attention pairs and predicted tokens, what rows of a rank share counted once
+    (`shared`; else equal rows once). Rows stay in the order of their trie, where neighbors share the most, so a task's
+    subtree is on one rank but where it is cut to relieve the slowest one, which computes the task's prompt again.
+    """
+    sequences = [row.prompt_ids + row.completion_ids for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: sequences[i])
+    arrays = [np.asarray(sequences[i], np.int64) for i in order]
+    common = [0, *(common_prefix(a, b) for a, b in pairwise(arrays))][: len(rows)]
+    if not shared:
+        common = [0 if length < len(array) else length for length, array in zip(common, arrays, strict=True)]
+
+    def work(place: int, known: int) -> int:
+        """Operations of a row whose first `known` tokens are computed already."""
+        row, length = rows[order[place]], len(arrays[place])
+        predicted = (
+            length - max(known, len(row.prompt_ids))
+            if not row.sampled
+            else sum(row.sampled[max(0, known - len(row.prompt_ids)) :])
+        )
+        pairs = (length * (length + 1) - known * (known + 1)) // 2
+        return (length - known) * cost.token + pairs * cost.pair + predicted * cost.predicted
+
+    alone = [work(place, 0) for place in range(len(order))]
+    after = [work(place, common[place]) for place in range(len(order))]
+
+    def cut(most: float) -> list[list[int]]:
+        """Neighbors together up to `most` of work a share."""
+        found: list[list[int]] = []
+        left = 0.0
+        for place, index in enumerate(order):
+            if found and after[place] <= left:
+                found[-1].append(index)
+                left -= after[place]
+            else:
+                found.append([index])
+                left = most - alone[place]
+        return found
+
+    low, high = max(alone, default=0), sum(alone)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) <= ranks else (middle + 1, high)
+    found = [sorted(places) for places in cut(low)]
+    return found + [[] for _ in range(ranks - len(found))]
