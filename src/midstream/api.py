@@ -81,6 +81,7 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
+from midstream.torchrun import joined, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import digest, read_votes
@@ -478,11 +479,12 @@ def _train(
         return run
     trackers = trackers_of(track)
     budget = _budget_of(recipe)
+    listener = listener if rank() == 0 else lambda event: None
     learns = recipe.training is not None or recipe.warm_start is not None
     _emit_loads(recipe, root, listener, learns=learns)
     use_threads(recipe, learns=learns)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
-    with event_loop(build) as run_coroutine:
+    with event_loop(build) as run_coroutine, joined(build):
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
         _require_keys(build)
         run = run or _create_run(root, build)

@@ -56,6 +56,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
         "help": "evaluate nothing",
     },
+    "--nproc": {
+        "type": int, "default": 1, "metavar": "N",
+        "help": "train in N processes, as many as there are GPUs (learner.parallel)",
+    },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},

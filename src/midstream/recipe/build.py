@@ -451,12 +451,19 @@ class Policy:
     @cached_property
     def learner(self) -> LocalLearner:
         """The learner over the weights that are trained."""
+        from torch import distributed
+
         from midstream.training.learner import LocalLearner
 
-        student = self.student()
+        student, settings = self.student(), self.build.recipe.learner
         if isinstance(self.build.source, TrainableWorld):
             self.build.source.attach(student.model)
-        learner = LocalLearner(student.model, self.build.recipe.learner)
+        if distributed.is_available() and distributed.is_initialized():
+            from midstream.training.ranks import RankedLearner
+
+            learner: LocalLearner = RankedLearner(student.model, settings, sampled=student is self.engine())
+        else:
+            learner = LocalLearner(student.model, settings)
         student.reference_policy = learner.reference_policy
         return learner
 
@@ -492,6 +499,7 @@ class Policy:
     async def publish(self, version: int) -> None:
         """Make the planner's engine sample from the newest weights; a server receives them as a LoRA adapter."""
         engine: Any = self.engine()
+        self.learner.publish()
         await engine.use_weights(
             Weights(
                 version=version,

@@ -159,8 +159,13 @@ class RankedLearner(LocalLearner):
     # -- the learner --------------------------------------------------------------------------------------------------
 
     before_step = on_every_rank(LocalLearner.before_step)
-    rebase = on_every_rank(LocalLearner.rebase)
     optimizer_step = on_every_rank(LocalLearner.optimizer_step)
+
+    @on_every_rank
+    def rebase(self) -> None:
+        """As in one process; the copy that is sampled from has the weights, too."""
+        super().rebase()
+        self.publish()
 
     @on_every_rank
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:

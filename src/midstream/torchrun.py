@@ -1,0 +1,114 @@
+"""A training run over several processes: `--nproc` starts them with torchrun, and each joins the others.
+
+Rank 0 has the session, the run directory and the screen. The other ranks have a learner, which does what rank 0's
+announces (`training/ranks.py`). On several nodes, start torchrun yourself: `torchrun --nnodes 2 --nproc-per-node 8 ...
+-m midstream train RECIPE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
+from midstream.engines.local.settings import require_torch
+
+if TYPE_CHECKING:
+    from midstream.recipe.build import Build
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def rank() -> int:
+    """This process among those of the run; 0 leads."""
+    return int(os.environ["RANK"]) if is_rank() else 0
+
+
+def launch(processes: int, words: Sequence[str]) -> int:
+    """Run `midstream WORDS` in so many processes; returns the exit code of rank 0.
+
+    Raises `TrainingError` if a process ended without a message of its own: by a signal, or in another rank.
+    """
+    require_torch()
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the message here says it
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "midstream", *words)
+    except SignalException:
+        return 130
+    except ChildFailedError as error:
+        failed, first = error.get_first_failure()
+        if failed == 0 and first.exitcode > 0:  # it has said why
+            return first.exitcode
+        how = f"with exit code {first.exitcode}" if first.exitcode > 0 else f"by {first.signal_name()}"
+        raise TrainingError(
+            f"rank {failed} of {processes} ended {how}, and the others were stopped",
+            code="rank-lost",
+            cause="what it wrote above, or a kill: the kernel ends a process where memory runs out",
+            fix=f"midstream resume RUN --nproc {processes}, from the last checkpoint",
+        ) from None
+    return 0
+
+
+@contextmanager
+def joined(build: Build) -> Iterator[None]:
+    """Where torchrun started this process, join the other ranks and train with them.
+
+    Rank 0 goes on with the block. In any other, the block does not run: the process serves rank 0 and exits.
+    """
+    if not is_rank():
+        yield
+        return
+    recipe = build.recipe
+    if recipe.training is None:
+        raise UnsupportedError(
+            f"recipe {recipe.name!r} cannot use several processes",
+            code="option-without-effect",
+            cause="it trains no weights: a model server, not midstream, computes its lessons",
+            fix="leave out --nproc",
+        )
+    require_torch()
+    import torch
+    import torch.distributed as dist
+
+    on_gpus = any(str(getattr(each.config, "device", "cpu")).startswith("cuda") for each in recipe.engines.values())
+    if on_gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    if rank():
+        with suppress(ValueError):  # outside the main thread there are no signals to ignore
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends the others
+        build.policy.learner.serve()  # type: ignore[attr-defined]
+        dist.destroy_process_group()
+        sys.exit(0)
+    with suppress(ValueError):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's, when another rank has ended
+    try:
+        yield
+    except MidstreamError as error:
+        if "learner" in vars(build.policy) and error.code != "rank-lost":
+            build.policy.learner.announce("")  # type: ignore[attr-defined]
+        raise
+    build.policy.learner.announce("")  # type: ignore[attr-defined]
+    dist.destroy_process_group()
