@@ -117,7 +117,7 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        run.set_status("interrupted", "stopped by Ctrl-C")
+        run.set_status("interrupted", str(error) or "stopped by Ctrl-C")
         error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
         raise
     except BudgetError as error:

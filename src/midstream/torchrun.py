@@ -103,7 +103,7 @@ def joined(build: Build) -> Iterator[None]:
         dist.destroy_process_group()
         sys.exit(0)
     with suppress(ValueError):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's, when another rank has ended
+        signal.signal(signal.SIGTERM, _stopped)
     try:
         yield
     except MidstreamError as error:
@@ -112,3 +112,7 @@ def joined(build: Build) -> Iterator[None]:
         raise
     build.policy.learner.announce("")  # type: ignore[attr-defined]
     dist.destroy_process_group()
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt("stopped by torchrun: another process of the run has ended")

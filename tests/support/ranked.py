@@ -1,13 +1,12 @@
-"""What several ranks compute, for comparison with one process: `torchrun --nproc-per-node N ranked.py OUT [ranks die]`.
+"""What a learner computes on the ranks of torchrun, or in one process, for `training/test_ranks.py` to compare.
 
-Run it in one process, without torchrun, for what it is compared with.
+`ranked.py OUT [ONE]`: ONE is the output of one process, whose checkpoints every rank loads before the gradients.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,85 +14,75 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from midstream.core.protocols import Row
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.exact import LOSS, model_of, ragged_rows
 
 STEPS = 10
-CASES = list(product(("fsdp2", "ddp"), (False, True), ("dense", "rows")))
+CASES = {
+    f"{parallel}-{'lora' if lora else 'full'}-{attention}": (parallel, lora, attention)
+    for parallel, lora, attention in product(("fsdp2", "ddp"), (False, True), ("dense", "rows"))
+}
 
 
-def name_of(parallel: str, lora: bool, attention: str) -> str:
-    return f"{parallel}-{'lora' if lora else 'full'}-{attention}"
-
-
-def config_of(parallel: str, lora: bool, attention: str) -> LearnerConfig:
-    return LearnerConfig(
-        parallel=parallel, lora=LoraConfig(rank=4, alpha=8) if lora else None, attention=attention, chunk_tokens=60
-    )  # type: ignore[arg-type]
-
-
-def learner_of(config: LearnerConfig) -> Any:
-    """The learner of this rank, or of one process."""
-    torch.set_num_threads(1)
+def learner_of(case: str) -> Any:
+    """The learner of this rank, or of one process; every rank calls its methods itself, so rank 0 announces none."""
+    parallel, lora, attention = CASES[case]
+    adapter = LoraConfig(rank=4, alpha=8) if lora else None
+    config = LearnerConfig.model_validate(
+        {"parallel": parallel, "lora": adapter, "attention": attention, "chunk_tokens": 60}
+    )
     model = model_of("llama", dtype=torch.float32, double_norm=False)
     if not dist.is_initialized():
         return LocalLearner(model, config)
     from midstream.training.ranks import RankedLearner
 
-    return RankedLearner(model, config, sampled=True)
+    learner = RankedLearner(model, config, sampled=True)
+    learner.inside = True
+    return learner
 
 
-def batches() -> Iterator[list[Row]]:
-    yield from (ragged_rows(seed) for seed in range(STEPS))
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()  # type: ignore[operator]
-
-
-def run(learner: Any, out: Path) -> dict[str, Any]:
-    """Gradients of the second step, losses and norms of all, log-probabilities, a supervised step, exported weights."""
+def run(learner: Any, own: Path, one: Path) -> dict[str, Any]:
+    """Ten steps and a checkpoint; then, from one process's checkpoint, everything that a learner computes."""
     rows = ragged_rows(99)
-    gradients, losses, norms = {}, [], []
-    for step, batch in enumerate(batches()):
-        losses.append(learner.forward_backward(batch, LOSS))
-        if step == 1:
-            gradients = {name: whole(p.grad) for name, p in learner.model.named_parameters() if p.requires_grad}
-        norms.append(learner.optimizer_step(1e-3))
-    result = {
-        "gradients": gradients,
-        "stats": losses,
-        "norms": norms,
-        "logprobs": learner.logprobs(rows),
-        "reference": learner.logprobs(rows, reference=True),
-        "supervised": [learner.supervised_step(rows, 1e-3, 0.1), learner.supervised_step(rows, 1e-3, shared=True)],
-        "few": learner.forward_backward(rows[:1], LOSS),  # a rank without rows
-        "unsampled": learner.forward_backward([], LOSS),
+    steps = []
+    for seed in range(STEPS):
+        stats = learner.forward_backward(ragged_rows(seed), LOSS)
+        steps.append((stats.loss, learner.optimizer_step(1e-3)))
+    learner.save(own)
+    learner.load(one)
+    result: dict[str, Any] = {"steps": steps, "stats": learner.forward_backward(rows, LOSS)}
+    result["gradients"] = {
+        name: (each.grad.full_tensor() if hasattr(each.grad, "full_tensor") else each.grad).clone()
+        for name, each in learner.model.named_parameters()
+        if each.requires_grad
     }
-    learner.save(out)
-    learner.export_weights(out / "exported")
+    result["norm"] = learner.optimizer_step(1e-3)
+    result["logprobs"] = learner.logprobs(rows)
+    result["reference"] = learner.logprobs(rows, reference=True)
+    result["few"] = learner.forward_backward(rows[:1], LOSS)  # most ranks have no row
+    result["none"] = learner.forward_backward([], LOSS)
+    result["supervised"] = [learner.supervised_step(rows, 1e-3, 0.1), learner.supervised_step(rows, 1e-3, shared=True)]
+    learner.rebase()
+    result["rebased"] = learner.logprobs(rows, reference=True)
+    learner.export_weights(own / "exported")
+    learner.load(own)  # what these ranks have saved
+    result["restored"] = learner.forward_backward(rows, LOSS)
     return result
 
 
-def main(out: Path) -> None:
+def main(out: Path, one: Path) -> None:
+    torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    leads = int(os.environ.get("RANK", "0")) == 0
     for case in CASES:
-        learner, directory = learner_of(config_of(*case)), out / name_of(*case)
-        if not leads:
-            # Gradients are looked at on every rank: the tensors of rank 0 are gathered from all.
-            directory = out / name_of(*case)
-        directory.mkdir(parents=True, exist_ok=True)
-        learner.inside = True  # every rank calls every method itself here, and rank 0 announces nothing
-        result = run(learner, directory)
-        if leads:
-            torch.save(result, directory / "result.pt")
+        (out / case).mkdir(parents=True, exist_ok=True)
+        result = run(learner_of(case), out / case, one / case)
+        if os.environ.get("RANK", "0") == "0":
+            torch.save(result, out / case / "result.pt")
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[-1]))

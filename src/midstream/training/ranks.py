@@ -211,6 +211,8 @@ class RankedLearner(LocalLearner):
             return
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
+            own = [name for name, _ in self.model.named_parameters()]  # each tensor once: a tied head has two names
+            state = {name: state[name] for name in own if name in state}
             self._write_weights(directory, state_dict=state)
 
     @on_every_rank
@@ -268,20 +270,26 @@ class RankedLearner(LocalLearner):
     @contextmanager
     def _accumulating(self) -> Iterator[None]:
         """Where gradients are added up on each rank; at its end they become the sum over the ranks."""
-        whole = self._ddp or self.model
+        divided: Any = self.model if self._ddp is None else None
+        earlier = [parameter.grad for parameter in self.parameters]
+        if divided is None:
+            self.optimizer.zero_grad()  # or what is the sum of all ranks already would be summed again
+        else:
+            divided.set_requires_gradient_sync(False)
         with _gathered(self.model):
-            if self._ddp is None:
-                self.model.set_requires_gradient_sync(False)  # type: ignore[operator]
             try:
                 yield
             finally:
-                if self._ddp is None:
-                    self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
-                nothing = whole(input_ids=_token(self.model), use_cache=False).logits.sum() * 0
-                nothing.backward()
-        if self._ddp is not None:
-            for parameter in self.parameters:
-                parameter.grad.mul_(self.ranks)  # type: ignore[union-attr]  # DDP takes the mean
+                if divided is not None:
+                    divided.set_requires_gradient_sync(True)
+                whole = self._ddp or self.model
+                (whole(input_ids=_token(self.model), use_cache=False).logits.sum() * 0).backward()
+        if divided is None:
+            for parameter, before in zip(self.parameters, earlier, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.mul_(self.ranks)  # DDP takes the mean
+                if before is not None:
+                    parameter.grad += before
 
 
 def _divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:

@@ -6,12 +6,15 @@ and reads those that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load, save
+import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, load, save
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,8 +30,9 @@ _WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 def save_state(
     directory: Path, model: Any, reference: Any, optimizer: torch.optim.Optimizer, prepared: int | None
 ) -> None:
-    """Write the state; every rank calls it."""
-    save(_state(model, reference, optimizer, prepared, begun=bool(optimizer.state)), checkpoint_id=directory)
+    """Write the state; every rank calls it. A full disk shows as an `OSError`."""
+    with _own_errors():
+        save(_state(model, reference, optimizer, prepared, begun=bool(optimizer.state)), checkpoint_id=directory)
 
 
 def load_state(directory: Path, model: Any, reference: Any, optimizer: torch.optim.Optimizer) -> int | None:
@@ -43,7 +47,9 @@ def load_state(directory: Path, model: Any, reference: Any, optimizer: torch.opt
     other = {name for name in metadata if name.startswith("model.")} ^ {f"model.{name}" for name in state["model"]}
     if other:
         raise KeyError(min(other))
-    load(state, checkpoint_id=directory)
+    with warnings.catch_warnings(), _own_errors():
+        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")  # one process needs none
+        load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"], options=_TRAINED)
     if reference is not None:
         set_model_state_dict(reference, state["reference"])
@@ -79,3 +85,13 @@ def _state(
     if begun:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_TRAINED)
     return state
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what a rank met, in place of torch's exception, which no `except Exception` catches."""
+    try:
+        yield
+    except CheckpointException as error:
+        first: Any = next(iter(error.failures.values()))
+        raise first[0] from error
