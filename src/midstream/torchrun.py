@@ -75,7 +75,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
 def joined(build: Build) -> Iterator[None]:
     """Where torchrun started this process, join the other ranks and train with them.
 
-    Rank 0 goes on with the block. In any other, the block does not run: the process serves rank 0 and exits.
+    Rank 0 runs the block. No other does: its process serves rank 0, then exits.
     """
     if not is_rank():
         yield

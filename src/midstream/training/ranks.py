@@ -84,7 +84,7 @@ class RankedLearner(LocalLearner):
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, sampled: bool) -> None:
         self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
-        self._announcements = dist.new_group(backend="gloo", timeout=_WAIT)
+        self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         super().__init__(model, config)
         self.replica: PreTrainedModel | None = None
         self._ddp: DistributedDataParallel | None = None
@@ -158,8 +158,15 @@ class RankedLearner(LocalLearner):
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
-    before_step = on_every_rank(LocalLearner.before_step)
-    optimizer_step = on_every_rank(LocalLearner.optimizer_step)
+    @on_every_rank
+    def before_step(self, seed: int) -> None:
+        """As in one process."""
+        super().before_step(seed)
+
+    @on_every_rank
+    def optimizer_step(self, learning_rate: float) -> float:
+        """As in one process; with FSDP2, each rank changes its own part."""
+        return super().optimizer_step(learning_rate)
 
     @on_every_rank
     def rebase(self) -> None:

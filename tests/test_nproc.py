@@ -1,0 +1,108 @@
+"""`midstream train --nproc`: real processes under torchrun, one of them killed, resumed on other numbers of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from midstream.runs import RunDirectory
+
+RECIPE = [
+    "text-tiny", "--set", "training.steps=3", "--set", "training.checkpoint_every=1", "--set", "evaluation.at=none",
+    "--set", "training.tasks_per_step=3", "--set", "training.group_size=4", "--set", "training.minibatches=1",
+    "--set", "warm_start.steps=2", "--set", "warm_start.transcripts=8", "--set", "learner.threads=1",
+]  # fmt: skip
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "midstream", *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finish(*words: str) -> tuple[int, str]:
+    process = start(*words)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def rank_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("RANK", "")
+    except psutil.Error:
+        return ""
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one") / "run"
+    code, output = finish("train", *RECIPE, "--out", str(out))
+    assert code == 0, output
+    return out
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run of two processes, of which rank 1 was killed after the first step: its directory, exit code and output."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    process = start("train", *RECIPE, "--nproc", "2", "--out", str(out))
+    try:
+        while not (out / "checkpoints" / "step-000001").exists():
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        [rank_1] = [child for child in psutil.Process(process.pid).children(recursive=True) if rank_of(child) == "1"]
+        rank_1.send_signal(signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return out, process.returncode, output
+
+
+def test_one_rank_killed_stops_the_run_with_a_clear_error(killed):
+    out, code, output = killed
+    assert code == 1
+    assert "error[rank-lost]" in output
+    assert "rank 1 of 2" in output
+    assert "SIGKILL" in output
+    assert "Traceback" not in output
+    assert RunDirectory.open(out).status().state in ("interrupted", "failed")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_it_resumes_on_any_number_and_ends_as_one_process(killed, one_process, processes, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(killed[0], run)
+    code, output = finish("resume", str(run), "--nproc", str(processes))
+    assert code == 0, output
+    assert losses(run) == pytest.approx(losses(one_process), abs=1e-5)
+    resumed, expected = (load_file(each / "policy" / "model.safetensors") for each in (run, one_process))
+    assert resumed.keys() == expected.keys()
+    assert max((resumed[name] - expected[name]).abs().max().item() for name in expected) < 2e-4
+
+
+def test_rank_0_alone_speaks_and_says_why_it_stops(tmp_path):
+    code, output = finish("train", "flow-grpo-tiny", "--nproc", "2", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert output.count("error[") == 1
+    assert "error[setting-conflict]" in output
+    assert "learner.parallel = ddp" in output
+
+
+def test_a_recipe_that_trains_no_weights_needs_one_process(tmp_path):
+    code, output = finish("train", "training-free-simulated", "--nproc", "2", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert output.count("error[option-without-effect]") == 1
