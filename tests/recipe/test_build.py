@@ -253,6 +253,11 @@ CASES = {
 }  # fmt: skip
 
 
+def test_16_bit_weights_are_trained_with_masters(ten_steps):
+    engine = "engines.policy={type='transformers_local',model='m',dtype='bfloat16'}"
+    assert check(recipe(ten_steps, engine, "learner.masters=true"))["learner"]["masters"] is True
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_trained_is_refused_before_anything_starts(ten_steps, case):
     code, overrides, value, fix = CASES[case]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +113,7 @@ def test_buckets_of_any_size_are_adamw(size, host, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     shapes = [(33, 17), (7,), (129, 65), (3000,), (4,)]
     ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
-    settings = {"lr": 1e-2, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
     streamed = StreamedAdamW(ours, host=host, masters=False, **settings)
     plain = torch.optim.AdamW(theirs, **settings)
     for _ in range(5):
@@ -127,7 +129,9 @@ def test_buckets_of_any_size_are_adamw(size, host, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pair", [("none", "all"), ("all", "none"), ("all", "all"), ("reference", "optimizer")], ids=str)
+@pytest.mark.parametrize(
+    "pair", [("none", "all"), ("all", "none"), ("all", "all"), ("reference", "optimizer")], ids=str
+)
 def test_a_checkpoint_resumes_with_another_setting_to_the_bit(pair, dtype, tmp_path):
     masters = dtype == torch.bfloat16
     first, second = (LearnerConfig(offload=offload, masters=masters) for offload in pair)
@@ -142,6 +146,8 @@ def test_a_checkpoint_resumes_with_another_setting_to_the_bit(pair, dtype, tmp_p
     assert run(resumed) == run(whole)
     assert_same(state_of(resumed), state_of(whole))
     assert resumed.logprobs(make_rows(), reference=True) == whole.logprobs(make_rows(), reference=True)
+    maps = Path("/proc/self/maps")  # Linux
+    assert not maps.exists() or str(tmp_path) not in maps.read_text(), "nothing is left that needs the file"
 
 
 def test_a_checkpoint_before_the_first_step_has_no_state_and_loads(tmp_path):
@@ -184,7 +190,7 @@ def test_with_lora_the_reference_is_the_model_and_only_the_optimizer_moves():
         assert_same(state, found[0][1])
 
 
-# -- the reference policy -----------------------------------------------------------------------------------------------
+# -- the reference policy --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -247,12 +253,13 @@ def test_what_a_model_does_before_a_step_is_alike_in_the_streamed_reference(tiny
         attach_redraw(model)
         learner = LocalLearner(model, LearnerConfig(offload=offload))
         learner.before_step(7)
+        assert learner.reference is not None
         found.append((learner.model.state_dict(), learner.reference.state_dict()))
     assert_same(found[0][1], found[1][1])
     assert_same(*found[1])
 
 
-# -- masters ------------------------------------------------------------------------------------------------------------
+# -- masters ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", [False, True])
@@ -260,7 +267,7 @@ def test_steps_that_bfloat16_loses_add_up_in_masters(host):
     """A hundred steps of 1e-4 from 1, where neighbors in bfloat16 are 0.004 apart below."""
     ours, theirs = (torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16)) for _ in range(2))
     single = torch.nn.Parameter(torch.ones(8))
-    settings = {"lr": 1e-4, "weight_decay": 0.0}
+    settings: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0}
     masters = StreamedAdamW([ours], host=host, masters=True, **settings)
     others = [torch.optim.AdamW([parameter], **settings) for parameter in (theirs, single)]
     for _ in range(100):
@@ -300,7 +307,7 @@ def test_gradients_of_masters_add_up_in_single_precision():
     assert parameter.grad.flatten()[0].item() == 2 * (1 + 2**-9)
 
 
-# -- a GPU ----------------------------------------------------------------------------------------------------------------
+# -- a GPU -----------------------------------------------------------------------------------------------------------
 
 
 @CUDA
@@ -314,6 +321,7 @@ def test_on_a_gpu_the_bits_are_the_same_and_the_state_is_page_locked(offload, ma
         found.append((run(learner), learner.logprobs(make_rows(), reference=True), state_of(learner)))
     assert found[0][:2] == found[1][:2]
     assert_same(found[0][2], found[1][2])
+    assert learner.reference is not None
     assert learner.reference.device.type == "cuda"
     if offload in ("reference", "all"):
         assert all(parameter.is_pinned() for parameter in learner.reference.parameters())

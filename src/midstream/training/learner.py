@@ -45,7 +45,8 @@ class LocalLearner:
     """A `core.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
-    switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's logits are not its head on its last hidden states.
+    switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's
+    logits are not its head on its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
@@ -219,8 +220,10 @@ class LocalLearner:
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
-        # To the host first: a device that holds one model and its optimizer need not have room for two.
-        state = torch.load(directory / "learner.pt", map_location="cpu", weights_only=True)
+        # To the host first: a device that holds one model and its optimizer need not have room for two. Nor need the
+        # host: what is in its memory already is copied there from the file.
+        mapped = self.config.offloads_optimizer
+        state = torch.load(directory / "learner.pt", map_location="cpu", weights_only=True, mmap=mapped)
         try:
             other = state["model"].keys() ^ _trainable(self.model).keys()
             if other:

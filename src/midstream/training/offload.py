@@ -92,9 +92,7 @@ class StreamedAdamW(torch.optim.AdamW):
     parameter. AdamW updates that, and the parameter is its rounded value; gradients add up in float32.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], *, host: bool, masters: bool, **settings: Any
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, host: bool, masters: bool, **settings: Any) -> None:
         super().__init__(parameters, **settings)
         self._host, self._masters = host, masters
         self._names = ("exp_avg", "exp_avg_sq", *(("master",) if masters else ()))

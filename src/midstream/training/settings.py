@@ -72,7 +72,7 @@ class LearnerConfig(Settings):
 
     @property
     def offloads_reference(self) -> bool:
-        """Whether the reference policy is in host memory; with LoRA there is none but the model."""
+        """Whether the reference policy is in host memory; with LoRA it is the model itself, and stays."""
         return self.lora is None and self.offload in ("reference", "all")
 
     @property
