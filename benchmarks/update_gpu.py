@@ -4,10 +4,10 @@
     python benchmarks/update_gpu.py --offload             # whole steps of all weights: memory and seconds by setting
     python benchmarks/update_gpu.py --device cpu --tiny   # no numbers worth reading: does the code run?
 
-It has not run on a GPU yet: only the last line has, with and without --offload. Models are randomly initialized, in bfloat16, and recompute
-activations; the batch has four questions of eight rollouts of three turns. Padding-free rows use flash attention of
-variable length; TRL is left out where it is not installed. Times are medians of wall-clock seconds after one round of
-warming up.
+It has not run on a GPU yet: only the last line has, with and without --offload. Models are randomly initialized, in
+bfloat16, and recompute activations; the batch has four questions of eight rollouts of three turns. Padding-free rows
+use flash attention of variable length; TRL is left out where it is not installed. Times are medians of wall-clock
+seconds after one round of warming up.
 
 "tokens / s" counts the tokens of all rows, however often a peer computes them. "MFU", model FLOP utilization, is the
 FLOPs of what the peer must compute (unique tokens for midstream, all for the others; recomputed activations are not

@@ -41,7 +41,7 @@ def make_model(dtype=torch.float32, layers=2, tied=True, device="cpu"):
         vocab_size=64, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=tied,
     )  # fmt: skip
-    return Qwen2ForCausalLM(config).eval().to(device, dtype)
+    return Qwen2ForCausalLM(config).eval().to(device=device, dtype=dtype)
 
 
 def make_rows(count=6):
