@@ -18,6 +18,7 @@ from midstream.recipe.memory import (
     SHAPES,
     SLACK,
     Part,
+    offloaded,
     peak,
     sampling,
     shape_of,
@@ -27,9 +28,10 @@ from midstream.recipe.memory import (
 )
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
+from midstream.training.offload import on_host
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.hf_models import FAMILIES, save_chat_model
-from support.live_bytes import LiveBytes
+from support.live_bytes import DeviceBytes, LiveBytes
 from support.tries import batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -293,6 +295,73 @@ def test_gradient_and_moments_take_the_estimate(lora, tmp_path):
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == sum(
         part.bytes for part in parts if part.moment == "always"
     )
+
+
+# -- offload -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Buckets that are as small to the model below as the real ones are to a real model."""
+    monkeypatch.setattr("midstream.training.offload.BUCKET", 20_000)
+    monkeypatch.setattr("midstream.recipe.memory.BUCKET", 20_000)
+
+
+def two_steps(directory, dtype, config, monkeypatch):
+    """Two whole steps of training: the bytes on the device at the peak, and in host memory after it.
+
+    The process has one memory: on the device is what `training/offload.py` did not ask for as the host's.
+    """
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+    held = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    with DeviceBytes() as live:
+        monkeypatch.setattr("midstream.training.offload.on_host", live.hosting(on_host))
+        learner = LocalLearner(model, config)
+        for _ in range(2):
+            learner.forward_backward(agent_rows(static=10), PolicyLoss(kl_coefficient=0.1))
+            learner.optimizer_step(1e-3)
+        return held + live.most, live.host
+
+
+def all_parts(directory, dtype, config):
+    shape = shape_of(str(directory))
+    assert shape is not None
+    added = update(shape, dtype, config)
+    assert added is not None
+    return [weights(shape, dtype), *added]
+
+
+@pytest.mark.parametrize("offload", ["none", "reference", "optimizer", "all"])
+@pytest.mark.parametrize(
+    ("dtype", "masters", "lora"),
+    [("float32", False, None), ("bfloat16", True, None), ("float32", False, LORA)],
+    ids=["float32", "masters", "lora"],
+)
+def test_device_and_host_take_what_is_estimated(
+    dtype, masters, lora, offload, small_head, small_buckets, monkeypatch, tmp_path
+):
+    """The host's bytes exactly; of the device a bound, which is near."""
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(
+        offload=offload, masters=masters, lora=lora, recompute_activations=True, attention="rows", chunk_tokens=120
+    )
+    parts = all_parts(directory, dtype, config)
+    device, host = two_steps(directory, dtype, config, monkeypatch)
+    assert host == offloaded(parts)
+    assert device <= peak(parts) <= 1.5 * device
+
+
+def test_offload_takes_off_the_device_what_it_adds_to_the_host(tmp_path):
+    """By the formulas, in bytes that are there always."""
+    directory, found = save_model(tmp_path / "model"), {}
+    for offload in ("none", "reference", "optimizer", "all"):
+        parts = all_parts(directory, "bfloat16", LearnerConfig(masters=True, offload=offload))
+        found[offload] = (
+            sum(part.bytes for part in parts if part.moment == "always" and not part.host), offloaded(parts)
+        )  # fmt: skip
+    assert len({sum(both) for both in found.values()}) == 1
+    assert found["none"][1] == 0
+    assert found["reference"][1] + found["optimizer"][1] == found["all"][1]
 
 
 def test_an_update_of_unknown_layers_is_not_estimated():

@@ -132,6 +132,29 @@ def test_what_the_page_shows_is_what_is_printed(capsys):
     assert shown in capsys.readouterr().out
 
 
+def test_all_weights_fit_one_card_as_the_recipe_says(capsys):
+    """Both commands of its first lines: their bytes, and the longest row that still fits."""
+    text = file_of("agentflow-7b").replace("\\\n#", "")
+    commands = re.findall(
+        r"^#   midstream (train agentflow-7b --set.*?) # ([\d.]+) GB of the card, ([\d.]+) GB", text, re.M
+    )
+    [[first, second]] = re.findall(r"room for one of ([\d,]+), the second for one of ([\d,]+)", text)
+    assert len(commands) == 2
+    for (command, card, host), longest in zip(commands, (first, second), strict=True):
+        assert main([*command.split(), "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert (number(r"([\d.]+) GB  at the peak", out), number(r"([\d.]+) GB  in all", out)) == (
+            float(card), float(host),
+        )  # fmt: skip
+        table = tomllib.loads(out)
+        width = {"float32": 4, "bfloat16": 2}[table["engines"]["policy"]["dtype"]]
+        shape, learner = shape_of(table["engines"]["policy"]["model"]), LearnerConfig.model_validate(table["learner"])
+        assert shape is not None
+        longer = int(longest.replace(",", "")) - SLACK * learner.chunk_tokens * 3 // 4
+        row = longer * (token_bytes(shape, width, learner) + 3 * shape.kv_bytes(width))
+        assert 70 * GIB < float(card) * GIB + row < 80 * GIB
+
+
 def test_a_smaller_card_is_warned_of(capsys):
     assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-24gb"]) == 0
     assert "WARNING" in capsys.readouterr().out

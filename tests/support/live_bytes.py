@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,11 +30,46 @@ class LiveBytes(TorchDispatchMode):
     def _made(self, storage: torch.UntypedStorage) -> None:
         count, key = storage.nbytes(), id(storage)
         self._seen.add(key)
-        self.now += count
-        self.most = max(self.most, self.now)
+        add = self._adder()
+        add(count)
 
         def gone() -> None:
             self._seen.discard(key)
-            self.now -= count
+            add(-count)
 
         weakref.finalize(storage, gone)
+
+    def _adder(self) -> Callable[[int], None]:
+        """What counts the bytes of a tensor that is made now."""
+        return self._add
+
+    def _add(self, count: int) -> None:
+        self.now += count
+        self.most = max(self.most, self.now)
+
+
+class DeviceBytes(LiveBytes):
+    """As if a CPU were a device: what a function wrapped by `hosting` makes is not counted in `most`, but in `host`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = 0
+        self._hosting = False
+
+    def hosting(self, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The function, whose tensors are in host memory from now on."""
+
+        def made(*arguments: Any, **settings: Any) -> torch.Tensor:
+            self._hosting = True
+            try:
+                return make(*arguments, **settings)
+            finally:
+                self._hosting = False
+
+        return made
+
+    def _adder(self) -> Callable[[int], None]:
+        return self._add_to_host if self._hosting else self._add
+
+    def _add_to_host(self, count: int) -> None:
+        self.host += count

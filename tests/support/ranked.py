@@ -32,7 +32,11 @@ def learner_of(case: str) -> Any:
     config = LearnerConfig.model_validate(
         {"parallel": parallel, "lora": adapter, "attention": attention, "chunk_tokens": 60}
     )
-    model = model_of("llama", dtype=torch.float32, double_norm=False)
+    return learner_with(config, torch.float32)
+
+
+def learner_with(config: LearnerConfig, dtype: torch.dtype) -> Any:
+    model = model_of("llama", dtype=dtype, double_norm=False)
     if not dist.is_initialized():
         return LocalLearner(model, config)
     from midstream.training.ranks import RankedLearner
@@ -71,6 +75,15 @@ def run(learner: Any, own: Path, one: Path) -> dict[str, Any]:
     return result
 
 
+def masters(out: Path) -> list[tuple[float, float]]:
+    """Losses and norms of steps of a bfloat16 model with float32 masters; its weights in `out`."""
+    config = LearnerConfig(masters=True, attention="dense", chunk_tokens=60)
+    learner = learner_with(config, torch.bfloat16)
+    steps = [(learner.forward_backward(ragged_rows(i), LOSS).loss, learner.optimizer_step(1e-3)) for i in range(4)]
+    learner.export_weights(out)
+    return steps
+
+
 def main(out: Path, one: Path) -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -80,6 +93,9 @@ def main(out: Path, one: Path) -> None:
         result = run(learner_of(case), out / case, one / case)
         if os.environ.get("RANK", "0") == "0":
             torch.save(result, out / case / "result.pt")
+    steps = masters(out / "masters")
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(steps, out / "masters" / "steps.pt")
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -455,12 +455,28 @@ def _check_training(recipe: Recipe) -> None:
             )
     name = training.weights or asked
     dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
-    if dtype != "float32" and recipe.learner.lora is None:
+    learner = recipe.learner
+    if dtype != "float32" and learner.lora is None and not learner.masters:
         raise RecipeError(
             f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
             code="setting-conflict",
             cause="AdamW steps by about the learning rate, less than the distance of two such numbers: most is lost",
-            fix='set dtype = "float32", or add [learner.lora], whose adapter is float32',
+            fix='set learner.masters = true, or dtype = "float32", or add [learner.lora], whose adapter is float32',
+        )
+    if learner.masters and (dtype == "float32" or learner.lora is not None):
+        already = "learner.lora" if learner.lora is not None else f"engines.{name}.dtype = {dtype!r}"
+        raise RecipeError(
+            f"learner.masters = true with {already}",
+            code="setting-conflict",
+            cause="masters are float32 copies of the trained weights, and these are float32 already",
+            fix='remove learner.masters, or train all weights of an engine with dtype = "bfloat16"',
+        )
+    if learner.lora is not None and learner.offload == "reference":
+        raise RecipeError(
+            "learner.offload = 'reference' with learner.lora",
+            code="setting-conflict",
+            cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
+            fix='remove learner.offload, or set it to "optimizer"',
         )
 
 

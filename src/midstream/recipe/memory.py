@@ -18,7 +18,7 @@ from midstream.core.component import Component
 from midstream.engines.local.settings import LocalModelConfig
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.training.settings import LOGITS, LearnerConfig
+from midstream.training.settings import BUCKET, LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
@@ -57,10 +57,12 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Number of all weights, with tied embeddings counted once."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = sum(wide * narrow for wide, narrow in self._linears()) + 2 * self.hidden
-        layer += (query + 2 * key) * self.bias + 2 * self.head_dim * self.head_norms
-        return self.layers * layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * self._layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def largest(self) -> int:
+        """Number of weights of the largest part that runs as a whole: a layer, or the table of a vocabulary."""
+        return max(self._layer, self.vocabulary * self.hidden)
 
     def adapter(self, rank: int) -> int:
         """Number of weights of a LoRA adapter on all linear layers: rank x (in + out) each."""
@@ -81,6 +83,13 @@ class Shape:
             return attention + norms + (2 * self.hidden + 4 * self.intermediate) * width
         copies = (5 * self.hidden + query + self.intermediate) * _FLOAT  # each adapter's input, in float32
         return attention + norms + copies + 3 * self.intermediate * width
+
+    @property
+    def _layer(self) -> int:
+        """Number of weights of one layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = sum(wide * narrow for wide, narrow in self._linears()) + 2 * self.hidden
+        return layer + (query + 2 * key) * self.bias + 2 * self.head_dim * self.head_norms
 
     def _linears(self) -> list[tuple[int, int]]:
         """(in, out) of a layer's seven matrices."""
@@ -136,19 +145,29 @@ def shape_of(model: str) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes of one thing, the moment when they are needed, and the formula behind them."""
+    """The bytes of one thing, the moment when they are needed, and the formula behind them.
+
+    `host`: they are in host memory, next to the device, because of `learner.offload`.
+    """
 
     name: str
     bytes: int
     formula: str
     moment: Moment = "always"
+    host: bool = False
 
 
 def peak(parts: list[Part]) -> int:
-    """Bytes at the peak: update, optimizer step and sampling take place one after another."""
+    """Bytes on the device at the peak: update, optimizer step and sampling take place one after another."""
     moments: tuple[Moment, ...] = ("update", "step", "sampling")
-    total = {moment: sum(part.bytes for part in parts if part.moment == moment) for moment in ("always", *moments)}
+    here = [part for part in parts if not part.host]
+    total = {moment: sum(part.bytes for part in here if part.moment == moment) for moment in ("always", *moments)}
     return total["always"] + max(total[moment] for moment in moments)
+
+
+def offloaded(parts: list[Part]) -> int:
+    """Bytes in host memory of what `learner.offload` takes off the device."""
+    return sum(part.bytes for part in parts if part.host)
 
 
 def weights(shape: Shape, dtype: str) -> Part:
@@ -162,23 +181,11 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | Non
 
     A bound for rows of up to `learner.chunk_tokens` tokens; attention by "dense" or "gather" copies more.
     """
-    width, head = WIDTHS[dtype], shape.vocabulary * shape.hidden
+    width = WIDTHS[dtype]
     if learner.lora is None:
-        count = shape.parameters
-        parts = [
-            Part("gradient", count * width, f"parameters x {width}"),
-            Part("AdamW", 2 * count * width, f"two moments x parameters x {width}"),
-            Part("reference policy", count * width, f"a frozen copy: parameters x {width}"),
-            Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"),
-            Part("the head's gradient", head * width, f"before it is added to the rest: {head:,} x {width}", "update"),
-        ]
+        parts = _all_weights(shape, width, learner)
     elif learner.lora.target == "all-linear":
-        count = shape.adapter(learner.lora.rank)
-        formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
-        parts = [
-            Part("LoRA adapter", 4 * count * _FLOAT, formula),
-            Part("reference policy", 0, "the model without its adapter"),
-        ]
+        parts = _adapter(shape, learner.lora.rank, learner)
     else:
         return None
     # Padded rows fill a chunk exactly; a prefix tree may hold a few chunks' worth of tokens.
@@ -194,6 +201,53 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | Non
         parts.append(Part("shared prefixes", copies * longest * each, formula, "update"))
     logits = min(LOGITS, tokens * shape.vocabulary)
     return [*parts, Part("logits", logits * _LOGIT_BYTES, f"{logits:,} at a time x {_LOGIT_BYTES}", "update")]
+
+
+def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]:
+    """Gradient, AdamW and reference policy where all weights are trained."""
+    count, head = shape.parameters, shape.vocabulary * shape.hidden
+    state = _FLOAT if learner.masters else width
+    parts = [
+        Part("gradient", count * state, f"parameters x {state}"),
+        *_adamw(count, state, learner),
+        Part(
+            "reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offloads_reference
+        ),
+    ]
+    if learner.offloads_reference:
+        formula = f"one layer or table at a time: {shape.largest:,} x {width}"
+        parts.append(Part("reference policy's layer", shape.largest * width, formula, "update"))
+    if not (learner.offloads_optimizer or learner.masters):
+        parts.append(Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"))
+    each = width + _FLOAT if learner.masters else width  # as it is computed, and as it is added
+    formula = f"before it is added to the rest: {head:,} x {each}"
+    return [*parts, Part("the head's gradient", head * each, formula, "update")]
+
+
+def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
+    """An adapter's weights, gradient and AdamW, all in float32."""
+    count = shape.adapter(rank)
+    if not learner.offloads_optimizer:
+        formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
+        parts = [Part("LoRA adapter", 4 * count * _FLOAT, formula)]
+    else:
+        formula = f"{count:,} x 2 (weights, gradient) x 4 (float32)"
+        parts = [Part("LoRA adapter", 2 * count * _FLOAT, formula), *_adamw(count, _FLOAT, learner)]
+    return [*parts, Part("reference policy", 0, "the model without its adapter")]
+
+
+def _adamw(count: int, width: int, learner: LearnerConfig) -> list[Part]:
+    """AdamW's state for `count` trained numbers, `width` bytes each, and what a streamed step holds of it at a time."""
+    host = learner.offloads_optimizer
+    parts = [Part("AdamW", 2 * count * width, f"two moments x parameters x {width}", host=host)]
+    if learner.masters:
+        parts.append(Part("masters", count * width, f"parameters x {width} (float32)", host=host))
+    if host or learner.masters:
+        bucket = min(BUCKET, count)
+        copies = (2 + learner.masters) * host + 2  # what is in host memory, and two temporary values
+        formula = f"{bucket:,} parameters at a time x {copies} x {width}"
+        parts.append(Part("AdamW's step", bucket * copies * width, formula, "step"))
+    return parts
 
 
 def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
@@ -261,8 +315,12 @@ def _engine_lines(
         parts.append(Part("the process itself", CONTEXT_BYTES, "an allowance"))
     taken, card = peak(parts), promised_bytes(recipe.name)
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
-    lines += [f"  {_gb(part.bytes)}  {part.name}: {part.formula}" for part in parts]
+    lines += [_part_line(part) for part in parts if not part.host]
     lines.append(f"  {_gb(taken)}  at the peak; update, optimizer step and sampling follow one another")
+    if any(part.host for part in parts):
+        lines.append("In host memory, streamed to the device (learner.offload):")
+        lines += [_part_line(part) for part in parts if part.host]
+        lines.append(f"  {_gb(offloaded(parts))}  in all")
     if card is None or config.device == "cpu":
         return lines
     lines.append(f"On a card of {card // GIB} GB:")
@@ -293,6 +351,10 @@ def _server_lines(model: str, dtype: str, left: int) -> Iterator[str]:
         yield "  WARNING: that leaves the server no cache; lower learner.chunk_tokens, or use two cards"
     else:
         yield f"  {_gb(cache)}  of it cache: {cache // each:,} tokens x {each:,} bytes"
+
+
+def _part_line(part: Part) -> str:
+    return f"  {_gb(part.bytes)}  {part.name}: {part.formula}"
 
 
 def _gb(count: int) -> str:

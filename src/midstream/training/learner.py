@@ -26,6 +26,7 @@ from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.training.losses import PolicyLoss
+from midstream.training.offload import StreamedAdamW, streamed_copy
 from midstream.training.passes import (
     Chunk,
     Plan,
@@ -44,7 +45,8 @@ class LocalLearner:
     """A `core.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
-    switched off. Raises `UnsupportedError` if the model's logits are not its head on its last hidden states.
+    switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's
+    logits are not its head on its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
@@ -53,7 +55,8 @@ class LocalLearner:
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None
         if not config.lora:
-            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+            frozen = streamed_copy if config.offloads_reference else copy.deepcopy
+            self.reference = frozen(self.model).requires_grad_(False)
         if config.recompute_activations:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version we allow
@@ -237,7 +240,11 @@ class LocalLearner:
 
                 self._prepared = sharded.load_state(directory, self.model, self.reference, self.optimizer)
             else:
-                self._load_whole(torch.load(directory / "learner.pt", map_location="cpu", weights_only=True))
+                # To the host first: a device that holds one model and its optimizer need not have room for two. Nor
+                # need the host: what is in its memory already is copied there from the file.
+                mapped = self.config.offloads_optimizer
+                path = directory / "learner.pt"
+                self._load_whole(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
         except (KeyError, RuntimeError, ValueError) as failure:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
@@ -250,6 +257,8 @@ class LocalLearner:
         other = state["model"].keys() ^ _trainable(self.model).keys()
         if other:
             raise KeyError(min(other))
+        if not self.config.masters and any("master" in one for one in state["optimizer"]["state"].values()):
+            raise KeyError("master")
         self.model.load_state_dict(state["model"], strict=False)  # frozen weights are not in it
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
@@ -264,7 +273,10 @@ class LocalLearner:
 
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
-        return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
+        settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "weight_decay": config.weight_decay}
+        if config.offloads_optimizer or config.masters:
+            return StreamedAdamW(self.parameters, host=config.offloads_optimizer, masters=config.masters, **settings)
+        return torch.optim.AdamW(self.parameters, **settings)
 
     # What a learner over several processes does more (`ranks.py`).
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
@@ -85,25 +85,20 @@ class RankedLearner(LocalLearner):
     def __init__(self, model: PreTrainedModel, config: LearnerConfig, *, sampled: bool) -> None:
         self.rank, self.ranks, self.inside = dist.get_rank(), dist.get_world_size(), False
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
-        super().__init__(model, config)
         self.replica: PreTrainedModel | None = None
         self._ddp: DistributedDataParallel | None = None
+        self._kind = model.dtype  # also where masters are of another
+        _require_fit(model, config)
         if config.parallel == "ddp":
+            super().__init__(model, config)
             self._ddp = DistributedDataParallel(self.model)
             return
-        if hasattr(model, "before_step"):
-            raise UnsupportedError(
-                "a model that changes its weights between steps (engine type tiny) cannot be divided among ranks",
-                code="setting-conflict",
-                cause="its new weights, and the gradient that its tokens share, are of the whole embedding",
-                fix="set learner.parallel = ddp",
-            )
+        super().__init__(model, config)
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
-        mesh = init_device_mesh(self.model.device.type, (self.ranks,))
-        for each in (self.model, self.reference):
-            if each is not None:
-                _divide(each, mesh)
+        _divide(self.model, masters=config.masters)
+        if self.reference is not None:
+            _divide(self.reference)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._fresh_optimizer()
 
@@ -157,6 +152,12 @@ class RankedLearner(LocalLearner):
         return [rows[i] for i in self._shares(rows)[self.rank]]
 
     # -- the learner --------------------------------------------------------------------------------------------------
+
+    def _fresh_optimizer(self) -> torch.optim.AdamW:
+        if self.config.parallel == "ddp":
+            return super()._fresh_optimizer()
+        config = self.config  # masters are the divided weights themselves
+        return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
 
     @on_every_rank
     def before_step(self, seed: int) -> None:
@@ -219,7 +220,8 @@ class RankedLearner(LocalLearner):
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
             own = [name for name, _ in self.model.named_parameters()]  # each tensor once: a tied head has two names
-            state = {name: state[name] for name in own if name in state}
+            kind = self._kind if self.config.masters else None
+            state = {name: state[name].to(kind) for name in own if name in state}
             self._write_weights(directory, state_dict=state)
 
     @on_every_rank
@@ -299,13 +301,44 @@ class RankedLearner(LocalLearner):
                     parameter.grad += before
 
 
-def _divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divide a model's parameters among the ranks, layer by layer."""
+def _require_fit(model: PreTrainedModel, config: LearnerConfig) -> None:
+    """Refuse what cannot be divided among ranks, or not in this way."""
+    conflicts = {
+        "ddp": {"learner.masters = true": (config.masters, "DDP sums gradients in the type of the weights")},
+        "fsdp2": {
+            "engine type tiny": (
+                hasattr(model, "before_step"),
+                "its model redraws embeddings, which no rank has whole",
+            ),
+            f"learner.offload = {config.offload}": (
+                config.offload != "none",
+                "what FSDP2 divides stays on the devices",
+            ),
+        },
+    }
+    for what, (conflict, cause) in conflicts[config.parallel].items():
+        if conflict:
+            raise UnsupportedError(
+                f"{what} does not go with learner.parallel = {config.parallel}",
+                code="setting-conflict",
+                cause=cause,
+                fix=f"set learner.parallel = {'fsdp2' if config.parallel == 'ddp' else 'ddp'}, or train in one process",
+            )
+
+
+def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:
+    """Divide a model's parameters among the ranks, layer by layer.
+
+    With `masters` they are float32, gathered in the model's own type, and their gradients are summed in float32.
+    """
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
+    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": False}
+    if masters:
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
     layers = set(causal_lm(model)._no_split_modules)
-    for module in [*causal_lm(model).modules()]:
-        if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    root: Any = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for module in [each for each in model.modules() if type(each).__name__ in layers] + [model]:
+        fully_shard(module.float() if masters else module, **settings)
+    root: Any = model
     root.set_reshard_after_backward(False)
     for part in _parts(model):
         part.set_gradient_divide_factor(1.0)  # the sum over the ranks; gloo cannot scale as it sums

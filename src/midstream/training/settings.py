@@ -18,6 +18,7 @@ from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
+BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
 Baseline = Literal["group_mean", "leave_one_out"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -52,6 +53,11 @@ class LearnerConfig(Settings):
         lora: see `learner.lora`; without it all weights are trained
         parallel: over several processes (`--nproc`): `fsdp2`, which divides weights, reference policy and AdamW's
             moments among them, or `ddp`, where each holds all
+        offload: what is in host memory, and on the device a piece at a time when it is needed: the `reference` policy,
+            the `optimizer` (AdamW's moments, and masters), or `all` (both); changes memory and time, not a bit of the
+            results. With LoRA the reference is the model itself, so that `all` is `optimizer`
+        masters: of a bfloat16 or float16 model, train float32 copies of all weights, which the model's are rounded
+            from, with a float32 gradient: steps smaller than the distance of two such numbers add up
         threads: CPU threads of PyTorch; a tiny model is fastest, and repeats bit for bit, on one
     """
 
@@ -63,7 +69,19 @@ class LearnerConfig(Settings):
     attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
     parallel: Literal["fsdp2", "ddp"] = "fsdp2"
+    offload: Literal["none", "reference", "optimizer", "all"] = "none"
+    masters: bool = False
     threads: int = Field(default=1, ge=1, le=1024)
+
+    @property
+    def offloads_reference(self) -> bool:
+        """Whether the reference policy is in host memory; with LoRA it is the model itself, and stays."""
+        return self.lora is None and self.offload in ("reference", "all")
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether AdamW's state is in host memory."""
+        return self.offload in ("optimizer", "all")
 
 
 _COLLECTED_AT_ONCE = 500

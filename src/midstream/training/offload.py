@@ -1,0 +1,193 @@
+"""Weights and optimizer state in host memory, of which the device holds a piece at a time.
+
+Trained weights, their gradient and activations stay on the device. On a GPU the host's tensors are page-locked, and
+all copies are in the order of the device's one stream: a piece is freed before the next one is there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.adamw import adamw
+from transformers import PreTrainedModel
+
+from midstream.training.settings import BUCKET
+
+
+def on_host(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialized tensor in host memory, of the shape of `like`; page-locked if `like` is on a GPU."""
+    return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=like.device.type == "cuda")
+
+
+def _on_device(piece: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(piece.shape, dtype=piece.dtype, device=device).copy_(piece, non_blocking=True)
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A frozen copy of a model with its weights in host memory; a layer's are on the device during its forward.
+
+    Its `device` is the model's, where its inputs belong. It has no gradient, and saves and loads as any model does.
+    """
+    device = model.device
+    # Found in the memo, a parameter is not copied again: the device never holds two models.
+    memo: dict[int, Any] = {
+        id(weights): nn.Parameter(on_host(weights).copy_(weights.detach()), requires_grad=False)
+        for weights in model.parameters()
+    }
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        if isinstance(module, PreTrainedModel):  # where its first weights are, which it would say, is the host
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (kind,), {"device": device})
+    for unit, weights in _units(copied):
+        _stream(unit, weights, device)
+    return copied
+
+
+def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Each layer as a whole, and outside of layers each module that has weights itself, with these weights."""
+    if own := list(module.parameters(recurse=False)):
+        yield module, own
+    for child in module.children():
+        if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
+            yield child, list(child.parameters())
+        else:
+            yield from _units(child)
+
+
+def _stream(unit: nn.Module, weights: list[nn.Parameter], device: torch.device) -> None:
+    """Have the weights on the device while the unit's forward lasts, also if it fails."""
+    held: list[torch.Tensor] = []  # in host memory
+
+    def bring(*_: Any) -> None:
+        held[:] = [parameter.data for parameter in weights]
+        with torch.inference_mode(False):  # a parameter cannot take a tensor of inference mode
+            for parameter in weights:
+                parameter.data = _on_device(parameter.data, device)
+
+    def free(*_: Any) -> None:
+        for parameter, data in zip(weights, held, strict=True):
+            parameter.data = data
+        held.clear()
+
+    unit.register_forward_pre_hook(bring)
+    unit.register_forward_hook(free, always_call=True)
+
+
+# -- AdamW -------------------------------------------------------------------------------------------------------------
+
+
+class StreamedAdamW(torch.optim.AdamW):
+    """PyTorch's AdamW, applied to at most `BUCKET` numbers at a time; with `host`, its state is in host memory.
+
+    AdamW treats each number alone, so the weights equal those of `torch.optim.AdamW` to the bit, and the state is in
+    its format: either loads what the other saved. With `masters`, the state also has a float32 `master` of each
+    parameter. AdamW updates that, and the parameter is its rounded value; gradients add up in float32.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, host: bool, masters: bool, **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        self._host, self._masters = host, masters
+        self._names = ("exp_avg", "exp_avg_sq", *(("master",) if masters else ()))
+        for parameter in self._parameters() if masters else ():
+            parameter.grad_dtype = torch.float32
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self._begin(parameter)
+            for bucket in _buckets(parameters, BUCKET):
+                self._update(bucket, group)
+            for parameter in parameters:
+                self.state[parameter]["step"] += 1
+            if self._host and parameters and parameters[0].device.type == "cuda":
+                torch.cuda.synchronize(parameters[0].device)  # what is saved next must have arrived
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy what `state_dict` returned; `KeyError` where one of the two has masters and the other has none."""
+        super().load_state_dict({**state_dict, "state": {}})  # as PyTorch loads it, it would all be on the device
+        parameters = self._parameters()
+        for place, saved in state_dict["state"].items():
+            if ("master" in saved) != self._masters:
+                raise KeyError("master")
+            state = self.state[parameters[place]] = self._empty(parameters[place])
+            for name, value in state.items():
+                value.copy_(saved[name])
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _empty(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        dtype = torch.float32 if self._masters else parameter.dtype
+        make = on_host if self._host else torch.empty_like
+        return {"step": torch.tensor(0.0)} | {name: make(parameter.detach(), dtype=dtype) for name in self._names}
+
+    def _begin(self, parameter: nn.Parameter) -> None:
+        state = self.state[parameter] = self._empty(parameter)
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+        if self._masters:
+            state["master"].copy_(parameter.detach())
+
+    def _update(self, bucket: list[tuple[nn.Parameter, slice]], group: dict[str, Any]) -> None:
+        """Bring a bucket's state to the device, update it there, and bring it back."""
+        kept = [[self.state[owner][name].view(-1)[span] for owner, span in bucket] for name in self._names]
+        state = kept
+        if self._host:
+            device = bucket[0][0].device
+            state = [[_on_device(piece, device) for piece in pieces] for pieces in kept]
+        # `detach` and not `data`: an engine that shares the model sees from its version that it changed.
+        weights = [owner.detach().view(-1)[span] for owner, span in bucket]
+        adamw(
+            state[2] if self._masters else weights,
+            [owner.grad.reshape(-1)[span] for owner, span in bucket],  # type: ignore[union-attr]
+            state[0],
+            state[1],
+            [],
+            [self.state[owner]["step"].clone() for owner, _ in bucket],  # each call counts them up
+            foreach=group["foreach"],
+            fused=group["fused"],
+            amsgrad=group["amsgrad"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+        if self._masters:
+            for piece, master in zip(weights, state[2], strict=True):
+                piece.copy_(master)
+        if self._host:
+            for pieces, changed in zip(kept, state, strict=True):
+                for piece, new in zip(pieces, changed, strict=True):
+                    piece.copy_(new, non_blocking=piece.is_pinned())
+
+
+def _buckets(parameters: list[nn.Parameter], size: int) -> Iterator[list[tuple[nn.Parameter, slice]]]:
+    """The parameters in order, flattened, in pieces of `size` numbers in all; the last one may be smaller."""
+    bucket: list[tuple[nn.Parameter, slice]] = []
+    room = size
+    for parameter in parameters:
+        start = 0
+        while start < parameter.numel():
+            stop = min(parameter.numel(), start + room)
+            bucket.append((parameter, slice(start, stop)))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield bucket
+                bucket, room = [], size
+    if bucket:
+        yield bucket
