@@ -97,7 +97,10 @@ class LocalLearner:
         advantages = batch.per_token([row.advantage for row in batch.rows], like)
         weights = batch.per_token([row.weight for row in batch.rows], like)
         kl_weights = batch.per_token([row.kl_weight for row in batch.rows], like)
-        reference = self._reference(plan) if loss.kl_coefficient else None
+        reference = None
+        if loss.kl_coefficient:
+            with self.reference_policy() as model:
+                reference = plan.logprobs(model)
         stats = LossStats(total_tokens=tree.total, unique_tokens=tree.unique)
 
         def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
@@ -150,7 +153,8 @@ class LocalLearner:
         if not any_sampled(rows):
             return [(0.0,) * len(row.completion_ids) for row in rows]
         _, plan = self._plan(rows)
-        return plan.batch.by_row(self._reference(plan) if reference else plan.logprobs(self.model))
+        with self.reference_policy() if reference else nullcontext(self.model) as model:
+            return plan.batch.by_row(plan.logprobs(model))
 
     def supervised_step(
         self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0, *, shared: bool = False
@@ -206,13 +210,10 @@ class LocalLearner:
     def publish(self) -> None:
         """Nothing: an engine in this process samples from the learner's own model."""
 
-    def export_weights(self, directory: Path) -> None:
-        """Write the model (with LoRA: the adapter alone) in Hugging Face's format."""
-        self._write_weights(directory)
-
-    def _write_weights(self, directory: Path, **given: Any) -> None:
+    def export_weights(self, directory: Path, state: dict[str, torch.Tensor] | None = None) -> None:
+        """Write the model (with LoRA: the adapter alone) in Hugging Face's format; `state` in place of its weights."""
         try:
-            self.model.save_pretrained(directory, **given)
+            self.model.save_pretrained(directory, state_dict=state)
         except SafetensorError as failure:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
@@ -296,10 +297,6 @@ class LocalLearner:
         else:
             with self.model.disable_adapter():  # type: ignore[operator]
                 yield self.model
-
-    def _reference(self, plan: Plan) -> torch.Tensor:
-        with self.reference_policy() as model:
-            return plan.logprobs(model)
 
     def _plan(self, rows: Sequence[Row]) -> tuple[Tree, Plan]:
         """The trie of a batch, and how the batch is computed."""

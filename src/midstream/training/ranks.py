@@ -83,13 +83,13 @@ class RankedLearner(LocalLearner):
         self._announcements: Any = dist.new_group(backend="gloo", timeout=_WAIT)
         self.replica: PreTrainedModel | None = None
         self._ddp: DistributedDataParallel | None = None
-        self._kind = model.dtype  # also where masters are of another
+        self._kind, self._masters = model.dtype, config.masters
         _require_fit(model, config)
         if config.parallel == "ddp":
             super().__init__(model, config)
             self._ddp = DistributedDataParallel(self.model)
             return
-        super().__init__(model, config)
+        super().__init__(model, config.model_copy(update={"masters": False}))  # they are the divided weights themselves
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
         _divide(self.model, masters=config.masters)
@@ -149,12 +149,6 @@ class RankedLearner(LocalLearner):
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
-    def _fresh_optimizer(self) -> torch.optim.AdamW:
-        if self.config.parallel == "ddp":
-            return super()._fresh_optimizer()
-        config = self.config  # masters are the divided weights themselves
-        return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
-
     @on_every_rank
     def before_step(self, seed: int) -> None:
         """As in one process."""
@@ -207,18 +201,18 @@ class RankedLearner(LocalLearner):
         return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]  # all have the sum
 
     @on_every_rank
-    def export_weights(self, directory: Path) -> None:
+    def export_weights(self, directory: Path, state: Any = None) -> None:
         """Rank 0 writes what all hold."""
         if self._ddp is not None:
             if self.rank == 0:
                 super().export_weights(directory)
             return
-        state: Any = get_model_state_dict(self.model, options=_GATHERED)
+        state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
             own = [name for name, _ in self.model.named_parameters()]  # each tensor once: a tied head has two names
-            kind = self._kind if self.config.masters else None
+            kind = self._kind if self._masters else None
             state = {name: state[name].to(kind) for name in own if name in state}
-            self._write_weights(directory, state_dict=state)
+            super().export_weights(directory, state)
 
     @on_every_rank
     def publish(self) -> None:
