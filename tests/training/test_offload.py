@@ -18,6 +18,7 @@ from midstream.training import offload as offload_module
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
+from midstream.training.passes import head, hidden_states
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream.worlds.tiny_model import attach_redraw
 from support.errors import raises
@@ -211,11 +212,11 @@ def test_a_streamed_copy_computes_what_the_model_computes(family):
 def test_one_layer_at_a_time_is_away_from_its_place_and_all_come_back(monkeypatch):
     model = make_model(layers=3, tied=False)
     copied = streamed_copy(model)
-    home = {id(parameter): parameter.data_ptr() for parameter in copied.parameters()}
+    home = dict(copied.named_parameters())
     sizes = Counter()
 
     def watch(module, inputs, output=None):
-        away = [each for each in copied.parameters() if each.data_ptr() != home[id(each)]]
+        away = [each for name, each in copied.named_parameters() if each is not home[name]]
         sizes[sum(each.numel() for each in away)] += 1
 
     for module in copied.modules():
@@ -228,7 +229,21 @@ def test_one_layer_at_a_time_is_away_from_its_place_and_all_come_back(monkeypatc
     monkeypatch.setattr(copied.model.layers[1].mlp, "forward", lambda hidden: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         copied(torch.arange(1, 9)[None])
-    assert {id(parameter): parameter.data_ptr() for parameter in copied.parameters()} == home
+    assert all(parameter is home[name] for name, parameter in copied.named_parameters())
+
+
+def test_all_weights_come_to_the_models_device_and_return_to_the_host(monkeypatch):
+    """On the device "meta", which refuses tensors of another one: a layer whose weights stayed would raise."""
+    model, device = make_model(), torch.device("meta")
+    model.model.rotary_emb.to(device)  # what are no weights stays on the device
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "device", device)
+        copied = streamed_copy(model)
+    assert copied.device == copied.model.device == device
+    with torch.no_grad():
+        hidden = hidden_states(copied, torch.zeros(2, 5, dtype=torch.long, device=copied.device))
+        assert head(copied, hidden).device == device
+    assert {parameter.device.type for parameter in copied.parameters()} == {"cpu"}
 
 
 def test_the_streamed_reference_samples_and_notices_a_rebase():

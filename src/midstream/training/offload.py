@@ -46,39 +46,36 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(module, PreTrainedModel):  # where its first weights are, which it would say, is the host
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), {"device": device})
-    for unit, weights in _units(copied):
-        _stream(unit, weights, device)
+    for unit in _units(copied):
+        _stream(unit, device)
     return copied
 
 
-def _units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Each layer as a whole, and outside of layers each module that has weights itself, with these weights."""
-    if own := list(module.parameters(recurse=False)):
-        yield module, own
+def _units(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """What runs as a whole: each layer with all its parts, and outside of layers each module with its own weights."""
+    if module._parameters:
+        yield [module]
     for child in module.children():
         if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):
-            yield child, list(child.parameters())
+            yield list(child.modules())
         else:
             yield from _units(child)
 
 
-def _stream(unit: nn.Module, weights: list[nn.Parameter], device: torch.device) -> None:
-    """Have the weights on the device while the unit's forward lasts, also if it fails."""
-    held: list[torch.Tensor] = []  # in host memory
+def _stream(unit: list[nn.Module], device: torch.device) -> None:
+    """Have a unit's weights on the device while the forward of its first module lasts, also if that fails."""
+    held = [(module, name, weights) for module in unit for name, weights in module.named_parameters(recurse=False)]
 
     def bring(*_: Any) -> None:
-        held[:] = [parameter.data for parameter in weights]
-        with torch.inference_mode(False):  # a parameter cannot take a tensor of inference mode
-            for parameter in weights:
-                parameter.data = _on_device(parameter.data, device)
+        for module, name, weights in held:
+            setattr(module, name, nn.Parameter(_on_device(weights, device), requires_grad=False))
 
     def free(*_: Any) -> None:
-        for parameter, data in zip(weights, held, strict=True):
-            parameter.data = data
-        held.clear()
+        for module, name, weights in held:
+            setattr(module, name, weights)
 
-    unit.register_forward_pre_hook(bring)
-    unit.register_forward_hook(free, always_call=True)
+    unit[0].register_forward_pre_hook(bring)
+    unit[0].register_forward_hook(free, always_call=True)
 
 
 # -- AdamW -------------------------------------------------------------------------------------------------------------
@@ -115,12 +112,10 @@ class StreamedAdamW(torch.optim.AdamW):
                 torch.cuda.synchronize(parameters[0].device)  # what is saved next must have arrived
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy what `state_dict` returned; `KeyError` where one of the two has masters and the other has none."""
+        """Copy what `state_dict` returned; `KeyError` for masters that it lacks."""
         super().load_state_dict({**state_dict, "state": {}})  # as PyTorch loads it, it would all be on the device
         parameters = self._parameters()
         for place, saved in state_dict["state"].items():
-            if ("master" in saved) != self._masters:
-                raise KeyError("master")
             state = self.state[parameters[place]] = self._empty(parameters[place])
             for name, value in state.items():
                 value.copy_(saved[name])
