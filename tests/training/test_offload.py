@@ -18,7 +18,7 @@ from midstream.training import offload as offload_module
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
-from midstream.training.passes import head, hidden_states
+from midstream.training.passes import head
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream.worlds.tiny_model import attach_redraw
 from support.errors import raises
@@ -240,9 +240,13 @@ def test_all_weights_come_to_the_models_device_and_return_to_the_host(monkeypatc
         patch.setattr(type(model), "device", device)
         copied = streamed_copy(model)
     assert copied.device == copied.model.device == device
-    with torch.no_grad():
-        hidden = hidden_states(copied, torch.zeros(2, 5, dtype=torch.long, device=copied.device))
-        assert head(copied, hidden).device == device
+    with torch.no_grad():  # part by part: transformers' mask looks at numbers, of which "meta" has none
+        places = torch.zeros(2, 5, dtype=torch.long, device=device)
+        hidden = copied.model.embed_tokens(places)
+        angles = copied.model.rotary_emb(hidden, places)
+        for layer in copied.model.layers:
+            hidden = layer(hidden, attention_mask=None, position_embeddings=angles)
+        assert head(copied, copied.model.norm(hidden)).device == device
     assert {parameter.device.type for parameter in copied.parameters()} == {"cpu"}
 
 
