@@ -129,7 +129,8 @@ class Packed:
         past: Sequence[list[KeyValues]] = (),
         kept: dict[int, KeyValues] | None = None,
     ) -> None:
-        self.layout, self.backend, self.past, self.kept = layout, backend, past, kept
+        self.layout, self.past, self.kept = layout, past, kept
+        self.backend: Backend = backend
 
 
 def implementation(backend: Backend) -> str:
