@@ -11,6 +11,8 @@ padded and computed whole.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -263,9 +265,9 @@ def padded(model: PreTrainedModel, asked: Asked) -> Prefilled:
         input_ids=ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{_cache_keyword(type(causal_lm(model))): cache},
     ).logits[:, -1]
     expand = torch.tensor(_places(asked), device=model.device)
     cache.batch_select_indices(expand)
@@ -282,9 +284,15 @@ def next_logits(
         input_ids=token[:, None],
         attention_mask=mask,
         position_ids=position[:, None],
-        past_key_values=cache,
         use_cache=True,
+        **{_cache_keyword(type(causal_lm(model))): cache},
     ).logits[:, -1]
+
+
+@functools.cache
+def _cache_keyword(kind: type[PreTrainedModel]) -> str:
+    """The name of the cache among a model's arguments: transformers 5.24 renamed it, and warns of the old one."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 @torch.inference_mode(False)
