@@ -32,7 +32,7 @@ def learner_of(case: str) -> Any:
     config = LearnerConfig.model_validate(
         {"parallel": parallel, "lora": adapter, "attention": attention, "chunk_tokens": 60}
     )
-    return learner_with(config, torch.float32)
+    return learner_with(config, torch.float64)
 
 
 def learner_with(config: LearnerConfig, dtype: torch.dtype) -> Any:
