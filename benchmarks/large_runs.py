@@ -50,9 +50,9 @@ from midstream.recipe.overrides import changed_recipe, run_recipe
 from midstream.recipe.schema import to_toml
 from midstream.rollout import Group
 from midstream.runs import Journal, RunDirectory, checksums
-from midstream.runs.blocks import BlockWriter
 from midstream.runs.files import encode_record
 from midstream.runs.info import collect_info
+from midstream.runs.segments import BlockWriter
 
 SIZES = (1_000, 10_000, 100_000)
 LEFT = 10  # trajectories that an evaluation under way still has to run

@@ -21,7 +21,7 @@ from midstream.core.errors import MidstreamError, RecipeError
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.schema import Recipe, load_recipe
-from midstream.report.study_tables import StudyRow, study_tables
+from midstream.report.study import StudyRow, study_tables
 from midstream.runs.files import atomic_write
 from midstream.study import check_seeds
 

@@ -28,7 +28,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.recipe.build import Build
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
-from midstream.report.study_tables import StudyRow
+from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from midstream.study import chosen
 from midstream.training_free.commit import History, UpdateRecord, read_updates

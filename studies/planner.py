@@ -25,8 +25,7 @@ from statistics import fmean
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.check import check
-from midstream.report.study_figures import Panel, dots, panels
-from midstream.report.study_tables import StudyRow
+from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.study import chosen
 from studies.common import parser, print_tables, records, reporter, run, write_json
 from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, measured, read_file

@@ -30,7 +30,7 @@ from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.report.run_results import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
-from midstream.training_free.role_prompts import about_rollouts, transcript
+from midstream.training_free.reflector import about_rollouts, transcript
 from support.errors import coded, raises
 from support.hf_models import save_chat_model
 

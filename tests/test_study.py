@@ -12,7 +12,7 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import MidstreamError, RecipeError
-from midstream.report.study_tables import study_tables
+from midstream.report.study import study_tables
 from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows, run_study
 from support.errors import coded, raises
 from support.fake_run import evaluation

@@ -24,8 +24,7 @@ from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
-from midstream.report.study_figures import Panel, panels
-from midstream.report.study_tables import StudyRow
+from midstream.report.study import Panel, StudyRow, panels
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory

@@ -56,8 +56,7 @@ from midstream.recipe.estimate import set_tasks
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import Recipe, each_setting, load_recipe, overrides_of, with_overrides
 from midstream.recipe.sessions import check_work
-from midstream.report.study_figures import Panel, dots, panels
-from midstream.report.study_tables import StudyRow
+from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 

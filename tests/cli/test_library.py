@@ -20,7 +20,7 @@ from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
 from midstream.training_free.library import Lesson, Library, identity, proven, render_modules
 from midstream.training_free.library_text import to_json, to_markdown
-from midstream.worlds.workshop.rules import make_rules
+from midstream.worlds.workshop.models import make_rules
 from support.errors import coded, printed
 from support.libraries import marked
 from support.practised import LESSONS, write_run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from midstream.core.kinds import registered
-from midstream.doctor import installed
-from midstream.doctor.installed import (
+from midstream.doctor import checks
+from midstream.doctor.checks import (
     EXTRAS,
     check_extras,
     check_requirements,
@@ -111,7 +111,7 @@ def test_midstream_may_run_from_its_source(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_torch_the_demo_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     extra, gpu = trained()
     assert (extra.status, extra.fix) == ("warning", "pip install 'midstream[train]'")
     assert "the demo" in extra.words
@@ -139,7 +139,7 @@ def test_a_torch_that_breaks_does_not_break_the_doctor(
 
 def test_a_torch_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch(tmp_path, "import time; time.sleep(60)", monkeypatch)
-    monkeypatch.setattr(installed, "PROBE_LIMIT_S", 0.3)
+    monkeypatch.setattr(checks, "PROBE_LIMIT_S", 0.3)
     extra, _ = trained()
     assert extra.status == "failed"
     assert "not finished" in extra.words

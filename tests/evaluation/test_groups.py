@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from midstream.evaluation.estimates import t_quantile
-from midstream.evaluation.groups import NO_SPREAD, ONE_RUN, PAIRED, UNPAIRED, Member, compare_groups
+from midstream.evaluation.pairs import NO_SPREAD, ONE_RUN, PAIRED, UNPAIRED, Member, compare_groups
 from support.errors import raises
 from support.evaluations import evaluated
 

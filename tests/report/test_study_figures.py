@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from midstream.report.study_figures import Panel, dots, panels
-from midstream.report.study_tables import StudyRow
+from midstream.report.study import Panel, StudyRow, dots, panels
 
 pytest.importorskip("matplotlib")
 

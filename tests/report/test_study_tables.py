@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.terminal import Terminal
-from midstream.report.study_tables import StudyRow, study_tables
+from midstream.report.study import StudyRow, study_tables
 
 
 def shown(renderable: object, width: int = 80) -> str:

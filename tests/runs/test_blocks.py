@@ -4,7 +4,7 @@ import subprocess
 import pytest
 
 from midstream.core.trajectory import Score, Trajectory
-from midstream.runs import blocks
+from midstream.runs import segments as blocks
 from midstream.runs.segments import Segments
 from support.errors import raises
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from midstream.core.trajectory import Score, Trajectory
 from midstream.training_free.library import Lesson, Library
-from midstream.training_free.role_prompts import about_answer, about_library, about_rollouts, about_run
+from midstream.training_free.reflector import about_answer, about_library, about_rollouts, about_run
 from support.reflectors import settings
 
 LIBRARY = Library(

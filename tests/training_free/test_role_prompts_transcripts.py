@@ -18,7 +18,7 @@ from midstream.core.trajectory import (
     Turn,
     Verdict,
 )
-from midstream.training_free.role_prompts import transcript
+from midstream.training_free.reflector import transcript
 
 
 def rollout(*turns: Turn, **more: object) -> Trajectory:

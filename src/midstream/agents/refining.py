@@ -25,7 +25,7 @@ from midstream.core.protocols import Agent, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, shorten
-from midstream.core.trajectory import Call, ErrorInfo, Refinement, Trajectory, Turn
+from midstream.core.trajectory import ErrorInfo, Refinement, Trajectory, Turn
 from midstream.runs.agent_runs import AgentRuns
 
 AnswerKey = Callable[[str, str | None], Hashable | None]  # (question, answer) -> what equal answers have in common
@@ -223,7 +223,7 @@ class _Run:
             question=self.task.question,
             agent=self.refining.name,
             seed=self.context.seed,
-            turns=_numbered([turn for run in runs for turn in _turns_of(run)]),
+            turns=_turns_of(runs),
             answer=voted.answer if voted else None,
             final=voted.final if voted else "",
             held_back=voted.held_back if voted else "",
@@ -245,15 +245,13 @@ def _said(ended: Trajectory) -> str:
     return neutral(ended.final or ended.answer or "(The agent gave no answer.)")
 
 
-def _turns_of(run: Trajectory) -> list[Turn]:
-    """The turns of an agent run; requests before the first and after the last one are turns too."""
-    before, after = (_only_calls(calls) for calls in (run.opening_calls, run.closing_calls))
-    return [*before, *run.turns, *after]
-
-
-def _only_calls(calls: Sequence[Call]) -> list[Turn]:
-    return [Turn(index=0, events=("call",) * len(calls), calls=tuple(calls))] if calls else []
-
-
-def _numbered(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    return tuple(turn.model_copy(update={"index": index}) for index, turn in enumerate(turns, 1))
+def _turns_of(runs: Sequence[Trajectory]) -> tuple[Turn, ...]:
+    """The turns of agent runs, numbered; requests before the first and after the last one of a run are turns too."""
+    found: list[Turn] = []
+    for run in runs:
+        before, after = (
+            [Turn(index=0, events=("call",) * len(calls), calls=calls)] * bool(calls)
+            for calls in (run.opening_calls, run.closing_calls)
+        )
+        found += [*before, *run.turns, *after]
+    return tuple(turn.model_copy(update={"index": index}) for index, turn in enumerate(found, 1))

@@ -267,7 +267,7 @@ class Session:
     def _parsed(self, text: str, asked: Asked) -> Parsed:
         """A reply taken apart; a call is text where no tool was offered."""
         parsed = PARSERS[self.gateway.config.parser](text, asked.tools)
-        # What a server has parsed itself comes in the form of hermes (`core/native_calls.py`).
+        # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
         if not parsed.calls and self.gateway.config.parser != "none":
             parsed = PARSERS["hermes"](text, asked.tools)
         return parsed if asked.tools or not parsed.calls else Parsed(text=text)

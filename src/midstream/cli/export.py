@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
-
-from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.core.terminal import Terminal
 from midstream.exports.write import FORMATS
 from midstream.report.numbers import counted
 
@@ -37,11 +33,5 @@ def run(options: argparse.Namespace) -> int:
             module=options.module,
             everything=options.everything,
         )
-    if options.json:
-        print(json.dumps({**asdict(done), "path": str(done.path)}))
-        return 0
-    console = Terminal()
-    console.print(Text(f"{counted(done.rows, 'row')} in {done.path}"), soft_wrap=True)
-    for reason, count in done.left_out.items():
-        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
-    return 0
+    record = {**asdict(done), "path": str(done.path)}
+    return shared.show_written(options, record, f"{counted(done.rows, 'row')} in {done.path}", done.left_out)

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -125,7 +126,7 @@ def show_library(options: argparse.Namespace) -> int:
     elif options.markdown:
         print(to_markdown(found), end="")
     else:
-        _print(library_screen(f"{options.named}: {size_of(found)}", found))
+        Terminal().print(library_screen(f"{options.named}: {size_of(found)}", found))
     return 0
 
 
@@ -137,21 +138,15 @@ def list_versions(options: argparse.Namespace) -> int:
     found = history(path).all()
     if not found:
         read_library(path)  # raises: there is no library
-    if options.json:
-        print(json.dumps([version.model_dump(mode="json", exclude={"library"}) for version in found]))
-    else:
-        _print(versions_screen(found))
-    return 0
+    record = [version.model_dump(mode="json", exclude={"library"}) for version in found]
+    return _print(options, record, versions_screen(found))
 
 
 def show_diff(options: argparse.Namespace) -> int:
     """Print what one library has and another has not."""
     found = diff(read(options.named), read(options.other))
-    if options.json:
-        print(found.model_dump_json())
-    else:
-        _print(diff_screen(found, f"{options.named} and {options.other} hold the same lessons"))
-    return 0
+    screen = diff_screen(found, f"{options.named} and {options.other} hold the same lessons")
+    return _print(options, found.model_dump(mode="json"), screen)
 
 
 def roll_back(options: argparse.Namespace) -> int:
@@ -252,54 +247,47 @@ def validate_library(options: argparse.Namespace) -> int:
             listener=listen,
             **changes,
         )
-    if options.json:
-        made = {"library": tested.where, "agent": tested.agent, "validation": tested.found.model_dump(mode="json")}
-        print(json.dumps({**made, "spent": tested.spent.model_dump(), "notes": tested.notes}))
-    else:
-        _print(validation_screen(tested.library, tested.found, tested.agent))
-        for note in tested.notes:
-            _print(Text(f"warning: {note}", "yellow"))
-        _print(Text(f"{tested.where}, spent {spent_text(tested.spent)}"))
-        if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
-            command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
-            _print(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
+    record = {"library": tested.where, "agent": tested.agent, "validation": tested.found.model_dump(mode="json")}
+    record |= {"spent": tested.spent.model_dump(), "notes": tested.notes}
+    parts: list[RenderableType] = [validation_screen(tested.library, tested.found, tested.agent)]
+    parts += [Text(f"warning: {note}", "yellow") for note in tested.notes]
+    parts.append(Text(f"{tested.where}, spent {spent_text(tested.spent)}"))
+    if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
+        command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
+        parts.append(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
+    _print(options, record, *parts)
     return 0 if tested.found.test.verdict == "better" else 1
 
 
 def add_vote(options: argparse.Namespace) -> int:
     """Add a person's vote to the project's."""
     given, place = cast_vote(options.named, options.lesson, options.value, options.project)
-    if options.json:
-        print(json.dumps({"votes": str(place), "vote": given.model_dump(mode="json")}))
-    else:
-        _print(votes_screen([given]))
-        _print(Text(f"{place}: {counted(len(read_votes(place)), 'vote')}"))
-    return 0
+    record = {"votes": str(place), "vote": given.model_dump(mode="json")}
+    total = Text(f"{place}: {counted(len(read_votes(place)), 'vote')}")
+    return _print(options, record, votes_screen([given]), total)
 
 
 def list_votes(options: argparse.Namespace) -> int:
     """Print the votes that count."""
     found = read_votes(votes_path(options.named, options.project))
-    if options.json:
-        print(json.dumps([vote.model_dump(mode="json") for vote in found]))
-    else:
-        _print(votes_screen(found))
-    return 0
+    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_screen(found))
 
 
 def _print_change(options: argparse.Namespace, before: Library, after: Library, where: str) -> int:
     found = diff(before, after)
-    if options.json:
-        made = {"library": where, "changed": found.model_dump(mode="json"), "notes": []}
-        print(json.dumps({**made, "proven_for": after.proven_for}))
-        return 0
-    _print(diff_screen(found, "nothing is changed"))
-    _print(Text(f"{where}: {size_of(after)}"))
+    record = {"library": where, "changed": found.model_dump(mode="json"), "notes": [], "proven_for": after.proven_for}
+    parts = [diff_screen(found, "nothing is changed"), Text(f"{where}: {size_of(after)}")]
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        _print(Text(f"unproven now, because prompts have changed: {fix}", "yellow"))
+        parts.append(Text(f"unproven now, because prompts have changed: {fix}", "yellow"))
+    return _print(options, record, *parts)
+
+
+def _print(options: argparse.Namespace, record: Any, *parts: RenderableType) -> int:
+    """Print what an action found or did: `record` with `--json`, else the parts of a screen; returns 0."""
+    if options.json:
+        print(json.dumps(record))
+    else:
+        for part in parts:
+            Terminal().print(part, soft_wrap=isinstance(part, Text))
     return 0
-
-
-def _print(renderable: RenderableType) -> None:
-    Terminal().print(renderable, soft_wrap=isinstance(renderable, Text))

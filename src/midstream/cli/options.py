@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,6 +23,7 @@ from midstream.recipe.build import Build, check_machine, prompt_notes, unset_key
 from midstream.recipe.estimate import counts, describe
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
+from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
 
 ChangesT = TypeVar("ChangesT")
@@ -126,6 +127,18 @@ def show(options: argparse.Namespace, record: Any, names: Iterable[str], screen:
         print("\n".join(names))
     else:
         Terminal().print(screen())
+    return 0
+
+
+def show_written(options: argparse.Namespace, record: Any, line: str, left_out: Mapping[str, int]) -> int:
+    """Print what a command has written, `record` as JSON or a line, and how many trajectories it left out and why."""
+    if options.json:
+        print(json.dumps(record))
+        return 0
+    console = Terminal()
+    console.print(Text(line), soft_wrap=True)
+    for reason, count in left_out.items():
+        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
     return 0
 
 

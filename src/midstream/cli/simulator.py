@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from midstream.cli import options as shared
 from midstream.core.component import Component
 from midstream.core.errors import UsageError
-from midstream.core.terminal import Terminal
 from midstream.exports.simulator import Label, UsefulJudge, by_rule, write_transcripts
 from midstream.process import event_loop
 from midstream.recipe.build import Build
@@ -65,15 +61,10 @@ def run(options: argparse.Namespace) -> int:
                     done, kinds = run_coroutine(work(judge.label))
                 finally:
                     run_coroutine(judge.close())
-    if options.json:
-        print(json.dumps({"path": str(done.path), "rows": done.rows, **kinds, "left_out": done.left_out}))
-        return 0
-    console = Terminal()
     each = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
-    console.print(Text(f"{counted(done.rows, 'search', 'searches')} in {done.path}: {each}"), soft_wrap=True)
-    for reason, count in done.left_out.items():
-        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
-    return 0
+    line = f"{counted(done.rows, 'search', 'searches')} in {done.path}: {each}"
+    record = {"path": str(done.path), "rows": done.rows, **kinds, "left_out": done.left_out}
+    return shared.show_written(options, record, line, done.left_out)
 
 
 def _called(table: str, component: Component) -> str:

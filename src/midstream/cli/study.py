@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 def _refine(options: argparse.Namespace) -> int:
     """Print what refinement does in an evaluation, and with `--out` write it there."""
     from midstream.refine import study_refinement
-    from midstream.report.refinement_tables import refinement_screen
+    from midstream.report.study import refinement_screen
 
     if options.run is None:
         fix = "midstream study refine runs/mine"
@@ -152,7 +152,7 @@ def _show_plan(planned: Plan, *, as_json: bool) -> int:
 
 
 def _show_result(planned: Plan, result: StudyResult) -> None:
-    from midstream.report.study_tables import study_tables
+    from midstream.report.study import study_tables
 
     console = Terminal()
     title = planned.study.title or planned.study.name

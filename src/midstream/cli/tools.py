@@ -27,7 +27,7 @@ from midstream.core.kinds import config_class, registered
 from midstream.core.protocols import Tool
 from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool
-from midstream.doctor.installed import extra_state
+from midstream.doctor.checks import extra_state
 from midstream.engines.openai.providers import is_own
 from midstream.process import event_loop
 from midstream.recipe.build import Build

@@ -168,6 +168,10 @@ class RewardConfig(ComponentConfig):
 class ToolConfig(ComponentConfig):
     """The settings of a tool, or of a server of several tools."""
 
+    def build(self, context: Context) -> Any:
+        """Build the tool, with its engine if it may ask a model."""
+        return super().build(context) if self.asks == "never" else type(self).component(self, context.engine)
+
 
 class EngineConfig(ComponentConfig):
     """The settings of an engine."""

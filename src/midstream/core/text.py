@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and what opens a token otherwise: [INST],
 # [/INST], [gMASK], [|user|], [e~[, ]~b], >>ANSWER<<. Patterns start with one set of characters, so that `re` skips all
@@ -177,3 +179,19 @@ def last_box(text: str) -> str:
         if depth == 0:
             return text[start:place]
     return ""
+
+
+def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
+    """Rows as an HTML table, whose columns are the keys of the first, and notes under it."""
+
+    def cell(tag: str, value: Any) -> str:
+        text = "" if value is None else visible(str(value))
+        return f'<{tag} style="text-align: left; white-space: pre-wrap">{html.escape(text)}</{tag}>'
+
+    heads = list(rows[0]) if rows else []
+    lines = [
+        "".join(cell("th", head) for head in heads),
+        *("".join(cell("td", row.get(h)) for h in heads) for row in rows),
+    ]
+    table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if rows else ""
+    return table + "".join(f"<div>{html.escape(visible(note))}</div>" for note in notes)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen, Settings
-from midstream.core.html_table import html_table
+from midstream.core.text import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
 # token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older

@@ -21,7 +21,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from midstream.core.data import unfit
-from midstream.core.native_calls import OPEN, functions_in, parsed, replace_blocks
+from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
 from midstream.gateway.forms import NAME, ToolUse
 
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)

@@ -8,9 +8,9 @@ from typing import Any
 
 from midstream.core.component import Table
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.html_table import html_table
 from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
+from midstream.core.text import html_table
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.overrides import chosen_tools
 from midstream.recipe.schema import agent_type, merge, modules_of, overrides_of, read_table, with_overrides

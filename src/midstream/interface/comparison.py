@@ -18,13 +18,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.errors import RunError, UsageError
-from midstream.core.html_table import html_table
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
-from midstream.evaluation.groups import GroupDifference, Member
-from midstream.evaluation.groups import compare_groups as compare_two_groups
-from midstream.evaluation.pairs import Evaluated, Paired
+from midstream.core.text import html_table
+from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired
 from midstream.evaluation.pairs import compare as compare_pair
+from midstream.evaluation.pairs import compare_groups as compare_two_groups
 from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted, gain, gains, percent

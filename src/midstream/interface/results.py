@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import UnsupportedError, UsageError
-from midstream.core.html_table import html_table
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
+from midstream.core.text import html_table
 from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec
 from midstream.recipe.library import read

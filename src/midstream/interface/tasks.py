@@ -13,12 +13,12 @@ from typing import Any
 
 from midstream.core.component import Table
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.html_table import html_table
 from midstream.core.kinds import registered
 from midstream.core.own import is_reference, reference_of
 from midstream.core.protocols import TaskSource
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
+from midstream.core.text import html_table
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.sources.benchmarks import BENCHMARKS
 from midstream.sources.finite import DRAW_SEED

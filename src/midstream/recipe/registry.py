@@ -19,7 +19,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
         "bfcl": "midstream.sources.bfcl.tasks:BfclConfig",
-        "tau_bench": "midstream.sources.tau.tasks:TauBenchConfig",
+        "tau_bench": "midstream.sources.tau_bench:TauBenchConfig",
         "mixture": "midstream.sources.mixture:MixtureConfig",
     },
     "reward": {
@@ -59,7 +59,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
         "tiny_text": "midstream.engines.local.settings:TinyTextConfig",
         "reference": "midstream.engines.local.settings:ReferenceConfig",
-        "atlas_agent": "midstream.worlds.atlas.modules:AtlasModulesConfig",
+        "atlas_agent": "midstream.worlds.atlas.teacher:AtlasModulesConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",

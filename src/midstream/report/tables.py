@@ -13,8 +13,7 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
-from midstream.evaluation.groups import GroupDifference
-from midstream.evaluation.pairs import Paired
+from midstream.evaluation.pairs import GroupDifference, Paired
 from midstream.report import turn_rows
 from midstream.report.evaluation_tables import Comparison, evaluation_table, label, loss, plain_table, where
 from midstream.report.numbers import (

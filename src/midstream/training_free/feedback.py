@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -123,11 +124,8 @@ class VoteFile(SqliteFile):
 
 def read_votes(path: Path) -> tuple[Vote, ...]:
     """The votes in a file that count; raises as `VoteFile`."""
-    file = VoteFile(path, write=False)
-    try:
+    with closing(VoteFile(path, write=False)) as file:
         return file.counted()
-    finally:
-        file.close()
 
 
 def digest(votes: Iterable[Vote]) -> str:

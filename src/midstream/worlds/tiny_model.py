@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from midstream.core.component import Context
 from midstream.core.errors import RecipeError
 from midstream.engines.local.settings import InProcessConfig, require_torch
-from midstream.worlds.warm_start import WarmStartWorld
+from midstream.worlds.bases import WarmStartWorld
 
 if TYPE_CHECKING:
     import torch

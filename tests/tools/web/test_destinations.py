@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.web.destinations import is_disguised, is_public
+from midstream.tools.web.fetch import is_disguised, is_public
 
 INTERNAL = [
     IPv4Network(text)

@@ -16,6 +16,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.protocols import Dialogues
 from midstream.core.task import Task
 from midstream.worlds.desks.agent import wanted
+from midstream.worlds.desks.desk import Wording
 from midstream.worlds.desks.dialogue import (
     DESKS,
     GOALS,
@@ -27,7 +28,6 @@ from midstream.worlds.desks.dialogue import (
     noise,
     replay,
 )
-from midstream.worlds.desks.goals import Wording
 from midstream.worlds.desks.tasks import CATEGORIES, DIFFICULTIES, LONG, Desks, DesksConfig, tight, without_one
 from support.errors import coded
 

@@ -14,8 +14,8 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
+from midstream.worlds.gazetteer.questions import question_words
 from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
-from midstream.worlds.gazetteer.vocabulary import question_words
 from support.errors import coded
 
 SPLITS = ("train", "validation", "test")

@@ -11,7 +11,7 @@ from studies.gate import best_lessons
 
 from midstream.core.errors import RecipeError
 from midstream.sources.finite import SPLITS
-from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES
+from midstream.worlds.workshop.models import DOMAINS, MOST_RULES
 from midstream.worlds.workshop.tasks import LEAST, MOST, Workshop, WorkshopConfig
 from support.errors import coded
 

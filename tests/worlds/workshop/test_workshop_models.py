@@ -29,8 +29,7 @@ from midstream.training_free.reflector import Reflector
 from midstream.training_free.replies import Proposals
 from midstream.training_free.settings import PracticeConfig, RoleConfig
 from midstream.training_free.update import Practice
-from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
-from midstream.worlds.workshop.rules import FALSE
+from midstream.worlds.workshop.models import FALSE, WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.tasks import Lapses, Workshop, WorkshopConfig
 from support.errors import coded
 from support.served_workshop import served_workshop

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any
 
 from midstream.core.http import TransientError
-from midstream.core.native_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
+from midstream.core.tool_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
 from midstream.core.trajectory import Message
 
 _CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that distinguish two calls

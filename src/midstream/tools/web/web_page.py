@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.core.component import ToolConfig
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
@@ -100,10 +100,6 @@ class WebPageConfig(Limits, ReadingConfig, ToolConfig):
     parse_s: float = Field(default=10.0, gt=0)
     timeout_s: float = Field(default=120.0, gt=0)
     output_tokens: int = Field(default=2000, ge=200)
-
-    def build(self, context: Context) -> WebPage:
-        """Build it."""
-        return WebPage(self, context.engine)
 
 
 class PageParser:

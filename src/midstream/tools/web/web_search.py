@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.core.component import ToolConfig
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
@@ -272,10 +272,6 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
         """Only `ddgs` needs a package."""
         if self.provider == "ddgs":
             super().check_machine(where)
-
-    def build(self, context: Context) -> WebSearch:
-        """Prepare the provider; nothing is sent yet."""
-        return WebSearch(self, context.engine)
 
 
 def _folded(text: str, limit: int) -> str:

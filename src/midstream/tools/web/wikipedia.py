@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.core.component import ToolConfig
 from midstream.core.errors import ToolServerError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
@@ -273,7 +273,3 @@ class WikipediaConfig(api.WebApiConfig, ReadingConfig, ToolConfig):
     pages: int = Field(default=3, ge=1, le=10)
     max_characters: int = Field(default=6000, ge=1)
     call_timeout_s: float = Field(default=api.NEVER_S, gt=0)
-
-    def build(self, context: Context) -> Wikipedia:
-        """Build it."""
-        return Wikipedia(self, context.engine)

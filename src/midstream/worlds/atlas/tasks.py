@@ -36,8 +36,7 @@ from midstream.worlds.atlas import reflector
 from midstream.worlds.atlas.names import LONGEST, PREFIXES, NameMaker, real_places, search_words
 from midstream.worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS, UNKNOWN, Asked, documents, wording
 from midstream.worlds.atlas.rules import PATTERN, Rule, warm_lessons
-from midstream.worlds.endless import Endless
-from midstream.worlds.warm_start import WarmStartWorld
+from midstream.worlds.bases import Endless, WarmStartWorld
 
 STRANGE = "unknown"  # a family to ask for: questions about places that no document names
 FAMILIES = ("lookup", "arith", "hop", "scale", "sum", "diff", "compare")

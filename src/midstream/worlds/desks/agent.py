@@ -32,9 +32,8 @@ from midstream.core.stream import Piece, blocks
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Message
 from midstream.engines.simulated import Reply
-from midstream.worlds.desks.desk import Function
+from midstream.worlds.desks.desk import Function, Goal, Step, Values, Wording
 from midstream.worlds.desks.dialogue import DESKS, GOALS
-from midstream.worlds.desks.goals import Goal, Step, Values, Wording
 
 Said = str | list[dict[str, JsonValue]]  # words for the user, or calls
 
@@ -169,8 +168,8 @@ def _decide(chat: _Chat, draws: Random, skill: float) -> tuple[str, Said]:
         return THOUGHTS["done"], SAID["done"]
     calls: list[dict[str, JsonValue]] = []
     for want, step in left:
-        if step.needs_result and calls:
-            break
+        if calls and any(str(value).startswith("$") for value in step.arguments.values()):
+            break  # an argument is the value of an earlier result
         try:
             arguments = step.fill({**_made_up(step), **want.values}, seen)
         except KeyError:

@@ -26,8 +26,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.sources.functions import Invocation, StateFunction
 from midstream.worlds.desks import files, vehicle
-from midstream.worlds.desks.desk import Desk, Result, State
-from midstream.worlds.desks.goals import Goal
+from midstream.worlds.desks.desk import Desk, Goal, Result, State
 
 DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
 GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}

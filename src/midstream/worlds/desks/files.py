@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from midstream.worlds.desks.desk import Desk, Result, function, refusal
-from midstream.worlds.desks.goals import Goal, Step, Values
+from midstream.worlds.desks.desk import Desk, Goal, Result, Step, Values, function, refusal
 
 FOLDERS = ("archive", "drafts", "garden", "letters", "music", "plans", "recipes", "travels")
 FILES = tuple(

@@ -33,11 +33,10 @@ from midstream.engines.simulated import Reply
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.sources.finite import check_known
+from midstream.worlds.bases import Endless
 from midstream.worlds.desks import agent, tiny
-from midstream.worlds.desks.desk import State
+from midstream.worlds.desks.desk import Goal, State, Values
 from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay
-from midstream.worlds.desks.goals import Goal, Values
-from midstream.worlds.endless import Endless
 from midstream.worlds.tiny_model import TinyWorld, Vocabulary
 
 CATEGORIES = ("base", "missing_parameters", "missing_functions", "long_context", "composite")

@@ -7,8 +7,7 @@ from random import Random
 from typing import Literal
 
 from midstream.core.seeds import derive_seed
-from midstream.worlds.desks.desk import Desk, Result, function, refusal
-from midstream.worlds.desks.goals import Goal, Step, Values
+from midstream.worlds.desks.desk import Desk, Goal, Result, Step, Values, function, refusal
 
 TANK_L, L_PER_100_KM = 60, 5
 WHEELS = ("front left", "front right", "rear left", "rear right")

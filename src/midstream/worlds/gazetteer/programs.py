@@ -15,8 +15,7 @@ from pydantic import Field, JsonValue
 from midstream.core.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
-from midstream.worlds.gazetteer.plans import places, read_question
-from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
+from midstream.worlds.gazetteer.questions import ATTRIBUTES, places, read_question
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
 OPENINGS = (

@@ -22,7 +22,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
 from midstream.engines.simulated import json_lines, merged_change, sections_of
 from midstream.worlds.gazetteer.lessons import BAD, BY_TEXT, KNOWN, SOUND, Decision
-from midstream.worlds.gazetteer.plans import Situation
+from midstream.worlds.gazetteer.questions import Situation
 
 CONTRAST = 0.25  # a sentence becomes a lesson if the good rollouts acted on it this much more often
 PROPOSED = 2  # lessons of a group

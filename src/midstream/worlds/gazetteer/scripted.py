@@ -27,9 +27,8 @@ from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.trajectory import Action, Call, Memory
 from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import Decision, decisions
-from midstream.worlds.gazetteer.plans import Situation, read_question
 from midstream.worlds.gazetteer.programs import SPOKEN
-from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
+from midstream.worlds.gazetteer.questions import ATTRIBUTES, Situation, read_question
 
 ENGINE = "clumsy"  # the recorded engine of scripted calls: the `type` that recipes name these programs by
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}

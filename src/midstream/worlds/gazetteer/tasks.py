@@ -34,10 +34,10 @@ from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.sources.finite import SPLIT_FIX, check_known
-from midstream.worlds.endless import Endless
+from midstream.worlds.bases import Endless
 from midstream.worlds.gazetteer import compact, reflector, scripted
 from midstream.worlds.gazetteer.lessons import draw_lessons, lesson_words
-from midstream.worlds.gazetteer.vocabulary import (
+from midstream.worlds.gazetteer.questions import (
     ASK,
     COMPARE,
     DIFF,

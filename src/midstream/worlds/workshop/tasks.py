@@ -32,7 +32,7 @@ from midstream.core.task import Task
 from midstream.engines.simulated import Reply
 from midstream.sources.finite import SPLITS, Finite, check_known
 from midstream.worlds.workshop import models
-from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
+from midstream.worlds.workshop.models import DOMAINS, MOST_RULES, Rule, make_rules
 
 LEAST, MOST = 0.02, 0.98  # no order is hopeless, none is sure
 MOST_ORDERS = 9_999  # of one domain, over all splits: order numbers have five digits

@@ -1,4 +1,4 @@
-"""Base of task sources that make their tasks from a seed, as many as are requested."""
+"""Bases of worlds: tasks made from a seed, as many as are requested, and the warm start of an untrained model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, TrainingError
+from midstream.core.lessons import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.rollout import Environment
 from midstream.sources.finite import SPLIT_FIX, check_known
 
 PER_FAMILY = 60  # default number of tasks of a family in an evaluation set
@@ -85,3 +87,33 @@ class Endless:
                     tasks.append(task)
                     made += 1
         return tasks if count is None else tasks[:count]
+
+
+class WarmStartWorld:
+    """Base of a `core.protocols.TrainableWorld`: subclasses measure `warm_rate`."""
+
+    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
+        """Measure what reinforcement cannot teach a warm-started model: a share in [0, 1], and its name."""
+        raise NotImplementedError
+
+    def attach(self, model: Any) -> None:
+        """Add no hooks."""
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Return no lessons."""
+        return {}
+
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Accept any validation tasks."""
+
+    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
+        """Refuse a warm model whose `warm_rate` is too low: reinforcement would find nothing to reward."""
+        rate, what = await self.warm_rate(environment, tasks, seed)
+        if rate < least:
+            raise TrainingError(
+                f"after the warm start the {what} is {rate:.2f}, below {least}",
+                code="warm-start-failed",
+                cause="the warm start was too short or its learning rate too low",
+                fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
+            )
+        return f"{what} {rate:.2f}"

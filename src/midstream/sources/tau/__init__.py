@@ -1,1 +1,0 @@
-"""Serve the tasks of tau-bench from a clone of its repository."""
