@@ -92,6 +92,10 @@ def test_train(screen: Screen) -> None:
     screen("train", "flow-grpo-tiny", "--out", "run", "--quiet", *SMALL, trained=True)
 
 
+def test_plan(screen: Screen) -> None:
+    screen("plan", "agentflow-7b", "--gpus", "8xH100", "--price", "3")
+
+
 def test_resume(screen: Screen, finished_run: Path) -> None:
     shutil.copytree(finished_run, "run")
     screen("resume", "run", "--quiet", trained=True)

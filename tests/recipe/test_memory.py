@@ -43,6 +43,8 @@ PUBLISHED = {
     "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
     "Qwen2.5-14B": 14_770_033_664,
+    "Qwen2.5-32B": 32_763_876_352,
+    "Qwen2.5-72B": 72_706_203_648,
 }
 LORA = LoraConfig(rank=4, alpha=8)
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -11,7 +11,10 @@ from midstream.cli.main import parser
 from midstream.recipe.schema import recipe_names
 
 # Arguments that take a recipe, or a recipe or run, by command.
-_RECIPES = (("train", "recipe"), ("eval", "target"), ("solve", "recipe"), ("recipes", "name"), ("validate", "recipe"))
+_RECIPES = (
+    ("train", "recipe"), ("plan", "recipe"), ("eval", "target"), ("solve", "recipe"), ("recipes", "name"),
+    ("validate", "recipe"),
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

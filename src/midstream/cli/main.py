@@ -20,6 +20,7 @@ COMMANDS = {
     "init": "write a small working project",
     "demo": "train a tiny planner offline, show that it became better",
     "train": "train weights or learn lessons, as a recipe says",
+    "plan": "what hardware a training needs, and how long it takes",
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
@@ -44,6 +45,7 @@ COMMANDS = {
 EXAMPLES = """examples:
   midstream demo                       train offline in minutes, see it improve
   midstream train flow-grpo-tiny --set training.steps=50
+  midstream plan agentflow-7b --gpus 8xH100
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
   midstream eval runs/demo             evaluate the newest checkpoint
   midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle

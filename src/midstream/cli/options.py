@@ -149,6 +149,8 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     """
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(recipe, training=work == "train")
+        if work == "train" and recipe.training:
+            plan.append("Time, and other hardware: midstream plan RECIPE --gpus 8xH100")
         if not options.json:
             print("\n".join([to_toml(build.resolved), *(f"# {line}" for line in plan)]), flush=True)
         check_machine(build)

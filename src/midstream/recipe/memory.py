@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ TRUNKS = 3  # allowance: nested prefixes held at once: instructions, a task, a r
 _FLOAT = 4
 _LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
 _DRAW_BYTES = 32  # while sampling: logits four times in float32, their sum twice in float64
+_DIVIDED = ("weights", "masters", "AdamW", "AdamW's step", "reference policy", "LoRA adapter")  # among FSDP2's ranks
 _LOCAL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])[:/]")
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
@@ -109,6 +110,8 @@ SHAPES: Mapping[str, Shape] = {
         "Qwen2.5-3B": (2048, 36, 16, 2, 11008, True),
         "Qwen2.5-7B": (3584, 28, 28, 4, 18944, False),
         "Qwen2.5-14B": (5120, 48, 40, 8, 13824, False),
+        "Qwen2.5-32B": (5120, 64, 40, 8, 27648, False),
+        "Qwen2.5-72B": (8192, 80, 64, 8, 29568, False),
     }.items()
 }  # fmt: skip
 
@@ -269,6 +272,55 @@ def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
     return Part("sampling", batch * (row * cache + shape.vocabulary * _DRAW_BYTES), formula, "sampling")
 
 
+def engine_parts(
+    shape: Shape, dtype: str, learner: LearnerConfig | None, *, sampled: tuple[int, int] | None, on_card: bool
+) -> list[Part] | None:
+    """Everything that a model in this process takes; None for a LoRA target whose layers are unknown.
+
+    `learner`: of a model that is trained. `sampled`: the most requests at once, and the new tokens of one.
+    """
+    parts = [weights(shape, dtype)]
+    if learner is not None:
+        added = update(shape, dtype, learner)
+        if added is None:
+            return None
+        parts += added
+    if sampled is not None:
+        parts.append(sampling(shape, dtype, *sampled))
+    return [*parts, Part("the process itself", CONTEXT_BYTES, "an allowance")] if on_card else parts
+
+
+def divided(parts: list[Part], ranks: int, *, replica: bool) -> list[Part]:
+    """What one of `ranks` holds of `engine_parts` with FSDP2, as `training/ranks.py` divides it (docs/scale.md).
+
+    `replica`: of rank 0 where the engine samples in process: a whole copy that it samples from.
+    """
+    held = {part.name: part for part in parts}
+    whole, found = held["weights"], list[Part]()
+    for part in parts:
+        share = replace(
+            part, name=f"{part.name}, a share", bytes=-(-part.bytes // ranks), formula=f"1/{ranks} of: {part.formula}"
+        )
+        if part.name == "gradient":  # whole while the passes add to it, then each rank's share of the sum
+            found += [replace(part, moment="update"), replace(share, moment="step")]
+        elif part.name == "weights" and "masters" in held:
+            pass  # the masters are the divided weights themselves
+        elif part.name == "AdamW's step" and "masters" in held:  # so its step is that of weights in float32
+            found.append(replace(share, bytes=-(-held["masters"].bytes // ranks), formula="temporary values"))
+        else:
+            found.append(share if part.name in _DIVIDED else part)
+    found.append(Part("weights, gathered", whole.bytes, whole.formula, "update"))
+    return [*found, Part("copy that is sampled from", whole.bytes, whole.formula)] if replica else found
+
+
+def longest_reply(recipe: Recipe, users: list[Component]) -> int:
+    """The most new tokens of a request of these modules; a stream consists of several replies, which count together."""
+    if isinstance(recipe.agent, InterleavedConfig):
+        return recipe.agent.max_tokens
+    configs: list[Any] = [user.config for user in users]
+    return max(module.sampling.max_tokens for module in configs if hasattr(module, "sampling"))
+
+
 # -- the lines of a dry run --------------------------------------------------------------------------------------------
 
 
@@ -298,21 +350,15 @@ def _engine_lines(
     shape = shape_of(config.model)
     if shape is None:
         return [f"{title}: unknown, because this model's shape is not known."]
-    parts = [weights(shape, config.dtype)]
-    if trained:
-        added = update(shape, config.dtype, recipe.learner)
-        if added is None:
-            return [f"{title}: unknown, because learner.lora.target is not all-linear."]
-        parts += added
-    if users:
-        if isinstance(recipe.agent, InterleavedConfig):  # a stream consists of several replies
-            longest = recipe.agent.max_tokens
-        else:
-            configs: list[Any] = [user.config for user in users]
-            longest = max(module.sampling.max_tokens for module in configs if hasattr(module, "sampling"))
-        parts.append(sampling(shape, config.dtype, config.max_batch, longest))
-    if config.device != "cpu":
-        parts.append(Part("the process itself", CONTEXT_BYTES, "an allowance"))
+    parts = engine_parts(
+        shape,
+        config.dtype,
+        recipe.learner if trained else None,
+        sampled=(config.max_batch, longest_reply(recipe, users)) if users else None,
+        on_card=config.device != "cpu",
+    )
+    if parts is None:
+        return [f"{title}: unknown, because learner.lora.target is not all-linear."]
     taken, card = peak(parts), promised_bytes(recipe.name)
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
     lines += [_part_line(part) for part in parts if not part.host]
