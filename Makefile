@@ -3,6 +3,7 @@
 # make test-all    every test: whole matrices, real time-outs, more examples of each property
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
+# make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
 # make test-agents  tests of examples/agents with the libraries that they use, in an environment of its own
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
@@ -11,12 +12,13 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 AGENTS_VENV ?= .venv-agents
+VERL_VENV ?= .venv-verl
 MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-all test-mcp test-vllm test-agents check figures clean-venv
+.PHONY: demo test test-all test-mcp test-vllm test-agents test-verl check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -38,6 +40,9 @@ test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 
 test-agents: $(AGENTS_VENV)/.installed
 	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
+
+test-verl: $(VERL_VENV)/.installed
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest tests/servers/test_verl.py
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
@@ -101,4 +106,14 @@ $(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' 'pytest>=8.2' 'hypothesis>=6.100' \
 	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
+	@touch $@
+
+# verl pins transformers below 5.11. Its extras pin another PyTorch: what it imports beyond its own list is named here.
+$(VERL_VENV)/.installed: pyproject.toml Makefile
+	@echo "installing verl, Ray and midstream into $(VERL_VENV): 2 GB, several minutes"
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25'  # older ones search for minutes
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' 'pytest>=8.2' 'hypothesis>=6.100' \
+	  verl==0.9.1 'ray[default]==2.60.*' 'TransferQueue>=0.1.10,<0.2' cachetools fastapi uvicorn
 	@touch $@

@@ -60,6 +60,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[warm_start]`": training.WarmStartConfig,
     "`training.supervised`": training.ImitationConfig,
     "`[learner]`": training.LearnerConfig,
+    "`[cluster]`": training.ClusterConfig,
     "`learner.lora`": training.LoraConfig,
     "`[evaluation]`": EvaluationConfig,
     "`[[evaluation.sets]]`": SetConfig,

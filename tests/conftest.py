@@ -35,6 +35,7 @@ ENABLED_BY = {
     "an ordinary user cannot read": "put the clone and its .venv where every user may read, e.g. under /opt",
     "make test-mcp": "make test-mcp",
     "vLLM": "make test-vllm",
+    "needs verl": "make test-verl",
     "agent frameworks": "make test-agents",
     "MIDSTREAM_DOCKER_IMAGE": "MIDSTREAM_DOCKER_IMAGE=python:3.12-slim make test",
     "MIDSTREAM_TAU_BENCH": "git clone https://github.com/sierra-research/tau-bench, "

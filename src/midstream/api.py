@@ -32,9 +32,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Unpack
 
+from midstream.cluster.launch import session_of as verl_session_of
 from midstream.core import lessons, own
 from midstream.core.component import EngineConfig
-from midstream.core.errors import RecipeError, RunError, UsageError
+from midstream.core.errors import RecipeError, RunError, UnsupportedError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
@@ -81,7 +82,7 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
-from midstream.torchrun import joined, rank
+from midstream.torchrun import is_rank, joined, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import digest, read_votes
@@ -477,6 +478,10 @@ def _train(
     """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
     if run is not None and run.status().state == "finished" and not limited:
         return run
+    if recipe.cluster is not None and is_rank():
+        raise UnsupportedError(
+            "--nproc on verl", code="option-without-effect", fix="leave out --nproc, and set cluster.gpus_per_node"
+        )
     trackers = trackers_of(track)
     budget = _budget_of(recipe)
     listener = listener if rank() == 0 else lambda event: None
@@ -485,7 +490,8 @@ def _train(
     use_threads(recipe, learns=learns)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine, joined(build):
-        make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
+        of_recipe = session_of if recipe.cluster is None else verl_session_of
+        make_session = of_recipe(build)  # before the directory is created: a recipe that cannot run leaves none behind
         _require_keys(build)
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)

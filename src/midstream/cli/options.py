@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream import api
+from midstream.cluster.launch import words_of as verl_words
 from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.seeds import SEED_MEANING
@@ -45,6 +46,13 @@ def budget_settings(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
 
 
+def engine_setting(text: str) -> str:
+    """The setting of `--engine`."""
+    if text != "verl":
+        raise argparse.ArgumentTypeError(f"{text!r}: give verl")
+    return "cluster.engine=verl"
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
@@ -56,6 +64,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--no-eval": {
         "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
         "help": "evaluate nothing",
+    },
+    "--engine": {
+        "dest": "overrides", "action": "append", "type": engine_setting, "default": [], "metavar": "NAME",
+        "help": "train with verl on a cluster (docs/scale.md)",
     },
     "--nproc": {
         "type": int, "default": 1, "metavar": "N",
@@ -151,6 +163,8 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         plan = [] if work == "other" else describe(recipe, training=work == "train")
         if work == "train" and recipe.training:
             plan.append("Time, and other hardware: midstream plan RECIPE --gpus 8xH100")
+        if work == "train" and recipe.cluster is not None:
+            plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]
         if not options.json:
             print("\n".join([to_toml(build.resolved), *(f"# {line}" for line in plan)]), flush=True)
         check_machine(build)

@@ -38,7 +38,7 @@ from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
-from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
+from midstream.training.settings import ClusterConfig, LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import FeedbackConfig, PracticeConfig
 
 # These settings are listed first: if they differ, two runs are hard to compare.
@@ -164,6 +164,7 @@ class Recipe(Settings):
         training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
+        cluster: see `[cluster]`: train with verl; without the table, in processes of this machine
         serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`
         budget: see `[budget]`: limits on what a run may use
@@ -191,6 +192,7 @@ class Recipe(Settings):
     training: TrainingConfig | None = None
     practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
+    cluster: ClusterConfig | None = None
     serve: ServeConfig = ServeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     budget: BudgetConfig | None = None

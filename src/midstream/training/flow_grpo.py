@@ -39,6 +39,15 @@ class StepOutcome:
     rollout_s: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """The groups of one step, those of them that are trained on, and their rows in one batch a mini-batch."""
+
+    groups: Sequence[Group]
+    kept: Sequence[Group]
+    batches: Sequence[RowBatch]
+
+
 @dataclass(kw_only=True)
 class FlowGRPO:
     """The algorithm.
@@ -76,6 +85,21 @@ class FlowGRPO:
         started = time.perf_counter()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
+        sampled = await self.sample(step)
+        rollout_s = time.perf_counter() - started
+        async with AsyncExitStack() as held:
+            # An engine that batches continuously may still compute what a trajectory that has ended asked for.
+            for engine in {id(each): each for each in self.environment.engines.values()}.values():
+                if (paused := getattr(engine, "paused", None)) is not None:
+                    await held.enter_async_context(paused())
+            stats, norms = self._update(sampled.batches, step)
+        return self.outcome(step, sampled, stats, norms, rollout_s=rollout_s)
+
+    async def sample(self, step: int) -> Sampled:
+        """The rollouts of a step and the rows that they leave; the weights stay as they are.
+
+        Raises `TrainingError` if no group has two finished trajectories, `BudgetError` at a limit.
+        """
         success = dict(self.success)
         mean = fmean(success.values()) if success else 0.0
         self.progress = Progress(step=step, steps=self.config.steps, success=mean)
@@ -84,22 +108,21 @@ class FlowGRPO:
         except BudgetError:
             self.success = success  # the step was not made
             raise
-        rollout_s = time.perf_counter() - started
         kept = self._kept(groups)
-        async with AsyncExitStack() as held:
-            # An engine that batches continuously may still compute what a trajectory that has ended asked for.
-            for engine in {id(each): each for each in self.environment.engines.values()}.values():
-                if (paused := getattr(engine, "paused", None)) is not None:
-                    await held.enter_async_context(paused())
-            batches, stats, norms = self._update(kept, step)
+        return Sampled(groups=groups, kept=kept, batches=self._batches(kept, step))
+
+    def outcome(
+        self, step: int, sampled: Sampled, stats: Sequence[LossStats], norms: Sequence[float], *, rollout_s: float
+    ) -> StepOutcome:
+        """The record of a step whose updates had these losses and gradient norms."""
         metrics = StepMetrics(
             step=step,
             policy_version=step - 1,
             learning_rate=self._learning_rate(step),
-            **self._rollout_metrics(groups, kept, batches),
+            **self._rollout_metrics(sampled.groups, sampled.kept, sampled.batches),
             **_update_metrics(stats, norms),
         )
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        trajectories = [trajectory for group in sampled.groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
 
     async def _rollout(self, step: int) -> list[Group]:
@@ -152,10 +175,10 @@ class FlowGRPO:
                     self.success[trajectory.family] = rate + SUCCESS_MEMORY * (trajectory.reward.value - rate)
         return groups
 
-    def _update(self, groups: list[Group], step: int) -> tuple[list[RowBatch], list[LossStats], list[float]]:
-        """One optimizer step a mini-batch of whole groups; a mini-batch without rows makes none."""
+    def _batches(self, groups: list[Group], step: int) -> list[RowBatch]:
+        """The rows of each mini-batch of whole groups."""
         if not groups:
-            return [], [], []  # all rewards were equal in every group, and in those drawn in their place
+            return []  # all rewards were equal in every group, and in those drawn in their place
         config, seed = self.config, derive_seed(self.seed, "update", step)
         trained = [group.trajectories for group in groups]
         if config.shuffle_rewards:
@@ -174,14 +197,18 @@ class FlowGRPO:
                 cause="what all trajectories need (the model's server, a tool, the reward) is down",
                 fix="fix it",
             )
+        return batches
+
+    def _update(self, batches: Sequence[RowBatch], step: int) -> tuple[list[LossStats], list[float]]:
+        """One optimizer step a mini-batch; a mini-batch without rows makes none."""
         stats, norms = [], []
         for batch in batches:
             if batch.rows:
-                stats.append(self.learner.forward_backward(batch.rows, config.loss))
+                stats.append(self.learner.forward_backward(batch.rows, self.config.loss))
                 if not self._gap_checked:
                     self._check_gap(stats[-1])
                 norms.append(self.learner.optimizer_step(self._learning_rate(step)))
-        return batches, stats, norms
+        return stats, norms
 
     def _check_gap(self, stats: LossStats) -> None:
         """Once after each start, before the first update: the learner's weights are those that sampled."""

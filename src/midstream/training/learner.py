@@ -236,7 +236,10 @@ class LocalLearner:
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
         try:
-            if (directory / ".metadata").exists():
+            if (directory / "config.json").exists():  # weights alone, of a run on a cluster
+                saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
+                self.model.load_state_dict(saved.state_dict())
+            elif (directory / ".metadata").exists():
                 from midstream.training import sharded  # half a second, for what several ranks have written alone
 
                 self._prepared = sharded.load_state(directory, self.model, self.reference, self.optimizer)

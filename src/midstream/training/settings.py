@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, Field, JsonValue, SerializeAsAny, field_validator, model_validator
 
 from midstream.core.component import Component
 from midstream.core.data import Settings
@@ -82,6 +82,28 @@ class LearnerConfig(Settings):
     def offloads_optimizer(self) -> bool:
         """Whether AdamW's state is in host memory."""
         return self.offload in ("optimizer", "all")
+
+
+class ClusterConfig(Settings):
+    """Train with verl on Ray: its servers sample and its workers update. `--engine verl` is `cluster.engine=verl`.
+
+    Attributes:
+        engine: what trains: `verl`
+        nodes: machines
+        gpus_per_node: GPUs of each
+        tensor_parallel: GPUs of one copy of the model that samples
+        rollout: what samples: `vllm` or `sglang`, as verl has it
+        context: the most tokens of prompt and reply together, and of a row
+        verl: further settings of verl, by their names, e.g. `{ trainer.logger = ["console", "wandb"] }`; they win
+    """
+
+    engine: Literal["verl"] = "verl"
+    nodes: int = Field(default=1, ge=1)
+    gpus_per_node: int = Field(default=8, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    rollout: Literal["vllm", "sglang"] = "vllm"
+    context: int = Field(default=8192, ge=2)
+    verl: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 _COLLECTED_AT_ONCE = 500
