@@ -4,6 +4,7 @@
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 # make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
+# make test-tinker  a real Tinker server, SkyRL's JAX backend on CPU, in an environment of its own
 # make test-agents  tests of examples/agents with the libraries that they use, in an environment of its own
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
@@ -13,12 +14,13 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 AGENTS_VENV ?= .venv-agents
 VERL_VENV ?= .venv-verl
+TINKER_VENV ?= .venv-tinker
 MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-all test-mcp test-vllm test-agents test-verl check figures clean-venv
+.PHONY: demo test test-all test-mcp test-vllm test-agents test-tinker test-verl check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -43,6 +45,9 @@ test-agents: $(AGENTS_VENV)/.installed
 
 test-verl: $(VERL_VENV)/.installed
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest tests/servers/test_verl.py
+
+test-tinker: $(TINKER_VENV)/.installed
+	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest tests/servers/test_tinker.py
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
@@ -116,4 +121,19 @@ $(VERL_VENV)/.installed: pyproject.toml Makefile
 	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' 'pytest>=8.2' 'hypothesis>=6.100' \
 	  verl==0.9.1 'ray[default]==2.60.*' 'TransferQueue>=0.1.10,<0.2' cachetools fastapi uvicorn
+	@touch $@
+
+# SkyRL 0.4 wants Python 3.12 for typing.TypedDict alone, and pip would take a PyTorch with CUDA for one of its libraries:
+# so it comes without dependencies, of which these are what its JAX backend imports.
+$(TINKER_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
+	@echo "installing SkyRL, JAX and midstream into $(TINKER_VENV): PyTorch is large, the first time takes minutes"
+	$(PYTHON) -m venv $(TINKER_VENV)
+	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' 'pytest>=8.2' 'hypothesis>=6.100' \
+	  tinker==0.25.0 peft==0.18.1 'transformers<=5.16.1' 'jax>=0.8,<1' 'flax>=0.12' 'optax>=0.2.5' fastapi uvicorn \
+	  sqlmodel 'sqlalchemy[asyncio]' aiosqlite 'datasets>=4' pillow typer cloudpathlib zstandard xxhash httpx psutil
+	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+	  skyrl==0.4.0
+	echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' \
+	  > $$($(TINKER_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth
 	@touch $@

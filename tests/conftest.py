@@ -36,6 +36,7 @@ ENABLED_BY = {
     "make test-mcp": "make test-mcp",
     "vLLM": "make test-vllm",
     "needs verl": "make test-verl",
+    "make test-tinker": "make test-tinker",
     "agent frameworks": "make test-agents",
     "MIDSTREAM_DOCKER_IMAGE": "MIDSTREAM_DOCKER_IMAGE=python:3.12-slim make test",
     "MIDSTREAM_TAU_BENCH": "git clone https://github.com/sierra-research/tau-bench, "

@@ -81,11 +81,14 @@ def joined(build: Build) -> Iterator[None]:
         yield
         return
     recipe = build.recipe
-    if recipe.training is None:
+    served = recipe.learner.type != "local"
+    if recipe.training is None or served:
         raise UnsupportedError(
             f"recipe {recipe.name!r} cannot use several processes",
             code="option-without-effect",
-            cause="it trains no weights: a model server, not midstream, computes its lessons",
+            cause="a server trains its weights"
+            if served
+            else "it trains no weights: a model server, not midstream, computes its lessons",
             fix="leave out --nproc",
         )
     require_torch()

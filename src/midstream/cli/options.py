@@ -22,6 +22,7 @@ from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
 from midstream.recipe.estimate import counts, describe
+from midstream.recipe.overrides import ENGINES
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
 from midstream.report.numbers import counted
@@ -46,13 +47,6 @@ def budget_settings(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
 
 
-def engine_setting(text: str) -> str:
-    """The setting of `--engine`."""
-    if text != "verl":
-        raise argparse.ArgumentTypeError(f"{text!r}: give verl")
-    return "cluster.engine=verl"
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
@@ -65,13 +59,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
         "help": "evaluate nothing",
     },
-    "--engine": {
-        "dest": "overrides", "action": "append", "type": engine_setting, "default": [], "metavar": "NAME",
-        "help": "train with verl on a cluster (docs/scale.md)",
-    },
     "--nproc": {
         "type": int, "default": 1, "metavar": "N",
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
+    },
+    "--engine": {
+        "choices": sorted(ENGINES),
+        "help": "what trains, in place of this machine: a Tinker server (with LoRA), or verl on a cluster",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},

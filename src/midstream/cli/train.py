@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward")
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--budget", "--no-eval", "--nproc", "--engine")
+    shared.add(parser, "--track", "--budget", "--no-eval", "--engine", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 
 

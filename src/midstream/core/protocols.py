@@ -546,8 +546,34 @@ class Weights:
     directory: Path  # where an engine keeps what it hands to a server
 
 
+class Student(Protocol):
+    """The engine of the weights that are trained: what makes rows of text as its model would read it."""
+
+    name: str
+
+    @property
+    def codec(self) -> Any:
+        """The codec of its model: a `Codec` that also names the tokens that end a completion, as `end_ids`."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of its model, as of the library transformers."""
+        ...
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens of prompt and completion together, if that is known."""
+        ...
+
+
 class Learner(Protocol):
     """Updates weights. Gradients of successive `forward_backward` calls accumulate until `optimizer_step`."""
+
+    @property
+    def why_unshared(self) -> str:
+        """Why shared prefixes are computed for each row; "" if they are not, or if the recipe asks for rows."""
+        ...
 
     def before_step(self, seed: int) -> None:
         """Prepare for the rollouts of a step; a model that changes its weights between steps does so here."""
@@ -565,12 +591,26 @@ class Learner(Protocol):
         """Log-probabilities of each row's completion tokens under the policy or the reference policy."""
         ...
 
+    def supervised_step(
+        self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0, *, shared: bool = False
+    ) -> float:
+        """One step of cross-entropy; returns the loss. With `shared`, common prefixes may be computed once."""
+        ...
+
+    def rebase(self) -> None:
+        """Make the present weights the reference policy and start with a fresh optimizer."""
+        ...
+
+    def publish(self) -> None:
+        """Have the engine of the weights sample from the newest, if it does not already."""
+        ...
+
     def export_weights(self, directory: Path) -> None:
         """Write the trainable weights in the form that an engine loads."""
         ...
 
     def save(self, directory: Path) -> None:
-        """Write everything that `load` needs to continue bit for bit."""
+        """Write everything that `load` needs: to continue bit for bit, or as exactly as the server that holds it."""
         ...
 
     def load(self, directory: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -54,10 +54,6 @@ from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.training_free.feedback import FilteredAgent
-
-if TYPE_CHECKING:
-    from midstream.training.learner import LocalLearner
-
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
@@ -449,19 +445,23 @@ class Policy:
     build: Build
 
     @cached_property
-    def learner(self) -> LocalLearner:
-        """The learner over the weights that are trained."""
+    def learner(self) -> Any:
+        """The learner over the weights that are trained: a `LocalLearner`, or a `TinkerLearner`."""
         from torch import distributed
 
         from midstream.training.learner import LocalLearner
 
         student, settings = self.student(), self.build.recipe.learner
+        if settings.type == "tinker":
+            from midstream.training.tinker import TinkerLearner
+
+            return TinkerLearner(student, settings)
         if isinstance(self.build.source, TrainableWorld):
             self.build.source.attach(student.model)
         if distributed.is_available() and distributed.is_initialized():
             from midstream.training.ranks import RankedLearner
 
-            learner: LocalLearner = RankedLearner(student.model, settings, sampled=student is self.engine())
+            learner = RankedLearner(student.model, settings, sampled=student is self.engine())
         else:
             learner = LocalLearner(student.model, settings)
         student.reference_policy = learner.reference_policy
@@ -484,11 +484,11 @@ class Policy:
         return self.build.engine(module.engine, counted=False)
 
     def student(self) -> Any:
-        """The in-process engine that holds the trained weights: the planner's, or that of `training.weights`."""
+        """The engine that holds the trained weights, or whose server does: the planner's, or `training.weights`."""
         training = self.build.recipe.training
         named = training.weights if training else None
         engine = self.build.engine(named, counted=False) if named else self.engine()
-        if not hasattr(engine, "model"):
+        if not hasattr(engine, "model") and self.build.recipe.learner.type != "tinker":
             raise UnsupportedError(
                 f"engine {engine.name!r} holds no weights that can be trained here: it is a remote server",
                 code="not-trainable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -67,11 +67,13 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` is a type, `my_reward.py:function`, or a whole table.
+    the validation that are drawn from it. `reward` is a type, `my_reward.py:function`, or a whole table. `engine` is
+    what samples from the trained weights and updates them, in place of this machine: one of `ENGINES`.
     """
 
     tasks: str | None
     reward: str | Table | None
+    engine: str | None
 
 
 class EvaluationChanges(AgentChanges, total=False):
@@ -122,7 +124,8 @@ def has_weights(run: RunDirectory) -> bool:
 
 def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
     """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
-    return parse_recipe(_changed(source, changes, tasks=changes.get("tasks"), reward=changes.get("reward")))
+    own = {"tasks": changes.get("tasks"), "reward": changes.get("reward"), "trained_by": changes.get("engine")}
+    return parse_recipe(_changed(source, changes, **own))
 
 
 def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
@@ -165,6 +168,7 @@ def _changed(
     own_sets: bool = False,
     tasks: str | None = None,
     reward: str | Table | None = None,
+    trained_by: str | None = None,
 ) -> Table:
     """The table with all changes to the agent, and to what it learns from, of the right shape.
 
@@ -196,6 +200,8 @@ def _changed(
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
+    if trained_by is not None:
+        table = ENGINES[trained_by](table)
     table = with_overrides(table, changes.get("overrides", ()))
     recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
     if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
@@ -396,6 +402,46 @@ def set_served(table: Table, provider: str) -> None:
             cause="no engine of the recipe asks a server on this machine",
             fix="name a model: --model NAME, or leave the option out",
         )
+
+
+# --- the trained weights ----------------------------------------------------------------------------------------------
+
+
+def with_tinker(table: Table) -> Table:
+    """The table with the trained engine and the learner on a Tinker server, of the same model."""
+    agent, training = table.get("agent", {}), dict(table.get("training") or {})
+    trained = modules_of(agent_type(agent))[0]
+    module = agent.get(trained, agent)  # an agent of your own is its one module
+    name = training.pop("weights", None) or module.get("engine")
+    local = table.get("engines", {}).get(name, {})
+    if local.get("type") not in ("transformers_local", "tinker"):
+        raise UsageError(
+            f"--engine tinker: the trained engine {name!r} is of type {local.get('type')!r}",
+            code="not-trainable",
+            cause="a Tinker server trains a base model that it knows by name",
+            fix="name a recipe whose trained engine is of type transformers_local, or write an engine of type tinker",
+        )
+    kept = ("model", "base_url", "tokenizer", "chat_template_kwargs")
+    learner = {
+        key: table["learner"][key]
+        for key in ("betas", "weight_decay", "max_grad_norm")
+        if key in table.get("learner", {})
+    }
+    if rank := table.get("learner", {}).get("lora", {}).get("rank"):
+        learner["lora"] = {"rank": rank}
+    engine = {"type": "tinker", **{key: local[key] for key in kept if key in local}}
+    asks = {"agent": {trained: {"engine": name}} if trained in agent else {"engine": name}}
+    table = {key: value for key, value in table.items() if key not in ("learner", "training")}
+    return merge(
+        merge(table, asks), {"engines": {name: engine}, "learner": {"type": "tinker", **learner}, "training": training}
+    )
+
+
+ENGINES: Mapping[str, Callable[[Table], Table]] = {
+    "tinker": with_tinker,
+    "verl": lambda table: merge(table, {"cluster": {"engine": "verl"}}),
+}
+"""What may train in place of this machine (`--engine`)."""
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

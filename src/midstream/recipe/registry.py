@@ -63,6 +63,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
+        "tinker": "midstream.engines.tinker:TinkerConfig",
         "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
     },
     "planner": {

@@ -117,7 +117,7 @@ class LocalLearner:
                 kl_weights[tokens],
             )
             total = result.loss.sum()
-            _require_finite(total.item(), "loss")
+            require_finite(total.item(), "loss")
             stats = replace(
                 stats,
                 loss=stats.loss + total.item(),
@@ -138,7 +138,7 @@ class LocalLearner:
         norm = (
             total.full_tensor() if hasattr(total, "full_tensor") else total
         ).item()  # of weights divided among ranks
-        _require_finite(norm, "gradient norm")
+        require_finite(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
@@ -178,7 +178,7 @@ class LocalLearner:
             nonlocal value
             own = torch.from_numpy(choices[chunk.tokens] - chunk.choices.start).to(logprobs.device)
             loss = -logprobs[own].sum() / count
-            _require_finite(loss.item(), "supervised loss")
+            require_finite(loss.item(), "supervised loss")
             value += loss.item()
             return loss
 
@@ -202,7 +202,7 @@ class LocalLearner:
                     logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
                 losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
                 loss = (losses * weights[:, 1:][picked]).sum() / total
-                _require_finite(loss.item(), "supervised loss")
+                require_finite(loss.item(), "supervised loss")
                 loss.backward()
                 value += loss.item()
         return self._total(torch.tensor(value, dtype=torch.float64)).item()
@@ -359,7 +359,8 @@ def _trainable(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
 
 
-def _require_finite(value: float, what: str) -> None:
+def require_finite(value: float, what: str) -> None:
+    """Raise `TrainingError` for a value that is infinite or no number."""
     if not math.isfinite(value):
         raise TrainingError(
             f"the {what} is {value}",

@@ -22,10 +22,9 @@ from midstream.core.component import Component
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
-from midstream.core.protocols import TaskSource
+from midstream.core.protocols import Learner, Student, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
@@ -33,7 +32,6 @@ from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
-from midstream.training.learner import LocalLearner
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
@@ -67,7 +65,7 @@ Serve it, then name the adapter as the model:
 class Parts:
     """The objects that a training session needs; `recipe.sessions` makes them from a recipe.
 
-    `student` is the in-process engine whose weights are trained and `role` the module that asks it. `teacher` is the
+    `student` is the engine whose weights are trained and `role` the module that asks it. `teacher` is the
     table of the module that is imitated where the settings name no other, None where the tasks bring none.
     """
 
@@ -75,8 +73,8 @@ class Parts:
     source: TaskSource
     families: Sequence[str]
     set_tasks: Callable[[SetConfig], list[Task]]
-    student: TransformersLocal
-    learner: LocalLearner
+    student: Student
+    learner: Learner
     make_environment: MakeEnvironment
     teacher: Component | None
     publish: Callable[[int], Awaitable[None]]
@@ -219,7 +217,9 @@ class TrainingSession(Session):
         await self.parts.publish(steps)
         if self.parts.evaluation.at != "none":
             await self._evaluate(self.parts.evaluation, TRAINED, steps)
-        if self.parts.learner.config.lora:  # in place of the empty form that peft writes
+        if (
+            self.run_directory.policy_dir / "adapter_config.json"
+        ).exists():  # in place of the empty form that peft writes
             card = model_card(self.run_directory, self.parts.student.name)
             with storage_errors(self.run_directory.policy_dir):
                 (self.run_directory.policy_dir / "README.md").write_text(card, encoding="utf-8")
@@ -287,9 +287,7 @@ def model_card(run: RunDirectory, engine: str) -> str:
     )
 
 
-def load_policy(
-    learner: LocalLearner, run: RunDirectory, report: Callable[[str], None], max_step: int | None = None
-) -> int:
+def load_policy(learner: Learner, run: RunDirectory, report: Callable[[str], None], max_step: int | None = None) -> int:
     """Put the weights of a run's newest good checkpoint, of `max_step` at most, into `learner`; returns its step."""
     loaded = run.checkpoints.load_latest(learner.load, max_step=max_step, report=report)
     if loaded is None:

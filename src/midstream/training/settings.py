@@ -41,6 +41,9 @@ class LearnerConfig(Settings):
     """AdamW and gradient clipping.
 
     Attributes:
+        type: `local`: on this machine; `tinker`: on the Tinker server of the trained engine, whose type is then
+            `tinker` too. It trains a LoRA adapter (by default of rank 32), and has the first three settings below and
+            `lora.rank`
         betas: of AdamW
         weight_decay: of AdamW
         max_grad_norm: the largest norm of the gradient
@@ -61,6 +64,7 @@ class LearnerConfig(Settings):
         threads: CPU threads of PyTorch; a tiny model is fastest, and repeats bit for bit, on one
     """
 
+    type: Literal["local", "tinker"] = "local"
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -72,6 +76,24 @@ class LearnerConfig(Settings):
     offload: Literal["none", "reference", "optimizer", "all"] = "none"
     masters: bool = False
     threads: int = Field(default=1, ge=1, le=1024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapter_on_a_server(cls, table: Any) -> Any:
+        served = isinstance(table, Mapping) and table.get("type") == "tinker"
+        return {"lora": TINKER_LORA, **table} if served else table
+
+    @model_validator(mode="after")
+    def _server_decides(self) -> LearnerConfig:
+        """Refuse what a Tinker server decides for itself."""
+        if self.type == "tinker":
+            plain = LearnerConfig()
+            changed = [name for name in _LOCAL_ONLY if getattr(self, name) != getattr(plain, name)]
+            if self.lora is None or (self.lora.alpha, self.lora.target) != (TINKER_LORA["alpha"], LoraConfig().target):
+                changed.append("lora.alpha or lora.target")
+            if changed:
+                raise ValueError(f'with type = "tinker" the server decides {changed[0]}: remove it')
+        return self
 
     @property
     def offloads_reference(self) -> bool:
@@ -106,6 +128,8 @@ class ClusterConfig(Settings):
     verl: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "parallel", "offload", "masters")
+TINKER_LORA: dict[str, Any] = {"rank": 32, "alpha": 32}  # the scale of Tinker's adapters is 32 / rank
 _COLLECTED_AT_ONCE = 500
 
 

@@ -12,17 +12,15 @@ from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
-from midstream.core.protocols import Request, Row, TaskSource, TrainableWorld
+from midstream.core.protocols import Learner, Request, Row, Student, TaskSource, TrainableWorld
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation.run import MakeEnvironment
 from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
-from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
@@ -82,7 +80,7 @@ def _drawn(source: TaskSource, config: SupervisedConfig, seed: int, start: int) 
 async def collect(
     environment: Environment,
     source: TaskSource,
-    student: TransformersLocal,
+    student: Student,
     config: SupervisedConfig,
     seed: int,
     report: Callable[[str], None],
@@ -128,7 +126,7 @@ async def collect(
     return rows
 
 
-def _rows(trajectory: Trajectory, student: TransformersLocal, roles: Collection[str]) -> list[Row]:
+def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> list[Row]:
     """One row for each delivered reply of the modules `roles`, tokenized from text: nothing was sampled by the student.
 
     A reply that was cut off has no end, and teaches none; an empty one makes no row.
@@ -163,8 +161,8 @@ def copying_rows(tokenizer: Any, seed: int) -> list[Row]:
 async def warm_start(
     config: WarmStartConfig,
     *,
-    learner: LocalLearner,
-    student: TransformersLocal,
+    learner: Learner,
+    student: Student,
     source: TaskSource,
     make_environment: MakeEnvironment,
     teacher: Component | None,
@@ -214,10 +212,10 @@ class SupervisedTraining:
     """
 
     config: TrainingConfig
-    learner: LocalLearner
+    learner: Learner
     environment: Environment
     source: TaskSource
-    student: TransformersLocal
+    student: Student
     seed: int
     report: Callable[[str], None]
     _transcripts: Transcripts | None = field(default=None, init=False)

@@ -22,13 +22,12 @@ from pydantic import JsonValue, ValidationError, model_validator
 
 from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import RecipeError, name_place
-from midstream.core.protocols import Request, Row
+from midstream.core.protocols import Request, Row, Student
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Message, Trajectory
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.engine import TransformersLocal
 
 _MAX_CHARACTERS = 1 << 28  # of a file, which is read whole
 _Part = tuple[tuple[int, ...], bool]  # token ids; whether they are learned
@@ -90,14 +89,13 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
             ) from failure
 
 
-def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
+def rows_of_file(path: Path, student: Student) -> list[Row]:
     """A row of every line, tokenized as the `student` would tokenize it: the engine of the weights that learn.
 
     Raises `RecipeError` if the file is empty, or a line is not a transcript, does not fit the model's chat template, or
     is longer than the model's context.
     """
-    limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
-    rows = []
+    limit, rows = student.positions, []
     for number, transcript in read_transcripts(path):
         with name_place(f"{path}, line {number}"):
             row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")

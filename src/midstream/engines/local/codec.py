@@ -9,19 +9,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Request
 from midstream.core.text import unicode_escape
-from midstream.core.trajectory import Message
-from midstream.engines.local.pretrained import one_line
+from midstream.core.trajectory import Call, Message, Usage
 
 _ASKED, _REPLY = "midstreamasked", "midstreamreply"  # words that stand in no chat template
 _LINE = "\n"
+_GENERIC_TOKENIZER = PreTrainedTokenizerFast.__name__  # "TokenizersBackend" since transformers 5
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a directory or a model on the hub; it needs no torch.
+
+    A directory whose tokenizer was saved under the generic class gets that: AutoTokenizer goes by the model's type, so
+    that a Qwen2 with another tokenizer would get Qwen's pieces. Raises `OSError` or `ValueError`.
+    """
+    try:
+        saved = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        saved = {}  # of the hub, or AutoTokenizer raises the error that names what is wrong
+    kind: Any = PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
+    return kind.from_pretrained(name)
 
 
 class TokenizerCodec:
@@ -96,6 +111,32 @@ class TokenizerCodec:
         kept = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return self.tokenizer.decode(list(kept), clean_up_tokenization_spaces=False)
 
+    def call_of(
+        self,
+        request: Request,
+        prompt_ids: tuple[int, ...],
+        sampled: tuple[tuple[int, ...], tuple[float, ...]],
+        **fields: Any,
+    ) -> Call:
+        """The record of what was sampled: ids and their log-probabilities. Its text ends before its first stop string.
+
+        `fields` are others of a `Call`.
+        """
+        (ids, logprobs), whole = sampled, self.decode(sampled[0])
+        places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
+        text = whole[: min(places, default=len(whole))]
+        stopped = bool(ids) and (ids[-1] in self.end_ids or text != whole)
+        usage = Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(ids))
+        return request.answered(
+            self.name,
+            whole if request.keep_stop else text,
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+            finish_reason="stop" if stopped else "length",
+            **{"usage": usage, **fields},
+        )
+
     def _plain(self, text: str, **settings: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False, **settings)
 
@@ -159,3 +200,8 @@ def _arguments(call: Mapping[str, Any]) -> Any:
     except ValueError:
         return text
     return parsed if isinstance(parsed, dict) else text
+
+
+def one_line(failure: Exception) -> str:
+    """A library's error message, short and without line breaks."""
+    return " ".join(str(failure).split())[:300]

@@ -91,7 +91,7 @@ class ContinuousLocal(Engine):
             self._waiting.append(asked)
             self._wake()
         sampled = await asked.future
-        return self._engine.answered(request, prompt_ids, sampled, policy_version=asked.policy_version)
+        return self._engine.codec.call_of(request, prompt_ids, sampled, policy_version=asked.policy_version)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

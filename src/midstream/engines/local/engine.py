@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.protocols import Engine, Request, Weights
-from midstream.core.trajectory import Call, Usage
+from midstream.core.trajectory import Call
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.decoding import Sampled, generate
+from midstream.engines.local.decoding import generate
 from midstream.engines.local.prefill import Prefill
 
 
@@ -58,6 +58,11 @@ class TransformersLocal(Engine):
         # Gives the reference policy while its context lasts. Without a learner it is the model itself.
         self.reference_policy: Callable[[], AbstractContextManager[PreTrainedModel]] = lambda: nullcontext(self.model)
         self._prefills = Prefill(), Prefill()  # of the policy, of the reference policy
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens of prompt and completion together, if the model has a limit."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     async def use_weights(self, weights: Weights) -> None:
         """The newest weights are the model's own: calls from now on have their version."""
@@ -105,8 +110,7 @@ class TransformersLocal(Engine):
                 cause="the task's question and what the agent puts around it are empty",
                 fix="put something into the prompt",
             )
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        max_tokens = request.sampling.max_tokens
+        limit, max_tokens = self.positions, request.sampling.max_tokens
         if limit is not None and len(prompt_ids) + max_tokens > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
@@ -115,23 +119,6 @@ class TransformersLocal(Engine):
                 fix="lower max_tokens or the number of turns, or use a model with a longer context",
             )
         return prompt_ids
-
-    def answered(self, request: Request, prompt_ids: tuple[int, ...], sampled: Sampled, *, policy_version: int) -> Call:
-        """The record of what was sampled; its text ends before the first stop string in it."""
-        (ids, logprobs), whole = sampled, self.codec.decode(sampled[0])
-        places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
-        text = whole[: min(places, default=len(whole))]
-        stopped = ids[-1] in self.codec.end_ids or text != whole
-        return request.answered(
-            self.name,
-            whole if request.keep_stop else text,
-            prompt_ids=prompt_ids,
-            completion_ids=ids,
-            logprobs=logprobs,
-            policy_version=policy_version,
-            finish_reason="stop" if stopped else "length",
-            usage=Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(ids)),
-        )
 
     def sampling_failed(self, count: int, failure: Exception) -> EngineError:
         """The error of each of `count` requests that were sampled together."""
@@ -180,7 +167,7 @@ class TransformersLocal(Engine):
         for waiting, sampled in zip(batch, completions, strict=True):
             if waiting.future.done():  # its trajectory was cancelled by a deadline
                 continue
-            call = self.answered(waiting.request, waiting.prompt_ids, sampled, policy_version=self.policy_version)
+            call = self.codec.call_of(waiting.request, waiting.prompt_ids, sampled, policy_version=self.policy_version)
             waiting.future.set_result(call)
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:

@@ -13,18 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
+from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
-_GENERIC_TOKENIZER = PreTrainedTokenizerFast.__name__  # "TokenizersBackend" since transformers 5
 
 
 def load_model(
@@ -46,7 +40,7 @@ def load_model(
     try:
         pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
         model, loaded = pair
-        tokenizer = _tokenizer_class(name).from_pretrained(name)
+        tokenizer = load_tokenizer(name)
     except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
@@ -64,18 +58,6 @@ def load_model(
     if adapter is not None:
         model = _with_adapter(model, name, adapter, trainable)
     return model.to(device), tokenizer
-
-
-def _tokenizer_class(name: str) -> Any:
-    """The generic class for a directory whose tokenizer was saved under it.
-
-    AutoTokenizer goes by the model's type: a Qwen2 with another tokenizer would get Qwen's pieces.
-    """
-    try:
-        saved = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return AutoTokenizer  # of the hub, or it raises the error that names what is wrong
-    return PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
 
 
 def require_device(device: str) -> None:
@@ -135,8 +117,3 @@ def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
         fix="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
         f"{_ADAPTER_CONFIG}",
     )
-
-
-def one_line(failure: Exception) -> str:
-    """A library's error message, short and without line breaks."""
-    return " ".join(str(failure).split())[:300]
