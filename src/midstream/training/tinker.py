@@ -430,7 +430,8 @@ def _name_modules(directory: Path) -> None:
     path = directory / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     with safe_open(directory / "adapter_model.safetensors", "pt") as weights:
-        config["target_modules"] = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in weights})
+        names = weights.keys()
+    config["target_modules"] = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in names})
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
