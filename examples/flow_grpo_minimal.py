@@ -23,7 +23,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from inspect import signature
 from statistics import fmean, stdev
 
 import torch
@@ -124,11 +123,9 @@ def sample(model: PreTrainedModel, prompts: list[list[int]]) -> list[tuple[list[
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     position = (mask.cumsum(1) - 1).clamp(min=0)
     cache, ended = DynamicCache(config=model.config), torch.zeros(len(prompts), dtype=torch.bool)
-    # transformers 5.24 renamed the argument.
-    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for _ in range(MAX_TOKENS):
-        logits = model(input_ids=ids, attention_mask=mask, position_ids=position, **{name: cache}).logits[:, -1]
+        logits = model(ids, mask, position, cache).logits[:, -1]
         logprobs = logits.log_softmax(-1)
         token = torch.multinomial(logprobs.exp(), 1)
         for row in (~ended).nonzero()[:, 0].tolist():
