@@ -83,6 +83,8 @@ def joined(build: Build) -> Iterator[None]:
     recipe = build.recipe
     served = recipe.learner.type != "local"
     if recipe.training is None or served:
+        if rank():
+            sys.exit(0)  # rank 0 says why
         raise UnsupportedError(
             f"recipe {recipe.name!r} cannot use several processes",
             code="option-without-effect",

@@ -18,8 +18,10 @@ import urllib.request
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from peft import PeftModel
 
 from midstream.core.errors import CheckpointError
@@ -108,6 +110,13 @@ def local_from(adapter, directory):
     """A learner in this process that starts from an adapter that the server exported."""
     model, _ = load_model(str(directory), "float32", "cpu", adapter=adapter, trainable=True)
     assert isinstance(model, PeftModel)
+    # SkyRL computes query, key and value at once, and gate and up: their adapters have one A in common.
+    layers: Any = model.base_model.model.model.layers
+    for layer in layers:
+        own, mlp = layer.self_attn, layer.mlp
+        for first, other in ((own.q_proj, own.k_proj), (own.q_proj, own.v_proj), (mlp.gate_proj, mlp.up_proj)):
+            assert torch.equal(first.lora_A.default.weight, other.lora_A.default.weight)
+            other.lora_A.default.weight = first.lora_A.default.weight
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return LocalLearner(model, LearnerConfig(lora=LORA, max_grad_norm=1e9, weight_decay=0.01))
@@ -131,7 +140,8 @@ def exported(learner, directory):
 
 
 def own_weights(local):
-    return {name.replace(".default.", "."): p.detach() for name, p in local.model.named_parameters() if p.requires_grad}
+    found = local.model.named_parameters(remove_duplicate=False)
+    return {name.replace(".default.", "."): p.detach() for name, p in found if p.requires_grad}
 
 
 def largest_difference(learner, local, directory):
