@@ -102,6 +102,43 @@ def test_rank_0_alone_speaks_and_says_why_it_stops(tmp_path):
     assert "learner.parallel = ddp" in output
 
 
+def test_an_error_that_every_rank_meets_is_reported_once(tmp_path):
+    for words in (("train", "nowhere"), ("resume", str(tmp_path))):
+        code, output = finish(*words, "--nproc", "2")
+        assert (code, output.count("error[")) == (2, 1), output
+        assert "rank-lost" not in output
+
+
+def test_what_is_finished_is_reported_once(one_process):
+    code, output = finish("resume", str(one_process), "--nproc", "2")
+    assert (code, output.count("Report:")) == (0, 1), output
+
+
+@pytest.mark.parametrize(("number", "says"), [(signal.SIGINT, "stopped; resume with"), (signal.SIGKILL, "")])
+def test_ranks_end_with_their_launcher(killed, tmp_path, number, says):
+    run = tmp_path / "run"
+    shutil.copytree(killed[0], run)
+    process = start("resume", str(run), "--nproc", "2")
+    while not (run / "checkpoints" / "step-000002").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    assert says in output
+    assert "Traceback" not in output
+    assert "death signal" not in output
+    assert RunDirectory.open(run).status().state in ("interrupted", "finished")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two"])
+def test_a_number_of_processes_is_at_least_one(number):
+    code, output = finish("train", "text-tiny", f"--nproc={number}")
+    assert code == 2
+    assert "is not a whole number" in output
+
+
 def test_a_recipe_that_trains_no_weights_needs_one_process(tmp_path):
     code, output = finish("train", "training-free-simulated", "--nproc", "2", "--out", str(tmp_path / "run"))
     assert code == 2

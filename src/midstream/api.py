@@ -82,7 +82,7 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream.sources.finite import Finite
-from midstream.torchrun import is_rank, joined, rank
+from midstream.torchrun import is_rank, joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import digest, read_votes
@@ -477,8 +477,10 @@ def _train(
 ) -> RunDirectory:
     """Run a session to its end in `run`, or in a new directory at `root`; a finished one only if it was `limited`."""
     if run is not None and run.status().state == "finished" and not limited:
+        leave_to_rank_0()
         return run
     if recipe.cluster is not None and is_rank():
+        leave_to_rank_0()
         raise UnsupportedError(
             "--nproc on verl", code="option-without-effect", fix="leave out --nproc, and set cluster.gpus_per_node"
         )

@@ -11,16 +11,22 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
 from midstream.engines.local.settings import require_torch
 
 if TYPE_CHECKING:
     from midstream.recipe.build import Build
+
+
+_RANK_0_FIRST_S = 30.0  # how long rank 0 may take longer than another rank to find the same error
+_PARENT_S = 0.5  # between two looks at the parent
 
 
 def is_rank() -> bool:
@@ -33,6 +39,31 @@ def rank() -> int:
     return int(os.environ["RANK"]) if is_rank() else 0
 
 
+def leave_to_rank_0() -> None:
+    """End this process if it is another rank: what follows is rank 0's alone."""
+    if rank():
+        sys.exit(0)
+
+
+def end_with_parent() -> None:
+    """End this process soon after torchrun, which cannot end it where it was killed itself."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def report_after_rank_0() -> None:
+    """In another rank, wait before an error is printed: where rank 0 ends with the same, torchrun ends this process."""
+    if rank():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        time.sleep(_RANK_0_FIRST_S)
+
+
 def launch(processes: int, words: Sequence[str]) -> int:
     """Run `midstream WORDS` in so many processes; returns the exit code of rank 0.
 
@@ -43,7 +74,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the message here says it
+    for part in ("", ".agent.server.api"):  # the message here says it
+        logging.getLogger(f"torch.distributed.elastic{part}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -83,8 +115,7 @@ def joined(build: Build) -> Iterator[None]:
     recipe = build.recipe
     served = recipe.learner.type != "local"
     if recipe.training is None or served:
-        if rank():
-            sys.exit(0)  # rank 0 says why
+        leave_to_rank_0()
         raise UnsupportedError(
             f"recipe {recipe.name!r} cannot use several processes",
             code="option-without-effect",
@@ -104,7 +135,12 @@ def joined(build: Build) -> Iterator[None]:
     if rank():
         with suppress(ValueError):  # outside the main thread there are no signals to ignore
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends the others
-        build.policy.learner.serve()  # type: ignore[attr-defined]
+        learner: Any = build.policy.learner
+        try:
+            learner.serve()
+        except MidstreamError:  # another rank is lost; rank 0 and torchrun report it
+            time.sleep(1)  # so that torchrun finds the rank that ended first
+            sys.exit(1)
         dist.destroy_process_group()
         sys.exit(0)
     with suppress(ValueError):
@@ -115,9 +151,12 @@ def joined(build: Build) -> Iterator[None]:
         if "learner" in vars(build.policy) and error.code != "rank-lost":
             build.policy.learner.announce("")  # type: ignore[attr-defined]
         raise
+    finally:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or it interrupts what cleans up as Python exits
     build.policy.learner.announce("")  # type: ignore[attr-defined]
     dist.destroy_process_group()
 
 
 def _stopped(*_: object) -> None:
-    raise KeyboardInterrupt("stopped by torchrun: another process of the run has ended")
+    raise KeyboardInterrupt("stopped together with the other processes of the run")

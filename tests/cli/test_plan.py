@@ -20,16 +20,18 @@ def test_json_has_every_way_with_its_formulas(capsys):
     record = json.loads(plan(capsys, "agentflow-7b", "--gpus", "8xH100", "--price", "2", "--json"))
     assert [way["kind"] for way in record["ways"]] == ["one device", "torchrun", "Tinker", "verl"]
     assert (record["load"]["trajectories"], record["card"]["half"]) == (256, 989.5)
+    assert [way["gpus"] for way in record["ways"]] == [1, 8, 8, 8]
     for way in record["ways"]:
         assert way["seconds"] == pytest.approx(sum(phase["seconds"] for phase in way["phases"]))
         assert way["dollars"] == pytest.approx(way["seconds"] * way["gpus"] * 2 / 3600)
         assert all(phase["formula"] for phase in way["phases"])
 
 
-def test_no_line_is_wider_than_the_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize("columns", [60, 100])
+def test_no_line_is_wider_than_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     text = plan(capsys, "agentflow-7b", "--gpus", "8xH100", "--price", "2")
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
 
 
@@ -68,8 +70,23 @@ def test_a_run_gives_its_tokens(capsys, finished_run, tmp_path):
         (("training-free-simulated", "--gpus", "8xH100"), "nothing-to-plan"),
         (("agentflow-7b", "--gpus", "8xH100", "--sweep", "8,many"), "setting-range"),
         (("agentflow-7b", "--gpus", "8xH100", "--like", "nowhere"), "not-a-run"),
+        (("agentflow-7b", "--gpus", "8xH100", "--like", "nowhere", "--turns", "2"), "option-without-effect"),
+        (("agentflow-7b", "--gpus", "8xH100", "--sweep", "8", "--nodes", "2"), "option-without-effect"),
+        (("text-tiny", "--cpu", "--sweep", "8"), "option-without-effect"),
+        (("text-tiny", "--cpu", "--nodes", "2"), "option-without-effect"),
     ],
 )
 def test_wrong_words_are_refused(capsys, words, code):
     assert main(["plan", *words]) == 2
     assert printed(capsys.readouterr().err).code == code
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("--price", ("nan", "-3", "much")), ("--turn-seconds", ("inf", "-20")), ("--turns", ("0", "1.5", "9" * 5000))],
+)
+def test_numbers_that_make_no_plan_are_refused(capsys, option, values):
+    for value in values:
+        with pytest.raises(SystemExit):
+            main(["plan", "agentflow-7b", "--gpus", "8xH100", f"{option}={value}"])
+        assert "is not a" in capsys.readouterr().err

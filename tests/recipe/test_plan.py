@@ -102,6 +102,15 @@ def test_what_fits_needs_the_least_change_of_settings():
     assert way(job(), "one device", card=large).settings == {}
 
 
+def test_settings_are_those_in_which_a_way_differs_from_the_recipe():
+    large = H100.model_copy(update={"memory": 1000})
+    offloaded = job("agentflow-7b", "learner.offload=all")
+    assert way(offloaded, "one device", card=large).settings == {}
+    assert way(offloaded, "torchrun", card=large).settings == {"learner.offload": "none"}  # FSDP2 refuses it
+    assert way(job("agentflow-7b", "learner.parallel=ddp"), "torchrun", card=large).settings == {}
+    assert way(job("flow-grpo-tiny"), "torchrun").settings == {"learner.parallel": "ddp"}  # its embeddings are redrawn
+
+
 def test_ranks_divide_all_but_the_weights_and_gradient_of_an_update():
     parts = engine_parts(SHAPES["Qwen2.5-7B"], "float32", recipe().learner, sampled=None, on_card=False)
     assert parts is not None
@@ -221,7 +230,7 @@ def test_gpus_are_read_and_wrong_ones_refused():
     assert card_of("8xH100")[:2] == (8, "H100")
     assert card_of("a100")[:2] == (1, "A100-80GB")
     assert card_of("2xRTX4090") == (2, "RTX4090", cards()["RTX4090"])
-    for wrong in ("8xH10", "xH100", "0xH100", "-1xH100", "8", ""):
+    for wrong in ("8xH10", "xH100", "0xH100", "-1xH100", "8", "", "9" * 5000 + "xH100", "\u00b2xH100"):
         with pytest.raises(UnsupportedError) as refused:
             card_of(wrong)
         assert refused.value.code == "unknown-gpu"

@@ -80,15 +80,21 @@ def _run(words: Sequence[str]) -> int:
     options = _parse(words)
     try:
         _check_words(words)
-        if getattr(options, "nproc", 1) > 1 and not (options.command == "train" and options.dry_run):
-            from midstream import torchrun
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from midstream.torchrun import end_with_parent
 
-            if not torchrun.is_rank():
-                return torchrun.launch(options.nproc, words)
+            end_with_parent()
+        elif getattr(options, "nproc", 1) > 1 and not (options.command == "train" and options.dry_run):
+            from midstream.torchrun import launch
+
+            return launch(options.nproc, words)
         return import_module(f"midstream.cli.{options.command}").run(options)
     except MidstreamError as error:
-        if os.environ.get("RANK", "0") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:  # else rank 0 says the same
-            print(f"error[{error.code}]: {error}", file=sys.stderr)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from midstream.torchrun import report_after_rank_0
+
+            report_after_rank_0()
+        print(f"error[{error.code}]: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt as error:
         for note in getattr(error, "__notes__", ()):  # how to resume the run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -29,6 +30,7 @@ from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
 
 ChangesT = TypeVar("ChangesT")
+_DIGITS = 9  # of a count
 
 
 def parse_seed(text: str) -> int:
@@ -37,6 +39,24 @@ def parse_seed(text: str) -> int:
         return int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {SEED_MEANING}") from error
+
+
+def parse_count(text: str) -> int:
+    """The value of an option that counts something."""
+    if not text.isdecimal() or not 1 <= len(text.lstrip("0")) <= _DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {10**_DIGITS - 1:,}")
+    return int(text)
+
+
+def parse_amount(text: str) -> float:
+    """The value of an option that takes dollars or seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
 
 
 def budget_settings(text: str) -> list[str]:
@@ -60,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "evaluate nothing",
     },
     "--nproc": {
-        "type": int, "default": 1, "metavar": "N",
+        "type": parse_count, "default": 1, "metavar": "N",
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
     },
     "--engine": {
@@ -155,7 +175,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     """
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(recipe, training=work == "train")
-        if work == "train" and recipe.training:
+        if work == "train" and recipe.training and recipe.training.algorithm != "supervised":
             plan.append("Time, and other hardware: midstream plan RECIPE --gpus 8xH100")
         if work == "train" and recipe.cluster is not None:
             plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]

@@ -31,9 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--gpus", metavar="NxNAME", help="e.g. 8xH100, 1xRTX4090; a wrong name lists them")
     where.add_argument("--cpu", action="store_true", help="this machine: its speed is measured, in a few seconds")
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="nodes with these GPUs each (default: of 8)")
+    parser.add_argument(
+        "--nodes", type=shared.parse_count, metavar="N", help="nodes with these GPUs each (default: of 8)"
+    )
     parser.add_argument("--sweep", metavar="N,N", help="one line for each of these numbers of GPUs, trained by verl")
-    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a GPU hour")
+    parser.add_argument("--price", type=shared.parse_amount, metavar="DOLLARS", help="of a GPU hour")
     parser.add_argument(
         "--like", type=Path, metavar="RUN", help="the tokens of this run's steps, in place of assumed ones"
     )
@@ -43,15 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--completion-tokens": "mean new tokens of a reply (default: a quarter of the most)",
         "--observed-tokens": "that a turn adds to the next prompt (default: 300)",
     }.items():
-        parser.add_argument(name, type=_positive, metavar="N", help=text)
+        parser.add_argument(name, type=shared.parse_count, metavar="N", help=text)
     parser.add_argument(
-        "--turn-seconds", type=float, default=0.0, metavar="S", help="of tools and other modules (default: not counted)"
+        "--turn-seconds",
+        type=shared.parse_amount,
+        default=0.0,
+        metavar="S",
+        help="of tools and other modules (default: not counted)",
     )
     shared.add(parser, "--set", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
+    _refuse_without_effect(options)
     recipe = changed_recipe(options.recipe, **shared.changes(LearningChanges, options))
     if options.like:
         load = load_like(recipe, list(RunDirectory.open(options.like).metrics.read()))
@@ -71,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     found = [(size, way) for size in sizes for way in ways(job, card, size, 8, assumed) if way.kind == "verl"]
     if not sizes:
         every = ways(job, card, count, per_node, assumed)
-        found = [(count, way) for way in (every[:1] if options.cpu else every)]  # a processor is one device
+        every = every[:1] if options.cpu else every  # a processor is one device
+        found = [(1 if way.kind == "one device" else count, way) for way in every]
     record = {
         "recipe": recipe.name, "card": {"name": name, **card.model_dump()}, "load": asdict(job.load),
         "assumed": asdict(assumed), "ways": [_record(job, way, size, options.price) for size, way in found],
@@ -85,6 +93,19 @@ def run(options: argparse.Namespace) -> int:
         return Group(Text(head, "bold"), _tokens(job), body, *detail, *_assumptions(card, name, assumed))
 
     return shared.show(options, record, [way.kind for _, way in found if way.fits], screen)
+
+
+def _refuse_without_effect(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options of which one replaces the other."""
+    for one, other in (
+        *(("like", name) for name in ("turns", "prompt_tokens", "completion_tokens", "observed_tokens")),
+        ("cpu", "nodes"), ("cpu", "sweep"), ("sweep", "nodes"),
+    ):  # fmt: skip
+        if getattr(options, one) and getattr(options, other):
+            name = f"--{other.replace('_', '-')}"
+            raise UsageError(
+                f"{name} does nothing with --{one}", code="option-without-effect", fix=f"leave out {name} or --{one}"
+            )
 
 
 def this_machine(job: Job) -> tuple[Card, Assumed]:
@@ -105,15 +126,9 @@ def this_machine(job: Job) -> tuple[Card, Assumed]:
     return card, Assumed(compute=1.0, memory=1.0, transfer=1.0, layer_s=layer_s, served_layer_s=layer_s)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
 def _sizes(text: str) -> list[int]:
     try:
-        return [_positive(part.strip()) for part in text.split(",")]
+        return [shared.parse_count(part.strip()) for part in text.split(",")]
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"--sweep {text}: {error}", code="setting-range", fix="e.g. --sweep 8,64,1000") from error
 
@@ -136,7 +151,7 @@ def _calls(job: Job, way: Way) -> float:
 def _columns(*heads: tuple[str, Side]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(name for name, _ in heads))
     for name, justify in heads:
-        table.add_column(name, justify=justify, header_style="dim")
+        table.add_column(name, justify=justify, header_style="dim", overflow="fold")
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ def card_of(text: str) -> tuple[int, str, Card]:
     count, sign, name = text.rpartition("x")
     known = {each.casefold(): each for each in cards()}
     found = known.get(name.casefold(), known.get(f"{name}-80gb".casefold()))  # "A100" is the larger one
-    if found is None or (sign and not (count.isdecimal() and int(count) > 0)):
+    if found is None or (sign and not re.fullmatch("0*[1-9][0-9]{0,8}", count)):
         raise UnsupportedError(
             f"unknown GPUs: {text!r}",
             code="unknown-gpu",

@@ -54,7 +54,7 @@ def reinforced(recipe: Recipe) -> TrainingConfig:
         raise UnsupportedError(
             f"{recipe.name} trains no weights by reinforcement",
             code="nothing-to-plan",
-            fix="name a recipe with [training]: midstream recipes",
+            fix="name a recipe whose [training] has algorithm = flow_grpo: midstream recipes",
         )
     return recipe.training
 

@@ -66,6 +66,7 @@ class Job:
     turn_s: float = 0.0  # seconds of tools and other modules in a turn
     on_card: bool = True
     engine: str = "policy"
+    divisible: bool = True  # by FSDP2 (`training/ranks.py`)
 
     @property
     def trained(self) -> int:
@@ -94,7 +95,7 @@ class Way:
     """One way to train: the bytes of its fullest device, and of the host; what breaks first; the phases of a step."""
 
     kind: Kind
-    settings: dict[str, str]  # with which it fits
+    settings: dict[str, str]  # with which it fits, where the recipe has others
     bytes: int
     host: int
     fits: bool
@@ -116,7 +117,7 @@ def job_of(recipe: Recipe, load: Load, *, turn_s: float = 0.0) -> Job:
     shape = engine_shape(config)
     if shape is None:
         raise UnsupportedError(
-            f"{recipe.name}: the shape of its model is not known: {getattr(config, 'model', name)!r}",
+            f"{recipe.name}: the shape of its model is not known: {getattr(config, 'model', '') or name!r}",
             code="nothing-to-plan",
             fix=f"name a model directory, or one of {', '.join(SHAPES)}",
         )
@@ -127,7 +128,7 @@ def job_of(recipe: Recipe, load: Load, *, turn_s: float = 0.0) -> Job:
         minibatches=training.minibatches, reference=training.loss.kl_coefficient > 0, turn_s=turn_s,
         sampled=(config.max_batch, longest_reply(recipe, users)) if in_process else None,
         waves=math.ceil(load.trajectories / recipe.rollout.concurrency),
-        engine=name, on_card=getattr(config, "device", "cpu") != "cpu",
+        engine=name, on_card=getattr(config, "device", "cpu") != "cpu", divisible=not getattr(config, "tiny", False),
     )  # fmt: skip
 
 
@@ -213,18 +214,21 @@ def _moved(name: str, count: float, rate: float, assumed: Assumed, why: str) -> 
 
 
 def _one_device(job: Job, card: Card, assumed: Assumed) -> tuple[list[Part], list[Phase]]:
-    load, learner, width = job.load, job.learner, WIDTHS[job.dtype]
     phases = _sampling(job, card, assumed, replicas=1, room=None if job.sampled else card.memory * 1e9 / 4)
-    phases += _update(job, card, assumed, load.unique, ranks=1)
-    transferred = 0.0
+    phases += _update(job, card, assumed, job.load.unique, ranks=1)
+    return _parts(job), phases + _offload(job, card, assumed, job.load.unique)
+
+
+def _offload(job: Job, card: Card, assumed: Assumed, tokens: float) -> list[Phase]:
+    """The transfers of `learner.offload`, if there are any, in an update of so many tokens."""
+    learner, width, transferred = job.learner, WIDTHS[job.dtype], 0.0
     if learner.offloads_optimizer:
         state = 4 if learner.masters or learner.lora else width
         transferred += 2 * (2 + learner.masters) * state * job.trained * job.minibatches
     if learner.offloads_reference and job.reference:
-        transferred += job.shape.parameters * width * math.ceil(load.unique / learner.chunk_tokens)
-    if transferred:
-        phases.append(_moved("offload", transferred, card.pcie, assumed, "moments in and out, reference once a chunk"))
-    return _parts(job), phases
+        transferred += job.shape.parameters * width * math.ceil(tokens / learner.chunk_tokens)
+    why = "moments in and out, reference once a chunk"
+    return [_moved("offload", transferred, card.pcie, assumed, why)] if transferred else []
 
 
 def _torchrun(job: Job, card: Card, assumed: Assumed, gpus: int, between: float) -> tuple[list[Part], list[Phase]]:
@@ -233,7 +237,8 @@ def _torchrun(job: Job, card: Card, assumed: Assumed, gpus: int, between: float)
     if fsdp2:
         parts = divided(parts, gpus, replica=job.sampled is not None)
     phases = _sampling(job, card, assumed, replicas=1, room=None if job.sampled else card.memory * 1e9 / 4)
-    phases += _update(job, card, assumed, job.load.unique_of(gpus), ranks=gpus if fsdp2 else 1)
+    tokens = job.load.unique_of(gpus)
+    phases += _update(job, card, assumed, tokens, ranks=gpus if fsdp2 else 1) + _offload(job, card, assumed, tokens)
     # Weights are gathered for the update, the reference, the copy that is sampled from; DDP reduces to every rank.
     gathered = (2 + job.reference) * job.shape.parameters * width if fsdp2 else 0
     state = 4 if job.learner.masters or job.learner.lora else width
@@ -299,25 +304,36 @@ def ways(job: Job, card: Card, gpus: int, per_node: int = 8, assumed: Assumed = 
     nodes, per_node = math.ceil(gpus / per_node), min(gpus, per_node)
     between = card.network if nodes > 1 else card.link or card.pcie
     away = replace(job, learner=job.learner.model_copy(update={"offload": "all"}))
-    here = replace(job, learner=job.learner.model_copy(update={"offload": "none"}))
     masters = job.learner.lora is None
     alone = [job, away, _with_masters(away)] if masters else [job, away]
-    ranked = [here, _with_masters(here)] if masters and job.learner.parallel == "fsdp2" else [here]
-    found = [[_way("one device", each, card, 1, _one_device(each, card, assumed)) for each in alone]]
+    found = [[_way("one device", each, job, card, 1, _one_device(each, card, assumed)) for each in alone]]
     if gpus > 1:
-        name = "torchrun"
-        found.append([_way(name, each, card, gpus, _torchrun(each, card, assumed, gpus, between)) for each in ranked])
+        found.append([
+            _way("torchrun", each, job, card, gpus, _torchrun(each, card, assumed, gpus, between))
+            for each in _ranked(job, masters=masters)
+        ])  # fmt: skip
     served = _served(job, card, assumed, gpus, per_node, between)
-    found += [[_way(kind, job, card, gpus, served)] for kind in ("Tinker", "verl")]
+    found += [[_way(kind, job, job, card, gpus, served)] for kind in ("Tinker", "verl")]
     return [next((way for way in candidates if way.fits), candidates[0]) for candidates in found]
+
+
+def _ranked(job: Job, *, masters: bool) -> list[Job]:
+    """What several processes accept of the job's settings: FSDP2 without offload, or else DDP."""
+    if job.learner.parallel == "ddp" or not job.divisible:
+        return [replace(job, learner=job.learner.model_copy(update={"parallel": "ddp"}))]
+    here = replace(job, learner=job.learner.model_copy(update={"offload": "none"}))
+    return [here, _with_masters(here)] if masters else [here]
 
 
 def _with_masters(job: Job) -> Job:
     return replace(job, dtype="bfloat16", learner=job.learner.model_copy(update={"masters": True}))
 
 
-def _way(kind: Kind, job: Job, card: Card, gpus: int, computed: tuple[list[Part], list[Phase]]) -> Way:
-    """The way, with what breaks first: a part that is too large, else GPUs without rows, else the longest phase."""
+def _way(kind: Kind, job: Job, asked: Job, card: Card, gpus: int, computed: tuple[list[Part], list[Phase]]) -> Way:
+    """The way, with what breaks first: a part that is too large, else GPUs without rows, else the longest phase.
+
+    `asked`: the job with the recipe's own settings.
+    """
     parts, phases = computed
     taken, fits = peak(parts), peak(parts) <= card.memory * GIB
     if kind == "Tinker":  # the model and its controller are the server's, whether they fit there or not
@@ -331,10 +347,10 @@ def _way(kind: Kind, job: Job, card: Card, gpus: int, computed: tuple[list[Part]
         first = f"{gpus - math.floor(job.load.rows)} GPUs have no row"
     else:
         first = f"{slowest.name}, {slowest.seconds / total:.0%}"
-    settings: dict[str, str] = {}
-    if kind in ("one device", "torchrun"):
-        settings = {"learner.offload": job.learner.offload} if job.learner.offload != "none" else {}
-        settings |= {"learner.masters": "true", f"engines.{job.engine}.dtype": job.dtype} if job.learner.masters else {}
+    new, old = ({"learner.offload": each.learner.offload, "learner.parallel": each.learner.parallel,
+                 "learner.masters": str(each.learner.masters).lower(), f"engines.{each.engine}.dtype": each.dtype}
+                for each in (job, asked))  # fmt: skip
+    settings = {key: value for key, value in new.items() if value != old[key]}
     if kind == "Tinker":
         taken, parts = 0, []
     return Way(

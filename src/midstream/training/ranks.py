@@ -50,22 +50,30 @@ def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
             return method(self, *args, **kwargs)
         self.inside = True
         try:
-            if self.rank == 0:
-                self.announce(method.__name__, *args, **kwargs)
-            return method(self, *args, **kwargs)
-        except RuntimeError as failure:
-            if not isinstance(failure, dist.DistError) and "gloo" not in str(failure):
-                raise
-            raise TrainingError(
-                f"rank {self.rank} of {self.ranks} lost another rank",
-                code="rank-lost",
-                cause="its process ended: a kill, or too little memory",
-                fix="look for its own message; then midstream resume RUN --nproc N",
-            ) from failure
+            with _losses():
+                if self.rank == 0:
+                    self.announce(method.__name__, *args, **kwargs)
+                return method(self, *args, **kwargs)
         finally:
             self.inside = False
 
     return announced
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Raise a `TrainingError` where another rank does not answer any more."""
+    try:
+        yield
+    except RuntimeError as failure:
+        if not isinstance(failure, dist.DistError) and "gloo" not in str(failure):
+            raise
+        raise TrainingError(
+            f"rank {dist.get_rank()} of {dist.get_world_size()} lost another rank",
+            code="rank-lost",
+            cause="its process ended: a kill, or too little memory",
+            fix="look for its own message; then midstream resume RUN --nproc N",
+        ) from failure
 
 
 class RankedLearner(LocalLearner):
@@ -105,10 +113,14 @@ class RankedLearner(LocalLearner):
         dist.broadcast_object_list([(name, args, kwargs)], src=0, group=self._announcements)
 
     def serve(self) -> None:
-        """The other ranks: do what rank 0 announces, until it ends that."""
+        """The other ranks: do what rank 0 announces, until it ends that.
+
+        Raises `TrainingError` if a rank is lost.
+        """
         while True:
             announced: list[Any] = [None]
-            dist.broadcast_object_list(announced, src=0, group=self._announcements)
+            with _losses():
+                dist.broadcast_object_list(announced, src=0, group=self._announcements)
             name, args, kwargs = announced[0]
             if not name:
                 return
