@@ -10,7 +10,7 @@ from pydantic import Field
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Engine, Request
-from midstream.core.trajectory import Call, Usage
+from midstream.core.trajectory import Call
 from midstream.engines.local.codec import TokenizerCodec
 
 
@@ -77,25 +77,7 @@ class VerlEngine(Engine):
                 cause="the request was aborted, or calculate_log_probs is off",
                 fix="leave actor_rollout_ref.rollout.calculate_log_probs as midstream sets it",
             )
-        return self._call(request, prompt_ids, ids, logprobs, version)
-
-    def _call(
-        self, request: Request, prompt: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...], version: int
-    ) -> Call:
-        """The record of what was sampled; its text ends before the first stop string in it."""
-        whole = self.codec.decode(ids)
-        places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
-        text = whole[: min(places, default=len(whole))]
-        return request.answered(
-            self.name,
-            whole if request.keep_stop else text,
-            prompt_ids=prompt,
-            completion_ids=ids,
-            logprobs=logprobs,
-            policy_version=version,
-            finish_reason="stop" if ids[-1] in self.codec.end_ids or text != whole else "length",
-            usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(ids)),
-        )
+        return self.codec.call_of(request, prompt_ids, (ids, logprobs), policy_version=version)
 
 
 class MadeEngineConfig(EngineConfig):
