@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.cli.main import main
 from midstream.cluster.verl_config import learning_rate, refuse, settings, words
 from midstream.core.errors import UnsupportedError
 from midstream.recipe.overrides import changed_recipe
@@ -137,3 +138,12 @@ def test_train_without_verl_says_how_to_install_it(tmp_path, capsys):
 def test_the_table_is_written_and_read_back():
     chosen = recipe('cluster.verl={"trainer.save_freq" = 3}')
     assert json.loads(json.dumps(chosen.table()))["cluster"]["verl"] == {"trainer.save_freq": 3}
+
+
+def test_a_dry_run_leaves_the_memory_of_verls_devices_to_a_plan(capsys):
+    for more, here in ((["--nproc", "8"], True), (["--engine", "verl"], False)):
+        assert main(["train", "agentflow-7b", "--dry-run", *more]) == 0
+        printed = capsys.readouterr().out
+        assert ("Memory of engine policy" in printed) is here
+        assert ("that of one process" in printed) is here
+        assert "midstream plan" in printed
