@@ -290,7 +290,11 @@ def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch):
-    ended = BaseSubprocessTransport._call_connection_lost
+    ended, exited = BaseSubprocessTransport._call_connection_lost, BaseSubprocessTransport._process_exited
+
+    def exit_late(transport: BaseSubprocessTransport, status: int) -> None:
+        # The reading must wait for the process by then: one that finds it ended is done before it can be cancelled.
+        asyncio.get_running_loop().call_later(0.2, exited, transport, status)
 
     def cancel(transport: BaseSubprocessTransport, error: Exception | None) -> None:
         ended(transport, error)  # wakes the reading, which has not run when it is cancelled
@@ -304,6 +308,7 @@ def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatc
 
     reading: asyncio.Task[Any]
     monkeypatch.setattr(BaseSubprocessTransport, "_call_connection_lost", cancel)
+    monkeypatch.setattr(BaseSubprocessTransport, "_process_exited", exit_late)
     asyncio.run(go())
 
 
