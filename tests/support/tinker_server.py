@@ -11,10 +11,12 @@ request is recognized by its number; `applied` counts what was really done. `sta
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
 import random
+import socket
 import threading
 import time
 import warnings
@@ -27,6 +29,8 @@ import uvicorn
 from peft import LoraConfig, get_peft_model
 from tinker.proto import tinker_public_pb2 as pb
 from transformers import AutoModelForCausalLM
+
+from midstream.gateway.http import serve
 
 PROTO = "application/x-protobuf"
 
@@ -359,16 +363,14 @@ class TinkerServer:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> TinkerServer:
-        config = uvicorn.Config(
-            self, host="127.0.0.1", port=self._port, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
-        )  # type: ignore[arg-type]
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        config = uvicorn.Config(self, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)  # type: ignore[arg-type]
+        self._server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", self._port))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        # It closes the SDK's connections, too: one that is left is an unclosed socket in a later test.
+        self._thread = threading.Thread(target=asyncio.run, args=[serve(self._server, listening)], daemon=True)
         self._thread.start()
         while not self._server.started:
             time.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *exception: object) -> None:
