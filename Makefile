@@ -1,6 +1,8 @@
 # make demo    train the tiny planner and watch it become better     make test     the tests, in minutes
 # make check   linters, types, imports, prose, settings, shape         make figures  the studies, and their figures
+# make docs    the documentation as a site, in site/, with an environment of its own
 # make test-all    every test: whole matrices, real time-outs, more examples of each property
+# make view    build the viewer's page from viewer/, with npm
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 # make test-verl    tests of training with verl on Ray, on CPU, in an environment of its own (2 GB)
@@ -15,12 +17,13 @@ VLLM_VENV ?= .venv-vllm
 AGENTS_VENV ?= .venv-agents
 VERL_VENV ?= .venv-verl
 TINKER_VENV ?= .venv-tinker
+DOCS_VENV ?= .venv-docs
 MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-all test-mcp test-vllm test-agents test-tinker test-verl check figures clean-venv
+.PHONY: demo view docs test test-all test-mcp test-vllm test-agents test-tinker test-verl check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
@@ -51,6 +54,9 @@ test-tinker: $(TINKER_VENV)/.installed
 	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest \
 	  -W ignore::pytest.PytestUnraisableExceptionWarning tests/servers/test_tinker.py
 
+docs: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/python scripts/docs_site.py
+
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -59,6 +65,10 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/python scripts/words.py
 	$(VENV)/bin/python scripts/settings.py --check
 	$(VENV)/bin/python scripts/shape.py --check
+
+# esbuild's binary is a package of its own, so that no script of a package need run.
+view:
+	cd viewer && npm ci --silent --no-audit --no-fund --ignore-scripts && npm run --silent build
 
 figures: $(VENV)/.installed-train
 	$(pip_install) -e '.[studies]'
@@ -83,7 +93,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed-train: $(VENV)/.created pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
-	$(pip_install) -e '.[train]'
+	$(pip_install) -e '.[train,serve]'  # serve: midstream view
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
@@ -113,6 +123,11 @@ $(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' 'pytest>=8.2' 'hypothesis>=6.100' \
 	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
+	@touch $@
+
+$(DOCS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 # verl pins transformers below 5.11. Its extras pin another PyTorch: what it imports beyond its own list is named here.

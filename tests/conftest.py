@@ -34,6 +34,7 @@ ENABLED_BY = {
     "run as an ordinary user already": "run as root",
     "an ordinary user cannot read": "put the clone and its .venv where every user may read, e.g. under /opt",
     "make test-mcp": "make test-mcp",
+    "npm": "apt-get install npm",
     "vLLM": "make test-vllm",
     "needs verl": "make test-verl",
     "make test-tinker": "make test-tinker",

@@ -12,11 +12,11 @@ import pytest
 from midstream import api
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunLoads, RunStarted, StepFinished
-from midstream.interface.comparison import compare
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
+from midstream.report.comparison import compare
 from midstream.runs import RunDirectory
 
 SHORT = ("training.steps=1", "warm_start.steps=1", "warm_start.transcripts=5")
@@ -186,7 +186,7 @@ def test_an_interrupted_coroutine_leaves_no_task_behind():
 
 
 def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeypatch):
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise MidstreamError("it broke", code="broken", fix="repair it")
 
     monkeypatch.setattr(api, "write_report", fail)

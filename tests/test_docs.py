@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from scripts import commands as commands_page
 from scripts import settings
 
 import midstream
@@ -112,7 +113,7 @@ def test_files_exist(document):
         "timings.jsonl",
     }
     written_by_runs |= {"planner.json", "planner-NAME.svg"}
-    own = {"convert_length.py", "my_tools.py", "mine.toml"}
+    own = {"convert_length.py", "my_tools.py", "my_rewards.py", "my_tasks.py", "my_model.py", "mine.toml"}
     unknown = [
         path
         for path in mentioned
@@ -124,11 +125,54 @@ def test_files_exist(document):
     assert not unknown
 
 
+def outside_blocks(text: str) -> str:
+    return re.sub(r"^(````?)\w*\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site (mkdocs.yml, `slugify`) make them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", outside_blocks(path.read_text(encoding="utf-8")), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", heading).lower()).replace(" ", "-")
+        found.add(anchor)
+    return found
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_relative_links_resolve(document):
-    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
-    targets = [link.split("#")[0] for link in links if "://" not in link and not link.startswith("#")]
-    assert not [target for target in targets if not (document.parent / target).exists()]
+    """Their files and anchors exist; a page of the site links to its pages alone."""
+    links = re.findall(r"\]\(([^)\s]+)\)", outside_blocks(document.read_text(encoding="utf-8")))
+    broken = []
+    for link in (link for link in links if "://" not in link):
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        outside = document.parent.name == "docs" and ".." in path
+        if outside or not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+# --- site -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = text_of("mkdocs.yml").partition("\nnav:\n")[2]
+    listed = re.findall(r"(\S+\.md)$", navigation, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in ROOT.glob("docs/*.md"))
+    parts = re.findall(r"^  - (.+):$", navigation, re.MULTILINE)
+    assert parts == ["Start", "Guides", "How it works", "Reference", "Benchmarks"]
+
+
+def test_the_api_page_has_every_public_name_once():
+    listed = re.findall(r"^::: midstream\.(\w+)$", text_of("docs/api.md"), re.MULTILINE)
+    awaited = {"asolve", "aevaluate", "apractice", "atrain", "aresume"}  # docs/python.md: the same functions
+    assert sorted(listed) == sorted({*midstream._MODULES} - awaited)
+
+
+def test_the_commands_page_follows_the_commands():
+    document = text_of("docs/commands.md")
+    assert commands_page.page(document) == document
 
 
 # --- README -----------------------------------------------------------------------------------------------------------

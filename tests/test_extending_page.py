@@ -1,4 +1,7 @@
-"""docs/extending.md: every block, in the page's order, in one directory; the commands run in this process."""
+"""docs/own-reward.md, own-tasks.md and own-model.md, each alone, and docs/extending.md after them: every block.
+
+The commands run in this process; where a page asks a provider, a scripted server answers.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,74 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from support.llm_server import LLMServer
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+KINDS = ("own-reward", "own-tasks", "own-model")
+ASKED = 'midstream solve "What is 4 + 5?" --recipe direct --set engines.model.type=my_model.py:adder'
 
 
-def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """`read(page)` does what a page says, in this directory, and returns what each command printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.syspath_prepend(tmp_path)
-    shown: dict[str, str] = {}
-    for language, block in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
-        written = re.fullmatch(r"# (\w+\.(?:py|toml))(, continued)?", block.partition("\n")[0])
-        if written:
-            file = tmp_path / written[1]
-            assert file.exists() == bool(written[2]), written[0]
-            file.write_text((file.read_text() if file.exists() else "") + block)
-        elif language == "python":
-            exec(compile(block, "page", "exec"), {"__name__": "page"})
-            shown["python"] = capsys.readouterr().out
-        else:
-            for line in block.splitlines():
-                words = shlex.split(line, comments=True)
-                assert words[0] == "midstream"
-                assert main([*words[1:], *["--quiet"] * (words[1] == "eval")]) == 0, line
-                shown[line] = capsys.readouterr().out
-    said = {line.partition("--out ")[2] or line.partition("  ")[0]: text for line, text in shown.items()}
-    assert "mine.py" not in said["midstream components"]
-    assert "100.0%" in said["runs/first"]
-    assert "scored by  close" in said["runs/first"]
+
+    def run(page: str) -> dict[str, str]:
+        shown: dict[str, str] = {}
+        for language, block in BLOCK.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+            written = re.fullmatch(r"# (\w+\.(?:py|toml))(, continued)?", block.partition("\n")[0])
+            if written:
+                file = tmp_path / written[1]
+                assert file.exists() == bool(written[2]), written[0]
+                file.write_text((file.read_text() if file.exists() else "") + block)
+            elif language == "python":
+                exec(compile(block, "page", "exec"), {"__name__": "page"})
+                shown["python"] = capsys.readouterr().out
+            else:
+                for line in block.splitlines():
+                    words = shlex.split(line, comments=True)
+                    assert words[0] == "midstream"
+                    if "--provider" in words:
+                        place = words.index("--provider")
+                        words[place : place + 2] = ["--base-url", url]
+                    assert main([*words[1:], *["--quiet"] * (words[1] == "eval")]) == 0, line
+                    shown[line.partition("--out ")[2] or line.partition("  ")[0]] = capsys.readouterr().out
+        return shown
+
+    def doubled(body):
+        number = re.findall(r"\d+", body["messages"][-1]["content"])[0]
+        return str(2 * int(number))
+
+    with LLMServer(doubled) as server:
+        url = server.base_url
+        yield run
+    for name in [name for name in sys.modules if re.fullmatch(r"mine|my_\w+", name)]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", KINDS)
+def test_a_page_is_complete(read, page):
+    shown = read(page)
+    evaluated = [text for name, text in shown.items() if name.startswith("runs/")]
+    assert evaluated
+    assert all("100.0%" in text for text in evaluated)
+    assert len((DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+def test_every_block_runs(read):
+    own = {name: text for page in KINDS for name, text in read(page).items()}
+    assert "scored by  close" in own["runs/close"]
+    assert "answer       9" in own[ASKED]
+    shown = read("extending")
+    assert "my_tasks" not in shown["midstream components"]
     assert "answer       9" in shown['midstream solve "What is 4 + 5?" --recipe mine.toml']
-    assert "add 3 (100%)" in said["runs/second"]
-    assert "add 3 (100%)" in said["runs/class"]
-    assert "100.0%" in said["runs/third"]
+    assert "add 3 (100%)" in shown["runs/second"]
+    assert "add 3 (100%)" in shown["runs/class"]
+    assert "100.0%" in shown["runs/third"]
     assert "42" in shown["midstream tools thrice number=14 --recipe tools.toml"]
     assert "bound = 4.0" in shown["midstream train training.toml --dry-run"]
-    assert "{'eval/test/success': 1.0," in said["runs/fifth"]
+    assert "{'eval/test/success': 1.0," in shown["runs/fifth"]
     assert shown["python"].splitlines()[-2:] == ["9", "100%"]
-    for name in [name for name in sys.modules if name in ("mine", "my_agent", "my_modules", "my_training")]:
-        del sys.modules[name]

@@ -748,7 +748,7 @@ def test_a_copy_whose_neighbors_are_not_there_names_the_file_that_is_gone(place:
 
 
 def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
-    """What a run writes stays relative to the working directory: `cache`, and a run's `policy` as `weights`."""
+    """What runs write stays relative to the working directory: `cache`, `runs`, and a run's `policy` as `weights`."""
 
     def below(cls: type) -> list[type]:
         return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
@@ -761,7 +761,7 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     Path("present").touch()
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}
     assert "prompt_file" in keys
-    assert keys - anchored == {"cache", "weights"}
+    assert keys - anchored == {"cache", "runs", "weights"}
     assert keys | {"filter"} >= own.PATHS  # of which a text is the path of its `votes`
 
 

@@ -84,7 +84,7 @@ def feed(run: RunDirectory, tracker: Any, *events: RunEvent) -> list[RunEvent]:
 
 def test_metrics_have_the_names_of_the_records():
     [step] = steps(1)
-    result = fake_run.report_data().evaluations[0].model_copy(update={"step": 5, "interval": (0.2, 0.4)})
+    result = fake_run.evaluations()[0].model_copy(update={"step": 5, "interval": (0.2, 0.4)})
     update = UpdateFinished(
         update=2, reward_mean=0.5, proposed=3, fates={"accepted": 1}, left_out={}, lessons=4, spent=Spent(cost_usd=0.1)
     )

@@ -27,7 +27,7 @@ _NAMES = {
     "core.trajectory": "Score Trajectory Turn",
     "agents.session": "Outcome",
     "interface.agents": "AgentFlow Interleaved OwnAgent agent degraded simulated",
-    "interface.comparison": "Comparison",
+    "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
     "interface.work": "aevaluate apractice aresume asolve atrain compare evaluate practice resume solve train",
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         AgentFlow as AgentFlow, Interleaved as Interleaved, OwnAgent as OwnAgent, agent as agent,
         degraded as degraded, simulated as simulated,
     )
-    from midstream.interface.comparison import Comparison as Comparison
+    from midstream.report.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
     from midstream.interface.work import (

@@ -67,7 +67,6 @@ from midstream.recipe.overrides import (
 from midstream.recipe.schema import (
     MODULES,
     Recipe,
-    differing_settings,
     parse_recipe,
     recipes_directory,
     to_toml,
@@ -76,11 +75,10 @@ from midstream.recipe.schema import (
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import refuse_strategy, require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
-from midstream.report.run_results import write_report
 from midstream.rollout import Environment, OnDone, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
-from midstream.runs.info import collect_info
+from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.torchrun import is_rank, joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
@@ -91,6 +89,8 @@ from midstream.training_free.library import Library, identity, render_modules
 from midstream.training_free.similarity import leak_guard
 from midstream.training_free.validation import Validation
 from midstream.training_free.validation import validate as measure_library
+from midstream.view.bundle import AT_END, write_report
+from midstream.worlds.tiny_model import TinyWorld
 
 _SETTINGS_SHOWN = 3
 
@@ -258,6 +258,8 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
+    source, _ = _opened(source)
+    question = _readable(question, agent_recipe(source, **changes))
     with answering(
         source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
     ) as (environment, run_coroutine, seed):
@@ -265,6 +267,14 @@ def solve(
         [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
     # There is no gold answer to score by.
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+def _readable(question: str, recipe: Recipe) -> str:
+    """The question as the recipe's tiny model of a made-up world reads it; other models read any text."""
+    if not any(engine.config.needs_world for engine in recipe.engines.values()):
+        return question
+    with Build(recipe) as build:
+        return build.source.readable(question) if isinstance(build.source, TinyWorld) else question
 
 
 @contextmanager
@@ -505,8 +515,8 @@ def _train(
             served(recipe, listener),
         ):
             ended = run_coroutine(make_session(run, listener).run())
-            write_report(run)
             run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
+            write_report(run, most=AT_END)  # which shows the state, too
     return run
 
 
@@ -710,14 +720,12 @@ def _evaluate_in(
             checkpoint = trained.checkpoints.digest(step)
         evaluations = [replace(part, step=step, numbered=False) for part in evaluations]
         if begun is None:
-            update = {"tasks": tasks, "step": step, "checkpoint": checkpoint}
-            begun = _create_run(root, build, asked.model_copy(update=update))
+            about = asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": checkpoint})
+            begun = _create_run(root, build, about)
         check_unchanged(begun, tasks, checkpoint)
         _begin_work(begun, build, _weights_digest(trained, step), listener)
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
-        own = [
-            part for part in evaluations if set_reward(recipe, part.chosen) not in (recipe.reward, part.chosen.reward)
-        ]
+        own = [it for it in evaluations if set_reward(recipe, it.chosen) not in (recipe.reward, it.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
             if metric != usual:
                 listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
@@ -744,6 +752,7 @@ def _evaluate_in(
             begun.set_status("finished")
             if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
                 build.agent_runs.forget()
+            write_report(begun)
     return begun
 
 

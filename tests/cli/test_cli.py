@@ -303,7 +303,7 @@ REFUSED = {
         "--set",
     ),
     "impossible temperature": (
-        ["solve", "q", "--planner", "RUN", "--temperature", "nan"],
+        ["solve", "7", "--planner", "RUN", "--temperature", "nan"],
         "recipe-invalid",
         "ture = nan",
         "--set",

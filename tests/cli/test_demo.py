@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
+import sys
 
+import pexpect
 import pytest
 
 from midstream.cli.main import main
 
 SMALL = "learner.threads=1 tasks.regions=2 training.steps=1 training.tasks_per_step=2 training.group_size=2"
 SMALL += " evaluation.sets=[] evaluation.validation.per_family=1"
+
+
+TINY = """tasks.countries=40 engines.policy.hidden_size=32 warm_start.transcripts=60 warm_start.steps=10
+warm_start.min_copy_rate=0 training.steps=2 training.tasks_per_step=2 training.group_size=2
+evaluation.validation.per_family=1 evaluation.sets=[{name="test",per_family=1}]"""
 
 
 class Typed(io.StringIO):
@@ -39,6 +47,27 @@ def test_without_a_terminal_the_questions_are_given(demo):
     assert "Zorbania are in the atlas now" in text
     assert text.count("$ midstream solve --planner runs/demo-text --set ") == 3
     assert text.index("How high is Mount Everest?") < text.rindex("I do not know.") < text.index("\nNext\n")
+
+
+def test_it_says_how_long_it_takes_and_ends_on_one_screen(tmp_path):
+    """In a terminal of 100 columns and 40 lines."""
+    settings = [word for setting in TINY.split() for word in ("--set", setting)]
+    command = [sys.executable, "-m", "midstream", "demo", *settings]
+    with pexpect.spawn(shlex.join(command), cwd=tmp_path, dimensions=(40, 100), timeout=120, encoding="utf-8") as ended:
+        ended.expect(pexpect.EOF)
+        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", ended.before)
+    lines = [line.rstrip() for line in shown.splitlines()]
+    start = " ".join(lines[:6])
+    assert "about 4 minutes on 2 cores" in start
+    assert "warm start, evaluation before training, 2 training steps, evaluation after training" in start
+    for phase in ("warm start: step", "evaluation before training: test", "training step 2 of 2", "evaluation after"):
+        assert any("now" in line and phase in line for line in lines), phase
+    last = lines[max(place for place, line in enumerate(lines) if line.startswith("Success on test")) :]
+    assert len(last) <= 40
+    assert max(map(len, last)) <= 100
+    assert "View    midstream view runs/demo" in last
+    assert last[-4] == "Next"
+    assert len([line for line in last if " midstream " in line]) == 4
 
 
 def test_a_user_names_the_country_and_asks(demo):

@@ -193,7 +193,8 @@ def test_the_directory_holds_everything(recipe, questions, tmp_path, capsys):
     assert info.evaluation.tasks["sums"].startswith("5 tasks ")
     assert RunDirectory.open(root).status().state == "finished"
     assert {path.name for path in root.iterdir()} == {
-        "evaluations.jsonl", "recipe.toml", "results.jsonl", "run.json", "run.lock", "status.json", "trajectories",
+        "evaluations.jsonl", "recipe.toml", "report.html", "results.jsonl", "run.json", "run.lock", "status.json",
+        "trajectories",
     }  # fmt: skip
     assert [path.name for path in (root / "trajectories").iterdir()] == ["eval-sums-T0.2.jsonl.gz"]
 

@@ -170,6 +170,11 @@ def test_serve(screen: Screen) -> None:
                 signal.signal(number, handler)
 
 
+def test_view(screen: Screen) -> None:
+    write(Path("a"), {f"t{i}": [float(i < 10)] for i in range(40)})
+    screen("view", "a", "--bundle", "site")
+
+
 def test_compare(screen: Screen) -> None:
     write(Path("a"), {f"t{i}": [float(i < 10)] for i in range(40)}, resolved={"agent": {"max_turns": 3}})
     write(Path("b"), {f"t{i}": [float(i < 30)] for i in range(40)}, resolved={"agent": {"max_turns": 10}})

@@ -39,6 +39,16 @@ def lines(text):
     return [re.sub("  +", "  ", line.strip()) for line in text.splitlines()]
 
 
+def test_a_tiny_planner_knows_its_made_up_world_alone(finished_run, capsys):
+    assert main(["solve", "How high is Mount Everest ?", "--planner", str(finished_run)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "", "refused before anything is loaded"
+    assert "error[question-unknown]: the planner does not know 'Mount', 'Everest'" in captured.err
+    assert "made-up world alone" in captured.err
+    [example] = re.findall(r'fix: ask "([^"]+)"', captured.err)
+    assert main(["solve", example.replace(" ?", "?"), "--planner", str(finished_run), "--quiet"]) == 0
+
+
 # -- what is shown ---------------------------------------------------------------------------------------------------
 
 

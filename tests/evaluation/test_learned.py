@@ -14,8 +14,8 @@ from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
 from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
-from midstream.interface.comparison import compare, compare_groups
 from midstream.recipe.library import learned_keys
+from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
 from midstream.runs.info import Learned, collect_info
 from midstream.runs.journal import Records

@@ -157,9 +157,11 @@ def test_training_evaluates_on_tasks_that_it_was_given_for_it_alone(tmp_path: Pa
     assert ms.Run(tmp_path / "recipe").directory.info().resolved["training"]["steps"] == 7
 
 
-def test_a_recipe_is_scored_by_the_table_of_another_reward():
+def test_a_recipe_is_scored_by_the_table_of_another_reward(tmp_path):
     settings = {"tasks.regions": 1, "evaluation.sets": [{"name": "test", "families": ["lookup"], "per_family": 2}]}
-    run = ms.evaluate("atlas-teacher", reward={"type": "atlas_copying"}, settings=settings, quiet=True)
+    run = ms.evaluate(
+        "atlas-teacher", reward={"type": "atlas_copying"}, settings=settings, out=tmp_path / "run", quiet=True
+    )
     assert [one.reward.value for one in run.trajectories()] == [1.0, 1.0]
     assert 'type = "atlas_copying"' in run.directory.recipe()
 

@@ -11,8 +11,9 @@ from midstream.core.stream import blocks, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.check import check
-from midstream.recipe.schema import differing_settings, load_recipe
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
+from midstream.runs.info import differing_settings
 
 FEW_STEPS = """
 extends = "artist-tiny"

@@ -10,11 +10,12 @@ import pytest
 from midstream.cli import main as cli
 from midstream.evaluation import result_name
 from midstream.report.practice_data import practice_data
-from midstream.report.run_results import write_report
+from midstream.report.run_results import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
 from support import evaluations
+from support.pages import found, keys, texts
 from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 
 
@@ -34,16 +35,17 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert len({one.question for _, one in data.samples}) == 1
 
 
-def test_the_report_is_written_from_the_directory(tmp_path):
+def test_the_page_is_made_from_the_directory(tmp_path):
     made = made_up(2)
-    run = write_run(tmp_path / "run", made)
-    write_report(run)
-    page = run.report_path.read_text(encoding="utf-8")
-    assert all(one.id in page for one in made.library.lessons)
-    assert "40.0%" in page
-    assert "+20.0" in page
+    page = run_page(write_run(tmp_path / "run", made))
+    (tiles,) = found(page, "tiles")
+    assert (tiles["tiles"][0]["before"], tiles["tiles"][0]["value"]) == ("40.0%", "60.0%")
+    assert tiles["tiles"][1]["value"] == "+20.0"
     origin = made.library.lessons[0].origin
-    assert f"step-{origin.update:06d}/{origin.trajectories[0]}" in page
+    assert f"step-{origin.update:06d}/{origin.trajectories[0]}" in texts(page)
+    assert keys(page)[-4:] == ["runs", "how", "limits", "next"]
+    (runs,) = found(page, "runs")
+    assert [run["label"] for run in runs["runs"]] == ["without lessons", "with lessons"]
 
 
 def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
@@ -53,10 +55,7 @@ def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
         path.unlink()
     data = practice_data(run)
     assert data.sources == {}
-    write_report(run)
-    assert f"Its rollouts: {made.library.lessons[0].origin.trajectories[0]}" in run.report_path.read_text(
-        encoding="utf-8"
-    )
+    assert f"Its rollouts: {made.library.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
 
 
 def test_show_prints_the_run(tmp_path, capsys, monkeypatch):
@@ -103,7 +102,7 @@ def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
     run = write_run(tmp_path / "run", MadeUp(), finished=False)
     assert cli.main(["show", str(run.root)]) == 0
     assert "The library is empty." in capsys.readouterr().out
-    write_report(run)
+    assert "No update" in run_page(run)["lead"]
 
 
 def test_a_limit_that_was_passed_was_raised(tmp_path):

@@ -6,15 +6,16 @@ import io
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.text import Text
 
 from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
-from midstream.report.html import sample_runs
+from midstream.report.run_results import side_by_side
 from midstream.report.tables import trajectory_view
 from midstream.report.turn_rows import (
+    LEGEND,
+    Row,
     call_part,
     closing_rows,
     command_text,
@@ -32,16 +33,17 @@ from midstream.report.turn_rows import (
     turn_rows,
 )
 from support.fake_run import broken, malformed, solved
+from support.pages import texts
 from support.sessions import call as sampled
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 
-def said(rows: list[tuple[str, Text]]) -> list[tuple[str, str]]:
-    return [(label, content.plain) for label, content in rows]
+def said(rows: list[Row]) -> list[tuple[str, str]]:
+    return [(row.label, row.text) for row in rows]
 
 
 def test_a_turn_reads_in_the_order_in_which_it_happened():
-    labels = [label for label, _ in turn_rows(solved().turns[0])]
+    labels = [row.label for row in turn_rows(solved().turns[0])]
     assert labels == ["sub-goal", "tool", "command", "observation", "verdict"]
 
 
@@ -228,14 +230,16 @@ def test_measures_in_words():
     assert part_words({"tool_success": 0.5, "total": 2.0}) == "tool success 0.5, total 2"
 
 
-def test_the_page_marks_what_was_put_in_by_color_and_by_a_sign():
-    html = sample_runs([("after", math_stream()), ("after", dialogue_stream())], MATH)
-    assert html.count("written by the policy") == 1
-    assert '<dt>◂ output</dt><dd><pre class="put-in">22140</pre></dd>' in html
-    assert "<dt>▸ think</dt><dd>Add the squares up.</dd>" in html
-    assert "malformed call" in html
-    assert "<dt>Reward</dt><dd>answer 2, relaxed format 0.5, strict format 0.5, tool success 1, total 4</dd>" in html
-    assert "user turn 3: state 2 of 4, calls 0 of 1" in html
+def test_the_page_marks_what_was_put_in_by_a_tone_and_by_a_sign():
+    legend, math, dialogue = side_by_side([("after", math_stream()), ("after", dialogue_stream())], MATH)
+    assert (legend["text"], math["kind"], dialogue["kind"]) == (LEGEND, "runs", "runs")
+    (run,) = math["runs"]
+    rows = [(row["label"], row["text"], row["tone"]) for turn in run["trajectory"]["turns"] for row in turn["rows"]]
+    assert ("◂ output", "22140", "put-in") in rows
+    assert ("▸ think", "Add the squares up.", "") in rows
+    assert run["trajectory"]["reward_parts"]["total"] == 4
+    end = [row["text"] for row in dialogue["runs"][0]["trajectory"]["end"]]
+    assert "user turn 3: state 2 of 4, calls 0 of 1" in end
 
 
 @given(st.text(st.characters(codec=None), max_size=40), st.sampled_from(["", "<think>", "</python>", "<answer>"]))
@@ -259,7 +263,7 @@ def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
     text = shown(one, width=400)
     assert "\x1b" not in text
     assert "[bold]" in text
-    assert "<script>" not in sample_runs([("x", one)], MATH)
+    assert "\x1b" not in texts(side_by_side([("x", one)], MATH))
 
 
 def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
@@ -279,6 +283,6 @@ def test_rows_and_splits_are_shown_of_calls_with_token_ids_alone():
         "judge: 1 of 2 calls; 10 tokens sent, 6 distinct",
         "policy: 3 of 4 calls; 22 tokens sent, 10 distinct",
     ]
-    for text in (shown(made(calls)), sample_runs([("run", made(calls))])):
+    for text in (shown(made(calls)), texts(side_by_side([("run", made(calls))], None))):
         assert "10 distinct" in text
         assert "split from call 3 after 4 tokens" in text

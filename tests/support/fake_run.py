@@ -16,7 +16,6 @@ from midstream.core.trajectory import (
     Turn,
     Verdict,
 )
-from midstream.report.training_page import ReportData
 
 FAMILIES = {
     "lookup": (0.62, 0.98),
@@ -32,7 +31,6 @@ TOOLS = {
     "base_generator": (0.12, 0.02),
     "malformed": (0.12, 0.01),
 }
-TOML = '[run]\nname = "worlds-flow-grpo"\nseed = 7\n\n[training]\nsteps = 300\ngroup_size = 8  # 2510.05592, 4.1\n'
 
 
 def grown(share: float, start: float, end: float) -> float:
@@ -230,34 +228,3 @@ def broken(task_id: str = "t4") -> Trajectory:
         earlier_errors=(ErrorInfo(type="ToolServerError", message="gone\n  fix: start it"),),
         request_failures=4,
     )
-
-
-def report_data(**changes) -> ReportData:
-    whole = dict(
-        title="worlds-flow-grpo",
-        recipe_toml=TOML,
-        run_info={
-            "midstream": "0.1.0",
-            "python": "3.11.9",
-            "torch": "2.13.0",
-            "seed": 7,
-            "commit": "3f2c9ab",
-            "CPU time": "19m 30s",
-        },
-        metrics=metrics(),
-        timings=timings(),
-        evaluations=evaluations(),
-        samples=[
-            ("before", unsolved()),
-            ("after", solved()),
-            ("before", unsolved("t2")),
-            ("after", solved("t2")),
-            ("after", lost()),
-        ],
-        limits="One seed. The tasks are made by a generator; success on them says little about questions from the web.",
-        next_steps=[
-            "midstream show runs/worlds-flow-grpo",
-            "midstream train recipes/worlds.toml --set training.steps=600",
-        ],
-    )
-    return ReportData(**(whole | changes))

@@ -145,8 +145,6 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
         title="practice-made-up, seed 3",
         run="runs/made-up",
         status="finished",
-        recipe_toml='name = "practice-made-up"',
-        run_info={"seed": 3},
         updates_planned=max(1, len(made.updates)),
         gated=True,
         learned_from="rollouts and their rewards",

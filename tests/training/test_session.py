@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from midstream.cli.main import main
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
+from midstream.report.run_results import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.runs.info import collect_info
@@ -23,6 +24,7 @@ from midstream.training.session import load_policy
 from midstream.training.sharing import WARN_BELOW
 from support.errors import raises
 from support.killed_training import differences
+from support.pages import found
 from support.tiny_runs import TRAINING, settings
 
 
@@ -154,8 +156,8 @@ def test_rows_that_share_little_are_reported_once_however_often_the_run_is_inter
     assert main(["resume", str(tmp_path / "interrupted"), "--quiet"]) == 0
     assert "first differ" not in capsys.readouterr().err
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
-    report = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
-    assert "<p>Warning: step" in report
+    page = run_page(RunDirectory(tmp_path / "whole"))
+    assert any(block["text"].startswith("Step ") for block in found(page, "text") if block["tone"] == "warning")
 
 
 def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
@@ -244,7 +246,7 @@ def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_p
     assert "warning: step 1 has nothing to learn from: all 2 replies that should act are malformed" in err
     assert "E.g. " in err
     assert "nothing to learn from in any of 2 steps: all 2 replies" in out
-    assert "nothing to learn from in any of 2 steps" in (root / "report.html").read_text()
+    assert "nothing to learn from in any of 2 steps" in run_page(RunDirectory(root))["lead"]
     assert main(["show", str(root)]) == 0
     assert "learned nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
 

@@ -14,24 +14,27 @@ from pathlib import Path
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
-from midstream.interface.comparison import compare, compare_groups, split_step
+from midstream.report.comparison import Comparison, GroupComparison, compare, compare_groups, split_step
 from midstream.report.numbers import counted
 from midstream.report.tables import sentence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `compare`."""
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="evaluation or run directories, RUN@STEP for a step other than the last"
-    )
-    parser.add_argument(
-        "--group", nargs="+", action="extend", default=[], metavar="NAME=RUNS", help="groups of runs, e.g. 'a=runs/a-*'"
-    )
+    add_compared(parser, "evaluation or run directories, RUN@STEP for a step other than the last")
     parser.add_argument("--tasks", action="store_true", help="list the tasks that differ, with the answers")
     shared.add(parser, *shared.OUTPUT)
 
 
-def run(options: argparse.Namespace) -> int:
+def add_compared(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add what is compared: runs, or groups of them."""
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=help)
+    parser.add_argument(
+        "--group", nargs="+", action="extend", default=[], metavar="NAME=RUNS", help="groups of runs, e.g. 'a=runs/a-*'"
+    )
+
+
+def comparison_of(options: argparse.Namespace) -> Comparison | GroupComparison:
     """Compare every later evaluation, or group, with the first, on each set and sampling that both have."""
     names = options.runs
     if (len(names) < 2 and not options.group) or (names and options.group):
@@ -40,7 +43,12 @@ def run(options: argparse.Namespace) -> int:
             code="missing-option",
             fix="midstream compare RUN RUN, or midstream compare --group 'a=runs/a-*' 'b=runs/b-*'",
         )
-    comparison = compare_groups(_groups(options.group)) if options.group else compare(*names)
+    return compare_groups(_groups(options.group)) if options.group else compare(*names)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the comparison."""
+    comparison = comparison_of(options)
     if options.json:
         hidden = None if options.tasks else {"differing"}
         said = [

@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.text import Text
 
@@ -22,16 +23,27 @@ from midstream.core.errors import MidstreamError
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import agent_recipe, changed_recipe
-from midstream.report import tables
+from midstream.recipe.schema import Recipe
 from midstream.report.progress import progress
-from midstream.report.run_results import next_steps, run_limits, samples
-from midstream.report.turn_rows import template_of
+from midstream.report.run_results import samples
 from midstream.runs import RunDirectory
 
 RECIPE, RUN = "flow-grpo-tiny", "runs/demo"
 TEXT_RECIPE, TEXT_RUN = "text-tiny", "runs/demo-text"
 PLACE = "Zorbania"
 QUESTIONS = ("How high is {}?", "How many people live in the capital of {}?", "How high is Mount Everest?")
+START = {
+    RECIPE: "A planner of half a million parameters learns to plan searches and sums in a made-up world, offline: "
+    "about 4 minutes on 2 cores.",
+    TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
+    "about 6 minutes on 2 cores.",
+}
+LIMITS = {
+    RECIPE: "The planner knows its made-up world alone, and questions of up to three turns. It shows that loop, "
+    "credit and update work, not how much a large model gains (docs/limits.md).",
+    TEXT_RECIPE: "The model knows the language of a made-up atlas alone. It shows that loop, masks and update work, "
+    "not how much a large model gains (docs/limits.md).",
+}
 FACTS = 9  # documents about a country, its capital and its river
 
 
@@ -45,32 +57,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, then show the results, one question turn by turn, the limits, and what to try next."""
+    """Train, then show on one screen what changed, where to look at it, its limits, and what to try next."""
     name, root = (TEXT_RECIPE, TEXT_RUN) if options.text else (RECIPE, RUN)
     recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
+    root = Path(options.out or root)
+    finished = (root / "run.json").exists() and RunDirectory.open(root).status().state == "finished"
+    if not options.quiet and not finished:
+        Terminal(stderr=True).print(_plan(recipe, START[name]), highlight=False)
     with progress(quiet=options.quiet) as listener:
-        run = api.train(recipe, options.out or root, exist_ok=not options.no_resume, listener=listener)
-    show_result(run, as_json=options.json)
+        run = api.train(recipe, root, exist_ok=not options.no_resume, listener=listener)
+    show_result(run, as_json=options.json, short=True)
     if options.json:
         return 0
-    console, resolved = Terminal(), run.info().resolved
-    console.print(Text("One held-out question, turn by turn\n", "bold"))
-    for _, trajectory in samples(run)[-1:]:
-        console.print(tables.trajectory_view(trajectory, template=template_of(resolved)))
-    seconds = sum(timing.cpu_s for timing in run.timings.read())
-    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)")
+    console, place = Terminal(), shlex.quote(str(run.root))
     if options.text:
         _ask(run, console)
-    console.print(Text("\nLimits", "bold"))
-    console.print(run_limits(resolved))
+    console.print(f"Report  {run.report_path}", highlight=False, soft_wrap=True)
+    console.print(f"View    midstream view {place}", highlight=False, soft_wrap=True)
+    console.print(f"Limits  {LIMITS[name]}", highlight=False)
     console.print(Text("\nNext", "bold"))
-    for line in next_steps(run):
-        console.print(f"  {line}", soft_wrap=True)
-    if not options.text:
-        console.print("  midstream demo --text     # in open text, with questions of your own", soft_wrap=True)
+    question = next((trajectory.question for _, trajectory in samples(run)[-1:]), "What is 45 plus 17 ?")
+    for what, command in (
+        ("ask it", f'midstream solve "{question}" --planner {place}'),
+        ("own questions", "midstream init mine --kind train"),
+        ("another method", "midstream train training-free-simulated --out runs/lessons")
+        if options.text
+        else ("in open text", "midstream demo --text"),
+    ):
+        console.print(Text(f"  {what:<13}  ", "dim").append(command, "not dim"), soft_wrap=True)
     return 0
+
+
+def _plan(recipe: Recipe, start: str) -> str:
+    """What is about to happen: how long it takes, and its parts."""
+    steps = recipe.training.steps if recipe.training else 0
+    parts = ["warm start"] if recipe.warm_start else []
+    parts += ["evaluation before training", f"{steps} training steps", "evaluation after training"]
+    return f"{start}\nIts parts: {', '.join(parts)}. Ctrl-C stops it, and the same command resumes it.\n"
 
 
 def _ask(run: RunDirectory, console: Terminal) -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "components": "what a recipe can name, by kind: midstream's and yours",
     "benchmarks": "benchmarks and training sets; one in full",
     "index": "search in your own documents",
+    "view": "look at runs in the browser, while they run and afterwards",
     "show": "numbers of a run, or one trajectory, turn by turn",
     "report": "write the report of a run again",
     "verify": "check every file of a run for damage",

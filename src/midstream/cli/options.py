@@ -28,6 +28,7 @@ from midstream.recipe.schema import Recipe, to_toml
 from midstream.recipe.sessions import check_work
 from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
+from midstream.view.bundle import MAX_MB
 
 ChangesT = TypeVar("ChangesT")
 _DIGITS = 9  # of a count
@@ -107,6 +108,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--out": {"help": "run directory (default: a new one under runs/)"},
     "--track": {
         "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, tensorboard, trackio, or FILE.py:NAME",
+    },
+    "--max-mb": {
+        "metavar": "MB", "type": parse_amount, "default": MAX_MB,
+        "help": f"trajectories are chosen until the files have about this size (default: {MAX_MB:g})",
     },
     "--json": {"action": "store_true", "help": "print results as JSON on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress"},

@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
-    """Print what changed from before to after training or practice."""
+def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
+    """Print what changed from before to after training or practice; if `short`, of the test set's success alone."""
     console, data = Terminal(), practice_data(run, whole=False) if run.info().kind == "practice" else None
     if as_json:
         learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
@@ -91,10 +91,10 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
         console.print(Text(nothing, "yellow"), soft_wrap=True)
     sides = [(each.before, each.after) for each in comparisons(run.evaluations.read(skip_damage)) if each.after]
     for before, after in sorted(sides, key=lambda side: side[0][0].set_name != "test"):  # the test set first
-        if (name := before[0].set_name) != "validation":
+        if (name := before[0].set_name) != "validation" and (name == "test" or not short):
             console.print(tables.before_after_table(before, after))
         sampled = [[result for result in side if result.sampling == "T=1"] for side in (before, after)]
-        if name == "test" and sampled[1]:
+        if name == "test" and sampled[1] and not short:
             console.print(tables.tool_shift_table(*sampled))
 
 

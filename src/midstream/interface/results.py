@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.errors import UnsupportedError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
 from midstream.core.text import html_table
@@ -16,9 +16,10 @@ from midstream.interface.agents import AgentSpec
 from midstream.recipe.library import read
 from midstream.recipe.overrides import run_table
 from midstream.report.numbers import dollars, number, percent
-from midstream.report.run_results import run_view, write_report
+from midstream.report.run_results import run_view
 from midstream.runs import RunDirectory
 from midstream.training_free.library import Lesson
+from midstream.view.bundle import write_report
 
 
 class Run:
@@ -61,13 +62,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The HTML report of a training or practice run, which is written if it is not there."""
-        if self.directory.info().kind == "evaluation":
-            raise UsageError(
-                f"{self.path} holds an evaluation, which has no report",
-                code="wrong-kind-of-run",
-                fix="print the run, or ask it for frame() or trajectories()",
-            )
+        """The page of the run, one HTML file, which is written if it is not there."""
         if not self.directory.report_path.exists():
             write_report(self.directory)
         return self.directory.report_path

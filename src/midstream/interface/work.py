@@ -37,9 +37,7 @@ from midstream.core.events import Listener, Note
 from midstream.core.own import refuse_while_importing
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.core.trajectory import Trajectory
-from midstream.interface import comparison
 from midstream.interface.agents import AgentSpec, component_type
-from midstream.interface.comparison import Comparison
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.process import Stop, stopped_by
@@ -53,6 +51,8 @@ from midstream.recipe.schema import (
     read_table,
     with_overrides,
 )
+from midstream.report import comparison
+from midstream.report.comparison import Comparison
 from midstream.report.progress import print_warnings, progress
 from midstream.runs.budget import limit_settings
 from midstream.training.settings import TrainingConfig

@@ -22,8 +22,9 @@ from midstream.engines.openai.prices import price_of, prices_used
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import PROMPT_TOKENS, memory_lines
-from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe, differing_settings
+from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
+from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
 from midstream.training.losses import PolicyLoss

@@ -24,7 +24,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.training_free.commit import VERSIONS, History, name_damage, read_library
 from midstream.training_free.feedback import Vote, VoteFile
-from midstream.training_free.library import Library, identity, render_modules
+from midstream.training_free.library import Lesson, Library, identity, render_modules
 from midstream.training_free.library_text import to_json
 from midstream.training_free.operations import Operation
 from midstream.training_free.settings import FeedbackConfig
@@ -185,10 +185,22 @@ def editable_library(named: str) -> Iterator[EditableLibrary]:
 # --- votes ------------------------------------------------------------------------------------------------------------
 
 
+def find_lesson(named: str, lesson: str) -> Lesson:
+    """A lesson of the library `named`. Raises `RunError` without the library, `UsageError` without the lesson."""
+    found = read(named).find(lesson)
+    if found is None:
+        raise UsageError(
+            f"{named} has no lesson {lesson!r}",
+            code="unknown-name",
+            fix=f"midstream library show {shlex.quote(named)} lists them; vote on any other text as it is",
+        )
+    return found
+
+
 def cast_vote(
-    named: str, lesson: str, value: Literal["for", "against"], project: Path | None = None
+    named: str, lesson: str, value: Literal["for", "against", "none"], project: Path | None = None
 ) -> tuple[Vote, Path]:
-    """Vote on a lesson of the library `named`, or, with `lesson` "", on the text `named` itself.
+    """Vote on a lesson of the library `named`, or, with `lesson` "", on the text `named` itself; "none" takes it back.
 
     Returns the vote and its file: `project`, by default that of the library's run, else that of the working directory.
     Raises `RunError` without the library, `UsageError` without the lesson or for an empty text.
@@ -196,13 +208,7 @@ def cast_vote(
     where, found = "", None
     if lesson:
         path, _ = split(named)
-        where, found = os.path.abspath(path), read(named).find(lesson)
-        if found is None:
-            raise UsageError(
-                f"{named} has no lesson {lesson!r}",
-                code="unknown-name",
-                fix=f"midstream library show {shlex.quote(named)} lists them; vote on any other text as it is",
-            )
+        where, found = os.path.abspath(path), find_lesson(named, lesson)
     elif Path(named).exists():
         what, fix = f"{named} is a library, and no lesson is named", f"midstream library show {shlex.quote(named)}"
         raise UsageError(what, code="missing-option", fix=f"{fix} lists its lessons; name one after it")

@@ -24,7 +24,6 @@ from midstream.recipe.schema import (
     Recipe,
     Table,
     agent_type,
-    differing_settings,
     merge,
     modules_of,
     parse_recipe,
@@ -34,6 +33,7 @@ from midstream.recipe.schema import (
 )
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
+from midstream.runs.info import differing_settings
 
 Source = str | RunDirectory | Table
 """A recipe by name, file or table, or a run."""

@@ -33,6 +33,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
         "per_task": "midstream.rewards.composite:PerTaskConfig",
+        "thumbs": "midstream.rewards.thumbs:ThumbsConfig",
         "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
         "function_calling": "midstream.rewards.artist:FunctionCallingConfig",

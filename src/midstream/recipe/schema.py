@@ -7,7 +7,6 @@ of a component (tasks, an agent's module, an engine, a tool, a reward) has a `ty
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from midstream.core.own import anchored, is_reference, name_of
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.tables import parse_component, shown, validate
-from midstream.core.text import shorten
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.gateway.settings import ServeConfig
@@ -40,11 +38,6 @@ from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.settings import ClusterConfig, LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import FeedbackConfig, PracticeConfig
-
-# These settings are listed first: if they differ, two runs are hard to compare.
-_FIRST = (
-    "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
-)  # fmt: skip
 
 _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
 
@@ -502,27 +495,3 @@ def _toml_value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     return repr(value)
-
-
-def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Every setting in which two resolved recipes differ, as "agent.max_turns: 3 | 10"; names are ignored."""
-    left, right = _flat(ours), _flat(theirs)
-
-    def rank(key: str) -> int:
-        return next((place for place, start in enumerate(_FIRST) if key.startswith(start)), len(_FIRST))
-
-    keys = sorted((key for key in {**left, **right} if left.get(key) != right.get(key)), key=rank)
-    return [f"{key}: {shorten(left.get(key, '-'), 60)} | {shorten(right.get(key, '-'), 60)}" for key in keys]
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """ "agent.max_turns" -> "3"; the recipe's name and description are left out."""
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if not prefix and key in ("name", "description"):
-            continue
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.dumps(value, sort_keys=True)  # a set of an older directory has another order
-    return flat

@@ -16,6 +16,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.report.numbers import counted, dollars, limits_met, mean, number, percent, shorten, troubles
 from midstream.report.turn_rows import fields, outcome_words, plain, stopped
+from midstream.report.whole_table import WholeTable
 from midstream.rewards.exact_match import AS_NUMBER
 
 _NAME_WIDTH = 20
@@ -108,14 +109,21 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
 
 def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
     """Everything about some evaluations: success, several trials, families, effort, tools, and notes on all of it."""
-    parts: list[RenderableType] = [success_table(results)]
+    notes = notes_on(results)
+    return Group(*evaluation_tables(results), *([Text("\n".join(notes))] if notes else []))
+
+
+def evaluation_tables(results: Sequence[EvaluationResult]) -> Iterator[Table]:
+    """The tables of some evaluations, those that have something to show."""
+    yield success_table(results)
     if any(result.trials > 1 for result in results):
-        parts.append(trials_table(results))
+        yield trials_table(results)
     if any(len(result.by_family) > 1 for result in results):
-        parts.append(family_table(results))
-    parts += [effort_table(results), tool_table(results)]
+        yield family_table(results)
+    yield effort_table(results)
+    yield tool_table(results)
     if any(result.streams for result in results):
-        parts.append(stream_table(results))
+        yield stream_table(results)
     # A rule next to a judge has its column already.
     in_parts = [result for result in results if len(result.reward_parts.keys() - {AS_NUMBER}) > 1 and not result.judged]
     if in_parts:
@@ -125,10 +133,7 @@ def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
             for place, (name, value) in enumerate(result.reward_parts.items()):
                 named = "" if place else _named(result, results)
                 table.add_row(named, Text(name), number(value))
-        parts.append(table)
-    if notes := notes_on(results):
-        parts.append(Text("\n".join(notes)))
-    return Group(*parts)
+        yield table
 
 
 def summary_line(result: EvaluationResult) -> str:
@@ -142,7 +147,7 @@ def summary_line(result: EvaluationResult) -> str:
 
 def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
     """A table in the style that all of them have; `left` are heads of text, `right` those of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+    table = WholeTable(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
     for head in left:
         table.add_column(head)
     for head in right:

@@ -13,9 +13,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.report.evaluation_tables import comparisons
-from midstream.report.html import PageData, run_info
 from midstream.report.numbers import dollars, gain, gains, number, summed
-from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, read_spent
 from midstream.runs.journal import skip_damage, warn_of_damage
@@ -40,19 +38,25 @@ _LEARNED_FROM = {  # by `practice.truth`
     "none": f"rollouts without any grade{_OUTSIDE}",
 }
 _FROM_QUESTIONS = "questions alone, without a rollout"
+Sample = tuple[str, Trajectory]  # what it shows ("before training"), and the trajectory
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PracticeData(PageData):
+class PracticeData:
     """Everything that is shown of a practice run; every list may be empty.
 
-    `run` is its directory as commands name it, `status` its state, `updates_planned` how many updates it makes at
-    most, `learned_from` what graded its rollouts, in words. `compared` holds the paired comparison of the test sets
-    without and with lessons, `notes` explain why one is missing. `spent` is all that was used, `costs` its parts where
-    they were kept.
+    `title` is its recipe with the seed, `limits` what is not shown, in words, `next_steps` command lines. `run` is its
+    directory as commands name it, `status` its state, `updates_planned` how many updates it makes at most,
+    `learned_from` what graded its rollouts, in words. `compared` holds the paired comparison of the test sets without
+    and with lessons, `notes` explain why one is missing. `spent` is all that was used, `costs` its parts where they
+    were kept.
     """
 
+    title: str
+    samples: Sequence[Sample]
+    limits: str
+    next_steps: Sequence[str]
     run: str
     status: str
     updates_planned: int
@@ -133,8 +137,6 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         title=f"{info.recipe_name}, seed {info.seed}",
         run=root,
         status=status.state + (f": {status.message}" if status.message else ""),
-        recipe_toml=run.recipe(),
-        run_info=run_info(info),
         updates_planned=config.updates if config.budget.updates is None else min(config.updates, config.budget.updates),
         gated=config.gate.enabled,
         learned_from=_LEARNED_FROM[config.truth] if config.lessons_from == "rollouts" else _FROM_QUESTIONS,
@@ -148,7 +150,6 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         costs=costs,
         sources=_sources(run, versions) if whole else {},
         samples=_samples(sides, compared) if whole else [],
-        template=template_of(info.resolved),
         limits=" ".join(f"{SIMULATED if simulated else ''} {PRACTICE_LIMITS}".split()),
         next_steps=next_steps,
     )
@@ -181,7 +182,7 @@ def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
     return {(step, found.id): found for step in steps for found in run.trajectories.read(step, wanted[step])}
 
 
-def _samples(sides: Sequence[tuple[Evaluated, Evaluated]], compared: Sequence[Paired]) -> list[tuple[str, Trajectory]]:
+def _samples(sides: Sequence[tuple[Evaluated, Evaluated]], compared: Sequence[Paired]) -> list[Sample]:
     """One test question without and with lessons: of those that differ the one with the largest gain."""
     by_key = {(first.result.set_name, first.result.sampling): (first, last) for first, last in sides}
     for paired in compared:

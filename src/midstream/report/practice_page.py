@@ -1,44 +1,42 @@
-"""The report of a practice run as one HTML file: results, lessons, curves, updates, cost."""
+"""The page of a practice run: results, lessons, curves, updates, cost, and what was counted."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from midstream.core.trajectory import Trajectory
-from midstream.report import html, practice_data
-from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
-from midstream.report.html import cell, heads, small_curve, text
-from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten, summed
+from midstream.report import blocks, practice_data
+from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, line, text
+from midstream.report.numbers import Point, counted, cut, dollars, gain, gains, number, percent, shorten, summed
 from midstream.report.practice_data import PracticeData, Tried, about, by_effect, fates_text, points, verdict
 from midstream.report.training_page import all_evaluations, results_of
 from midstream.training_free.commit import UpdateRecord
 from midstream.training_free.gate import Test
 from midstream.training_free.library import Effect, Lesson
 
-FATE_COLORS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
+FATES = {"accepted": 3, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
 _CARDS_SHOWN = 25
-_TEXT_LIMIT = 600
 _ROLLOUTS_SHOWN = 12
-_LEAST_SPAN = 0.01  # one point: below it a whisker chart would only magnify noise
+_LEAST_SPAN = 0.01  # one point: below it an axis would only magnify noise
 
 
-def render_practice(data: PracticeData) -> str:
-    """The report as HTML text."""
-    parts: list[html.Part] = [
+def practice_page(data: PracticeData) -> tuple[str, list[Section]]:
+    """The lead and the sections of a run."""
+    return lead(data), [
+        ("summary", "At a glance", [blocks.tiles(tiles(data))]),
         ("results", "Results", results(data)),
         ("lessons", "The lessons", lessons(data)),
         ("curves", "Update by update", curves(data.updates)),
         ("tried", "Tried and not accepted", not_accepted(data)),
         ("updates", "What each update did", updates(data)),
-        ("cost", "Cost", costs(data)),
+        ("cost", "Cost", [costs(data)]),
         ("counts", "What was counted and left out", [counts(data)]),
-        ("runs", "One question, turn by turn", [html.sample_runs(data.samples, data.template)] if data.samples else []),
     ]
-    return html.page(data, summary(data), cards(data), parts)
 
 
-def summary(data: PracticeData) -> str:
+def lead(data: PracticeData) -> str:
     """What happened, in plain words with the run's numbers: the effect of the lessons, accepted changes, losses."""
     library = data.library
     sentences = ["No update of the library has finished yet."]
@@ -72,114 +70,110 @@ def summary(data: PracticeData) -> str:
     return " ".join([*sentences, f"Left out: {lost}."] if lost else sentences)
 
 
-def cards(data: PracticeData) -> list[html.Card]:
-    """The numbers at the top of the page: success, the difference, lessons, cost."""
-    found: list[html.Card] = []
+def tiles(data: PracticeData) -> list[dict[str, str]]:
+    """Success, the difference, lessons, cost."""
+    found: list[dict[str, str]] = []
     for pair in data.compared[:2]:
-        change = html.arrow(percent(pair.first_success), percent(pair.other_success))
-        found.append((f"Success, {pair.set_name}, {pair.sampling}", change, f"{pair.tasks:,} held-out tasks"))
-        difference = text(gain(pair.difference).replace("-", "−"))
-        found.append(("Difference", difference, f"points, 95%: {gains(pair.interval)}"))
+        named = (f"Success, {pair.set_name}, {pair.sampling}", percent(pair.other_success))
+        found.append(blocks.tile(*named, f"{pair.tasks:,} held-out tasks", before=percent(pair.first_success)))
+        difference = gain(pair.difference).replace("-", "−")
+        found.append(blocks.tile("Difference", difference, f"points, 95%: {gains(pair.interval)}"))
     library, spent = data.library, data.spent
     states = [lesson.state for lesson in library.lessons]
     notes = [f"{states.count(state)} {state}" for state in ("pinned", "vetoed") if state in states]
     if library.rendered:
         notes.insert(0, "proven by a test" if library.proven_for else "unproven")
-    found.append(("Lessons", f"{len(library.rendered):,}", ", ".join(notes)))
-    rollouts = counted(spent.rollouts, "rollout")
+    found.append(blocks.tile("Lessons", f"{len(library.rendered):,}", ", ".join(notes)))
+    rollouts, tokens = counted(spent.rollouts, "rollout"), practice_data.short(spent.tokens)
     if spent.cost_usd:
-        found.append(("Cost", text(dollars(spent.cost_usd)), f"{rollouts}, {practice_data.short(spent.tokens)} tokens"))
-    else:
-        found.append(("Tokens", practice_data.short(spent.tokens), rollouts))
-    return found
+        return [*found, blocks.tile("Cost", dollars(spent.cost_usd), f"{rollouts}, {tokens} tokens")]
+    return [*found, blocks.tile("Tokens", tokens, rollouts)]
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def results(data: PracticeData) -> list[str]:
+def results(data: PracticeData) -> list[Block | None]:
     """The paired comparison of every test set, then sets of several families by family, and all evaluations."""
     effects = [Effect(mean=pair.difference, interval=pair.interval, pairs=pair.tasks) for pair in data.compared]
-    span = whisker_span(effects)
-    rows = []
+    span = span_of(effects)
+    rows: list[list[Cell]] = []
     for pair, effect in zip(data.compared, effects, strict=True):
-        gained = gain(pair.difference)
-        cells = [cell(f"{pair.tasks:,}"), cell(percent(pair.first_success)), cell(percent(pair.other_success))]
-        cells.append(html.shift(gained) if pair.verdict in ("better", "worse") else cell(gained))
-        cells += [f'<td class="whisker">{whisker(effect, span)}</td>', cell(gains(pair.interval))]
-        cells += [cell(f"{pair.wins} / {pair.losses} / {pair.ties}"), cell(f"{pair.left_out:,}")]
-        rows.append(html.row(f"{pair.set_name}, {pair.sampling}", *cells))
-    head = heads("Set", "Tasks", "No lessons", "With lessons", "Points")
-    head += heads("", "95% interval", "Won / lost / tied", "Left out")
+        gained: Cell = gain(pair.difference)
+        rows.append(
+            [
+                f"{pair.set_name}, {pair.sampling}",
+                f"{pair.tasks:,}",
+                percent(pair.first_success),
+                percent(pair.other_success),
+                blocks.shift(gained) if pair.verdict in ("better", "worse") else gained,
+                {"text": gains(pair.interval), "tone": "", "interval": interval_of(effect, span)},
+                f"{pair.wins} / {pair.losses} / {pair.ties}",
+                f"{pair.left_out:,}",
+            ]
+        )
+    names = ("Set", "Tasks", "No lessons", "With lessons", "Points", "95% interval", "Won / lost / tied", "Left out")
     caption = "The same held-out tasks without and with lessons, paired. Left out: no result on one side."
-    found = [html.table(caption, head, rows)] if rows else []
-    found.append("".join(f"<p>{text(verdict(pair))}.</p>" for pair in data.compared))
-    found += [f'<p class="soft">{text(note)}</p>' for note in data.notes]
+    found = [blocks.table(caption, names, rows)]
+    found += [text(f"{verdict(pair)}.") for pair in data.compared]
+    found += [text(note, "soft") for note in data.notes]
     several = any(len(result.by_family) > 1 for result in data.evaluations)
     return found + (results_of(data.evaluations) if several else [all_evaluations(data.evaluations)])
+
+
+def span_of(effects: Sequence[Effect | None]) -> float:
+    """The half-width, in reward, of an axis that all of these fit on."""
+    return max([_LEAST_SPAN, *(abs(end) for effect in effects if effect for end in (*effect.interval, effect.mean))])
+
+
+def interval_of(effect: Effect | None, span: float) -> dict[str, float] | None:
+    """An effect for an axis of this half-width."""
+    return effect and blocks.interval(effect.mean, effect.interval, span)
 
 
 # --- curves and counts ------------------------------------------------------------------------------------------------
 
 
-def curves(updates: Sequence[UpdateRecord]) -> list[str]:
+def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
     """Reward, the fate of the changes, lessons, groups and effort by update."""
     if not updates:
-        return ['<p class="empty">No update has finished yet.</p>']
-    rewards = buckets([(update.step, update.mean_reward) for update in updates], html.LINE_POINTS)
-    name = "Mean reward of the learning rollouts"
-    words = html.in_words(name, rewards, as_percent=False, unit="update")
-    last = html.last_value(rewards, as_percent=False)
-    line = Series(name=name, points=rewards, marks=len(rewards) < 30, label=last)
-    reward = line_chart([line], summary=words, y_range=(0.0, 1.0), as_percent=False, x_label="update")
+        return [text("No update has finished yet.", "soft")]
+
+    def by_update(title: str, note: str, found: Sequence[Point], color: int, *, as_percent: bool = False) -> Block:
+        return curve(title, note, found, color, as_percent=as_percent, x="update")
+
+    rewards = [(update.step, update.mean_reward) for update in updates]
     useful = [(u.step, 1 - (u.uniform + len(u.broken)) / u.groups) for u in updates if u.groups]
-    turns = [(update.step, update.turns_mean) for update in updates]
     errors = [(update.step, update.tool_use.error_rate) for update in updates]
-    bars = fate_bars([(update.step, update.event.fates) for update in updates])
+    total = {fate: sum(update.event.fates.get(fate, 0) for update in updates) for fate in FATES}
+    bands = [
+        line(fate, [(update.step, update.event.fates.get(fate, 0)) for update in updates], color)
+        for fate, color in FATES.items()
+        if total[fate]
+    ]
+    words = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
+    of_fates = chart("Changes", "what became of what was proposed", bands, words, x="update", percent=False)
     return [
-        html.charts(
-            html.figure("Learning reward", "of the learning rollouts, not held out", reward),
-            html.figure("Changes", "what became of what was proposed", bars),
+        charts(
+            chart(
+                "Learning reward",
+                "of the learning rollouts, not held out",
+                [line("Mean reward of the learning rollouts", rewards)],
+                x="update",
+                percent=False,
+            ),
+            {**of_fates, "stacked": True} if bands else text("No change was proposed.", "soft"),
         ),
-        html.charts(
-            small_curve("Lessons", "in the library", [(u.step, u.lessons) for u in updates], "c4", unit="update"),
-            small_curve("Groups with contrast", "share of the batch", useful, "c6", unit="update", as_percent=True),
-            small_curve("Turns a rollout", "mean of learning rollouts", turns, "c3", unit="update"),
-            small_curve("Tool errors", "share of turns", errors, "bad", unit="update", as_percent=True),
-            size="small",
+        charts(
+            by_update("Lessons", "in the library", [(update.step, update.lessons) for update in updates], 4),
+            by_update("Groups with contrast", "share of the batch", useful, 6, as_percent=True),
+            by_update("Turns a rollout", "mean of learning rollouts", [(u.step, u.turns_mean) for u in updates], 3),
+            by_update("Tool errors", "share of turns", errors, blocks.BAD, as_percent=True),
         ),
     ]
 
 
-def fate_bars(updates: Sequence[tuple[int, Mapping[str, int]]]) -> str:
-    """One stacked bar an update: how many changes were accepted, left pending, rejected, refused."""
-    most = max((sum(found.values()) for _, found in updates), default=0)
-    if not most:
-        return '<p class="empty">No change was proposed.</p>'
-    x_range, y_range = (updates[0][0] - 0.6, updates[-1][0] + 0.6), (0.0, most * 1.05)
-    frame = Frame(width=400.0, height=230.0, x_range=x_range, y_range=y_range, right=74.0, left=28.0, as_percent=False)
-    width = min(34.0, 0.7 * (frame.x(1) - frame.x(0)))
-    bars = []
-    for step, found in updates:
-        floor = 0
-        title = f"update {step}: " + ", ".join(f"{found.get(fate, 0)} {fate}" for fate in FATE_COLORS)
-        for fate, color in FATE_COLORS.items():
-            if count := found.get(fate, 0):
-                top, bottom = frame.y(floor + count), frame.y(floor)
-                place = f'x="{frame.x(step) - width / 2:.1f}" y="{top:.1f}"'
-                size = f'width="{width:.1f}" height="{bottom - top:.1f}"'
-                bars.append(f'<rect class="area {color}" {place} {size}><title>{title}</title></rect>')
-                floor += count
-    total = {fate: sum(found.get(fate, 0) for _, found in updates) for fate in FATE_COLORS}
-    # Labels stand in the order of a bar's parts, from the bottom.
-    height = (frame.height - frame.top - frame.bottom) / 5
-    shown = [fate for fate, count in total.items() if count]
-    labels = [(frame.y(0) - (place + 0.5) * height, fate, FATE_COLORS[fate]) for place, fate in enumerate(shown)]
-    summary = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
-    return svg(frame.width, frame.height, summary, axes(frame, "update") + "".join(bars) + end_labels(frame, labels))
-
-
-def counts(data: PracticeData) -> str:
+def counts(data: PracticeData) -> Block | None:
     """What went into learning and what did not, each with its meaning."""
     updates = data.updates
     lost = summed(record.event.left_out for record in updates)
@@ -200,35 +194,41 @@ def counts(data: PracticeData) -> str:
         ("Pairs that compared changes", halves, "one random half of the changes against the other"),
         ("Evaluation tasks without a result", errors, "counted as wrong in the tables, left out of pairs"),
     ]
-    return html.count_table("Sums over all updates.", rows)
+    return blocks.counts("Sums over all updates.", rows)
 
 
-def costs(data: PracticeData) -> list[str]:
+def costs(data: PracticeData) -> Block | None:
     """What was used by phase and role where that was kept, against the limits."""
     if not data.updates and not data.costs:
-        return []
+        return None
     used = [(phase or "-", role or "-", spent.model_dump()) for (phase, role), spent in data.costs.items()]
     used.append(("In all", "", data.spent.model_dump()))
-    if data.budget.limits.keys() & {"rollouts", "tokens", "cost_usd"}:
+    if limited := bool(data.budget.limits.keys() & {"rollouts", "tokens", "cost_usd"}):
         used.append(("Limit", "", data.budget.limits))
     rows = []
     for name, role, spent in used:
         numbers = [f"{spent[key]:,}" if spent.get(key) else "-" for key in ("rollouts", "calls", "tokens")]
-        numbers.append(dollars(spent["cost_usd"]) if spent.get("cost_usd") else "-")
-        rows.append(html.row(name, cell(role, ""), *map(cell, numbers), total=name == "In all"))
-    head = heads("Phase", "Asked by", "Rollouts", "Requests", "Tokens", "Cost", left=2)
-    return [html.table("What the run has used up, evaluations and the gate's rollouts included.", head, rows)]
+        rows.append([name, role, *numbers, dollars(spent["cost_usd"]) if spent.get("cost_usd") else "-"])
+    caption = "What the run has used up, evaluations and the gate's rollouts included."
+    names = ("Phase", "Asked by", "Rollouts", "Requests", "Tokens", "Cost")
+    return blocks.table(caption, names, rows, left=2, totals=1 + limited)
 
 
 # --- lessons and changes ----------------------------------------------------------------------------------------------
 
 
-def lessons(data: PracticeData) -> list[str]:
+def _folded(cards: Sequence[dict[str, Any]], noun: str) -> list[Block | None]:
+    """The first cards, and the others folded."""
+    more = cards[_CARDS_SHOWN:]
+    return [blocks.cards(cards[:_CARDS_SHOWN]), blocks.fold(counted(len(more), noun), blocks.cards(more))]
+
+
+def lessons(data: PracticeData) -> list[Block | None]:
     """Every lesson of the newest library as a card, those with the largest measured effect first."""
     library = data.library
     if not library.lessons:
-        return ['<p class="empty">The library is empty.</p>']
-    span = whisker_span([lesson.effect for lesson in library.lessons if lesson.effect])
+        return [text("The library is empty.", "soft")]
+    span = span_of([lesson.effect for lesson in library.lessons])
     words = f"{counted(len(library.rendered), 'lesson')} in the prompts, {practice_data.proven(library)}."
     if any(lesson.effect for lesson in library.lessons):
         words += (
@@ -237,130 +237,101 @@ def lessons(data: PracticeData) -> list[str]:
             "Helped and harmed count pairs of rollouts."
         )
     here = {lesson.id for lesson in practice_data.learned(data.versions)}
-    shown = [lesson_card(data, lesson, span, here=lesson.id in here) for lesson in by_effect(library.lessons)]
-    return [f'<p class="soft">{text(words)}</p>', *html.folded(shown, _CARDS_SHOWN, "more lesson")]
+    found = [_lesson(data, lesson, span, here=lesson.id in here) for lesson in by_effect(library.lessons)]
+    return [text(words, "soft"), *_folded(found, "more lesson")]
 
 
-def lesson_card(data: PracticeData, lesson: Lesson, span: float, *, here: bool) -> str:
+def _lesson(data: PracticeData, lesson: Lesson, span: float, *, here: bool) -> dict[str, Any]:
     """A lesson with its effect, its counters and its origin; `here`: this run learned it."""
-    effect = '<span class="soft">effect not measured</span>'
+    effect = "effect not measured"
     if lesson.effect is not None:
-        together = "" if lesson.effect.alone else ", measured only together with others"
-        effect = f"{whisker(lesson.effect, span)}<span>{text(points(lesson.effect) + together)}</span>"
-    numbers = f"in {counted(lesson.used, 'rollout')}"
-    numbers += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
-    origin, source = lesson.origin, ""
+        effect = points(lesson.effect) + ("" if lesson.effect.alone else ", measured only together with others")
+    used = f"in {counted(lesson.used, 'rollout')}"
+    used += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
+    origin, more = lesson.origin, list[Block | None]()
     if origin.tasks or origin.trajectories or origin.why:
         found = [data.sources.get((origin.update, name)) for name in origin.trajectories] if here else []
         rollouts = [trajectory for trajectory in found if trajectory is not None]
-        source = f"<p>{text(shorten(origin.why, _TEXT_LIMIT))}</p>" if origin.why else ""
-        source += f'<p class="soft">Written by {text(origin.model)}.</p>' if origin.model else ""
+        more = [text(origin.why), text(f"Written by {origin.model}." if origin.model else "", "soft")]
         if not rollouts:
             named = shorten(", ".join(origin.trajectories or origin.tasks), 400)
-            source += f'<p class="soft">{"Its rollouts" if here else "Rollouts of another run"}: {text(named)}</p>'
+            more.append(text(f"{'Its rollouts' if here else 'Rollouts of another run'}: {named}", "soft"))
         for task in dict.fromkeys(trajectory.task_id for trajectory in rollouts):
             of_task = [trajectory for trajectory in rollouts if trajectory.task_id == task]
-            source += source_rollouts(data.run, origin.update, of_task)
+            more += source_rollouts(data.run, origin.update, of_task)
         size = f"{counted(len(origin.tasks), 'task')}, {counted(len(origin.trajectories), 'rollout')}"
-        source = html.details(f"Where it comes from: {size}", source)
-    struck = ' class="vetoed"' if lesson.state == "vetoed" else ""
-    words = f"<span{struck}>{text(shorten(lesson.text, _TEXT_LIMIT))}</span>"
-    return _card(lesson.id, words, f"<span>{text(about(lesson))}</span>{effect}<span>{text(numbers)}</span>", source)
-
-
-def _card(name: str, words: str, facts: str, more: str = "") -> str:
-    """A lesson or change: its words, then facts about it, then what can be opened, all HTML but the name."""
-    return (
-        f'<article class="lesson"><p class="lesson-text"><b>{text(name)}</b> {words}</p>'
-        f'<p class="lesson-facts">{facts}</p>{more}</article>'
+        more = [blocks.fold(f"Where it comes from: {size}", *more)]
+    return blocks.card(
+        lesson.id,
+        lesson.text,
+        (about(lesson), effect, used),
+        struck=lesson.state == "vetoed",
+        interval=interval_of(lesson.effect, span),
+        blocks=more,
+        vote=True,
     )
 
 
-def source_rollouts(run: str, update: int, rollouts: Sequence[Trajectory]) -> str:
+def source_rollouts(run: str, update: int, rollouts: Sequence[Trajectory]) -> list[Block | None]:
     """The rollouts of one task that a lesson was drawn from: question, answers, tools, the command that shows one."""
-    first = rollouts[0]
-    gold = "" if first.gold is None else f" Correct answer: <b>{text(shorten(first.gold, 200))}</b>"
-    rows = []
+    first, rows = rollouts[0], list[list[Cell]]()
     for trajectory in rollouts[:_ROLLOUTS_SHOWN]:
         lost = trajectory.reward is None or trajectory.status != "ok"
         reward = "-" if lost or trajectory.reward is None else number(trajectory.reward.value)
         actions = [turn.action for turn in trajectory.turns]
         tools = [action.tool if action and not action.error else "malformed" for action in actions]
-        rows.append(
-            f"<tr>{cell(trajectory.id, '')}{cell(reward)}{cell(shorten(trajectory.answer or '(none)', 120), 'wrap')}"
-            f"{cell(cut(' → '.join(tools) or '-', 80), 'wrap soft')}</tr>"
-        )
+        answer = shorten(trajectory.answer or "(none)", 120)
+        rows.append([trajectory.id, reward, answer, {"text": cut(" → ".join(tools) or "-", 80), "tone": "soft"}])
     more = len(rollouts) - _ROLLOUTS_SHOWN
     caption = f"{counted(len(rollouts), 'rollout')} of task {first.task_id}"
     caption += f", {more:,} not shown" if more > 0 else ""
-    command = f"midstream show {run} {shlex.quote(f'step-{update:06d}/{first.id}')}"
-    table = html.table(caption, [*heads("Rollout", "Reward"), *heads("Answer", "Tools, turn by turn", left=2)], rows)
-    return (
-        f"<p>{text(shorten(first.question or first.task_id, _TEXT_LIMIT))}{gold}</p>{table}<pre>{text(command)}</pre>"
-    )
+    return [
+        text(first.question or first.task_id),
+        text("" if first.gold is None else f"Correct answer: {first.gold}"),
+        blocks.table(caption, ("Rollout", "Reward", "Answer", "Tools, turn by turn"), rows, last=2),
+        blocks.code(f"midstream show {run} {shlex.quote(f'step-{update:06d}/{first.id}')}"),
+    ]
 
 
-def not_accepted(data: PracticeData) -> list[str]:
+def not_accepted(data: PracticeData) -> list[Block | None]:
     """Every change that was asked for and is not in the library, with the reason; the newest first."""
     found = practice_data.tried(data)[::-1]
     if not found:
         return []
-    changes = counted(len(found), "change")
-    words = f"{changes}, the newest first; one that was asked for again stands where it came last."
-    return [f'<p class="soft">{words}</p>', *html.folded(change_cards(found), _CARDS_SHOWN, "more change")]
+    words = (
+        f"{counted(len(found), 'change')}, the newest first; one that was asked for again stands where it came last."
+    )
+    return [text(words, "soft"), *_folded(change_cards(found), "more change")]
 
 
-def change_cards(changes: Sequence[Tried]) -> list[str]:
+def change_cards(changes: Sequence[Tried]) -> list[dict[str, Any]]:
     """Each change with its old text if it had one, its fate, the reason and its effect, all on one scale."""
-    span = whisker_span([change.effect for change in changes if change.effect])
-    shown = []
-    for change in changes:
-        words = text(shorten(change.text, _TEXT_LIMIT))
-        if change.old:
-            words += f'<br><span class="soft">in place of: {text(shorten(change.old, _TEXT_LIMIT))}</span>'
-        where = ", ".join(filter(None, (f"update {change.update}", change.operation.module)))
-        color = {"accepted": "up", "rejected": "down"}.get(change.fate, "")
-        facts = f"<span>{text(where)}</span>"
-        facts += f'<span><b class="{color}">{text(change.fate)}</b>, {text(change.why)}</span>'
-        if change.effect:
-            facts += f"{whisker(change.effect, span)}<span>{text(points(change.effect))}</span>"
-        shown.append(_card(f"{change.operation.kind} {change.operation.id}".strip(), words, facts))
-    return shown
-
-
-def whisker_span(effects: Sequence[Effect]) -> float:
-    """The half-width, in reward, of a scale that all of these fit on."""
-    return max([_LEAST_SPAN, *(abs(end) for effect in effects for end in (*effect.interval, effect.mean))])
-
-
-def whisker(effect: Effect, span: float) -> str:
-    """An effect as a dot with its 95 % interval as a line, on a scale from -`span` to `span`; the tick is no effect."""
-    width, pad = 150.0, 7.0
-    low, high, mean = (
-        pad + (min(span, max(-span, end)) + span) / (2 * span) * (width - 2 * pad)
-        for end in (*effect.interval, effect.mean)
-    )
-    color = "c3" if effect.interval[0] > 0 else "bad" if effect.interval[1] < 0 else "c8"
-    middle = width / 2
-    body = (
-        f'<line class="grid" x1="{pad}" x2="{width - pad}" y1="9" y2="9"/>'
-        f'<line class="zero" x1="{middle}" x2="{middle}" y1="2" y2="16"/>'
-        f'<line class="way {color}" x1="{low:.1f}" x2="{high:.1f}" y1="9" y2="9"/>'
-        f'<circle class="dot {color}" cx="{mean:.1f}" cy="9" r="5"/>'
-    )
-    return svg(width, 18.0, f"effect {points(effect)} points", body)
+    span = span_of([change.effect for change in changes])
+    return [
+        blocks.card(
+            f"{change.operation.kind} {change.operation.id}".strip(),
+            change.text,
+            (
+                ", ".join(filter(None, (f"update {change.update}", change.operation.module))),
+                f"{change.fate}, {change.why}",
+                points(change.effect) if change.effect else "",
+            ),
+            interval=interval_of(change.effect, span),
+            blocks=[text(f"in place of: {change.old}" if change.old else "", "soft")],
+        )
+        for change in changes
+    ]
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
 
 
-def updates(data: PracticeData) -> list[str]:
-    """Every update with all that was proposed, tested and left out, newest first, each folded but for the newest."""
-    shown = []
-    for place, record in enumerate(reversed(data.updates)):
+def updates(data: PracticeData) -> list[Block | None]:
+    """Every update with all that was proposed, tested and left out, newest first, each folded."""
+    found = []
+    for record in reversed(data.updates):
         made = f"reward {record.mean_reward:.3f}, {record.event.proposed} proposed, {fates_text(record.event.fates)}"
         after = f"{counted(record.lessons, 'lesson')} after it (version {record.version})"
-        line = f"Update {record.step}, epoch {record.epoch}: {made}, {after}"
         kept = sum(outcome.operation.kind == "keep" for outcome in record.proposed)
         groups = f"{record.groups:,}, of them {record.uniform:,} without contrast and {len(record.broken):,} broken"
         errors = percent(record.tool_use.error_rate)
@@ -376,23 +347,32 @@ def updates(data: PracticeData) -> list[str]:
         facts += [("Failed", f"{id}: {shorten(why.partition(chr(10))[0], 200)}") for id, why in record.failed.items()]
         facts += [("Left out", f"{task}: {why}") for task, why in record.broken.items()]
         facts += [("Unreadable", reply) for reply in record.unreadable]
-        body = "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in facts)
-        tests = gate_tests(record.tests, len(record.changes)) if record.tests else ""
-        changes = "".join(change_cards(practice_data.decisions(data, record)))
-        shown.append(html.details(line, f'<dl class="facts">{body}</dl>{tests}{changes}', opened=place == 0))
-    return shown
+        found.append(
+            blocks.fold(
+                f"Update {record.step}, epoch {record.epoch}: {made}, {after}",
+                blocks.facts(facts),
+                gate_tests(record.tests, len(record.changes)),
+                blocks.cards(change_cards(practice_data.decisions(data, record))),
+            )
+        )
+    return found
 
 
-def gate_tests(tests: Sequence[Test], changes: int) -> str:
+def gate_tests(tests: Sequence[Test], changes: int) -> Block | None:
     """The tests of an update's `changes` changes."""
-    rows = [
-        f"<tr>{cell(practice_data.changes_of(test, changes), '')}{cell(f'{test.pairs:,}')}{cell(f'{test.left_out:,}')}"
-        f"{html.shift(gain(test.mean))}{cell(gains(test.interval))}{cell(practice_data.evidence(test))}"
-        f'<td class="{"up" if test.verdict == "better" else ""}">{text(test.verdict)}</td></tr>'
+    span = span_of([Effect(mean=test.mean, interval=test.interval, pairs=test.pairs) for test in tests])
+    rows: list[list[Cell]] = [
+        [
+            practice_data.changes_of(test, changes),
+            f"{test.pairs:,}",
+            f"{test.left_out:,}",
+            blocks.shift(gain(test.mean)),
+            {"text": gains(test.interval), "tone": "", "interval": blocks.interval(test.mean, test.interval, span)},
+            practice_data.evidence(test),
+            {"text": test.verdict, "tone": "up" if test.verdict == "better" else ""},
+        ]
         for test in tests
     ]
-    head = [*heads("Changes", "Pairs", "Left out", "Points", "95% interval", "Evidence"), *heads("Verdict")]
-    caption = (
-        "Tests against the library before, on fresh validation rollouts. Evidence: natural log, of what was needed."
-    )
-    return html.table(caption, head, rows)
+    names = ("Changes", "Pairs", "Left out", "Points", "95% interval", "Evidence", "Verdict")
+    words = "Tests against the library before, on fresh validation rollouts. Evidence: natural log, of what was needed."
+    return blocks.table(words, names, rows, last=1)

@@ -118,6 +118,10 @@ class TrainingView(RunView):
     def count(self, event: events.RunEvent) -> str:
         """A line every ten steps, after the last step, and for each evaluation."""
         match event:
+            case events.RunStarted():
+                line = super().count(event)
+                self._next_step(event.done)
+                return line
             case events.StepFinished():
                 return self._count_step(event)
             case events.EvaluationFinished(result):
@@ -152,9 +156,13 @@ class TrainingView(RunView):
             rows.append(("errors", Text(errors, "bold yellow")))
         return rows
 
+    def _next_step(self, done: int) -> None:
+        self.phase = f"training step {done + 1} of {self.total}" if done < self.total else "writing down"
+
     def _count_step(self, event: events.StepFinished) -> str:
         metrics = event.metrics
         self.done, self._last = metrics.step, event
+        self._next_step(metrics.step)
         self._rewards.append(metrics.reward_mean)
         self._count_troubles(metrics, lost=metrics.trajectories_error)
         if metrics.step % _STEPS_A_LINE and metrics.step != self.total:

@@ -1,25 +1,26 @@
-"""The results of a run, read from its directory: before and after, samples, limits, next steps, and its report."""
+"""The results of a run, read from its directory: before and after, samples, limits, next steps, and its page."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult
+from midstream.core.stream_template import Template
 from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.report import practice_tables, tables
+from midstream.report import blocks, practice_tables, tables, turn_rows
+from midstream.report.evaluation_page import evaluation_page
 from midstream.report.evaluation_tables import comparisons, evaluation_view
-from midstream.report.html import run_info, save_page
 from midstream.report.practice_data import practice_data
-from midstream.report.practice_page import render_practice
-from midstream.report.training_page import ReportData, render_report
+from midstream.report.practice_page import practice_page
+from midstream.report.training_page import training_page
+from midstream.report.trajectory_page import trajectory_document
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
@@ -133,31 +134,60 @@ def tools_used(resolved: Mapping[str, Any]) -> str:
     return "; ".join(texts) or "-"
 
 
-def write_report(run: RunDirectory, path: Path | None = None) -> None:
-    """Write the self-contained HTML report of a training or practice run to `path`, by default in the run's directory.
+def run_page(run: RunDirectory) -> dict[str, Any]:
+    """The page of a run of any kind: its results, then how it was made, what it does not show, what to do next.
 
-    Damaged records are left out. Raises `StorageError`.
+    Damaged records are left out. Raises `RunError` if the run's settings cannot be read.
     """
-    info, path = run.info(), path or run.report_path
+    info, timings = run.info(), run.timings.read(skip_damage)
+    facts: dict[str, object] = {
+        "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+        "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+    }  # fmt: skip
     if info.kind == "practice":
-        save_page(path, render_practice(practice_data(run)))
-        return
-    timings = run.timings.read(skip_damage)
-    data = ReportData(
-        title=f"{info.recipe_name}, seed {info.seed}",
-        recipe_toml=run.recipe(),
-        run_info={
-            **run_info(info),
-            "tools": tools_used(info.resolved),
-            "CPU-seconds of training steps": round(sum(timing.cpu_s for timing in timings), 1),
-            **info.packages,
-        },
-        metrics=run.metrics.read(skip_damage),
-        timings=timings,
-        evaluations=run.evaluations.read(skip_damage),
-        samples=samples(run),
-        template=template_of(info.resolved),
-        limits=run_limits(info.resolved),
-        next_steps=next_steps(run),
+        data = practice_data(run)
+        (lead, sections), limits, steps, shown = practice_page(data), data.limits, data.next_steps, data.samples
+    else:
+        engines: Any = info.resolved.get("engines", {})
+        devices = [
+            f"{name}: {engine.get('device', 'cpu')}"
+            for name, engine in engines.items()
+            if "device" in engine or engine["type"] == "tiny"  # which has no other
+        ]
+        facts |= {"tools": tools_used(info.resolved), "devices": ", ".join(devices) or "-", **info.packages}
+        limits, evaluations = run_limits(info.resolved), run.evaluations.read(skip_damage)
+        if info.kind == "evaluation":
+            root = shlex.quote(str(run.root))
+            steps = [f"midstream show {root} --wrong", f"midstream compare {root} OTHER"]
+            (lead, sections), shown = evaluation_page(evaluations), []
+        else:
+            facts["CPU-seconds of training steps"] = round(sum(timing.cpu_s for timing in timings), 1)
+            steps, shown = next_steps(run), samples(run)
+            lead, sections = training_page(run.metrics.read(skip_damage), timings, evaluations)
+    how = [blocks.facts(facts), blocks.fold("The recipe, as resolved", blocks.code(run.recipe()))]
+    return blocks.page(
+        f"{info.recipe_name}, seed {info.seed}",
+        lead,
+        [
+            *sections,
+            ("runs", "One question, turn by turn", side_by_side(shown, template_of(info.resolved))),
+            ("how", "How it was run", how),
+            ("limits", "Limits", [blocks.text(limits)]),
+            ("next", "What to try next", [blocks.code("\n".join(steps))]),
+        ],
     )
-    save_page(path, render_report(data))
+
+
+def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[blocks.Block | None]:
+    """Each sampled task with its labeled runs ("before training", "after training") next to each other."""
+    by_task: dict[str, list[tuple[str, Trajectory]]] = {}
+    for label, trajectory in samples:
+        by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
+    streams = any(turn_rows.is_stream(trajectory) for _, trajectory in samples)
+    found = [blocks.text(turn_rows.LEGEND if streams else "", "soft")]
+    for labeled in by_task.values():
+        first = labeled[0][1]
+        runs = [{"label": label, "trajectory": trajectory_document(each, template=template)} for label, each in labeled]
+        gold = next((trajectory.gold for _, trajectory in labeled if trajectory.gold is not None), None)
+        found.append({"kind": "runs", "task": first.question or first.task_id, "gold": gold, "runs": runs})
+    return found

@@ -101,7 +101,7 @@ def trajectory_view(trajectory: Trajectory, template: Template | None = None) ->
     parts += [Text(turn_rows.LEGEND, "dim"), Text()] if stream else [Text()]
 
     def add(rows: Sequence[turn_rows.Row], *, labels: bool) -> None:
-        grid = fields(rows, least=turn_rows.STREAM_LABELS if labels else 0)
+        grid = fields(turn_rows.shown(rows), least=turn_rows.STREAM_LABELS if labels else 0)
         parts.append(Padding(grid, (0, 0, 1, 2)))
 
     if opening := turn_rows.opening_rows(trajectory):
@@ -124,7 +124,7 @@ def trajectory_view(trajectory: Trajectory, template: Template | None = None) ->
     outcome = turn_rows.outcome_words(trajectory.outcome)
     end += [("" if place else "outcome", plain(line)) for place, line in enumerate(outcome)]
     end.append(("reward", reward_text(trajectory.reward)))
-    return Group(*parts, fields([*end, *turn_rows.end_rows(trajectory, template)]))
+    return Group(*parts, fields([*end, *turn_rows.shown(turn_rows.end_rows(trajectory, template))]))
 
 
 def reward_text(reward: Score | None) -> RenderableType:

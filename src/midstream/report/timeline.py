@@ -104,7 +104,7 @@ class Timeline:
         if kind is None:
             return
         if text:
-            self._print_rows([(doing, plain(text, "dim"))])
+            self._print_rows([Row(doing, text, "soft")])
         if not self._turn:
             return
         how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
@@ -124,7 +124,7 @@ class Timeline:
             case "retry":
                 self._text = ""
                 self._retries += 1
-                self._print_rows([(f"retry {self._retries}", plain(f"{self._doing}: {value}", "yellow"))])
+                self._print_rows([Row(f"retry {self._retries}", f"{self._doing}: {value}", "warn")])
             case "call":
                 self._called(value)
             case "user":
@@ -149,17 +149,17 @@ class Timeline:
                 self._print_rows(rows[-1:], elapsed(value.duration_s))
                 self._begin("")
             case "analysis":
-                self._step([("analysis", plain(value))])
+                self._step([Row("analysis", value)])
             case "verdict":
                 self._step(turn_rows.verdict_rows(value))
             case "answer":
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "agent_run":
-                self._print_rows([(event.role, plain(value))])
+                self._print_rows([Row(event.role, value)])
             case "restart":
                 words = f"the run starts again after {value.line}"
-                self._print_rows([("restart", plain(words, "bold yellow"))])
+                self._print_rows([Row("restart", words, "warn")])
                 self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0
                 self._begin("")
@@ -182,11 +182,11 @@ class Timeline:
         took += "" if any(call.usage.cost_usd for call in requests) else ", no price set"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
         if final and trajectory.final:
-            self._print_rows([("final", plain(trajectory.final))], whole=True)
-        self._print_rows([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
+            self._print_texts([("final", plain(trajectory.final))], whole=True)
+        self._print_texts([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
         lost = "bold red" if trajectory.status == "error" else ""
-        self._print_rows([("stopped", Text(reason, lost)), ("spent", Text(took))])
-        self._print_rows([("requests", Text(trouble or "none failed", "yellow" if trouble else ""))])
+        self._print_texts([("stopped", Text(reason, lost)), ("spent", Text(took))])
+        self._print_rows([Row("requests", trouble or "none failed", "warn" if trouble else "")])
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -239,8 +239,11 @@ class Timeline:
 
     # --- drawing --------------------------------------------------------------------------------------------------
 
-    def _print_rows(self, rows: list[Row], note: str = "", *, whole: bool = False) -> None:
+    def _print_rows(self, rows: list[Row], note: str = "") -> None:
         """Print rows under the turn, long ones cut; `note` stands at the right end of the first if there is room."""
+        self._print_texts(turn_rows.shown(rows), note)
+
+    def _print_texts(self, rows: list[tuple[str, Text]], note: str = "", *, whole: bool = False) -> None:
         for name, content in rows:
             note = note if self._width >= _LEAST_WIDTH_WITH_NOTES else ""
             room = max(_LEAST_ROOM, self._width - _INDENT - (len(note) + 2 if note else 0))

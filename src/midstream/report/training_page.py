@@ -1,14 +1,14 @@
-"""The report of a training run: one HTML file that needs nothing else, readable on a phone, without scripts."""
+"""The page of a training run: results, curves, use of tools, the update, and what was counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
-from midstream.report import html
-from midstream.report.charts import Series, area_chart, change_bar, line_chart
+from midstream.report import blocks
+from midstream.report.blocks import Block, Section, chart, charts, curve, line, text
 from midstream.report.evaluation_tables import (
     Comparison,
     comparisons,
@@ -20,12 +20,10 @@ from midstream.report.evaluation_tables import (
     success,
     where,
 )
-from midstream.report.html import cell, charts, figure, heads, small_curve, text
 from midstream.report.numbers import (
     Point,
     buckets,
     change,
-    cut,
     duration,
     mean,
     nothing_learned,
@@ -34,47 +32,35 @@ from midstream.report.numbers import (
     summed,
 )
 
-_AREA_POINTS = 60
-_MOST_BANDS = 7
-_COLORS = 8
+_BAND_POINTS = 60
+_MOST_BANDS = 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportData(html.PageData):
-    """Everything the report of a training run shows; every list may be empty.
+def training_page(
+    metrics: Sequence[StepMetrics], timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]
+) -> tuple[str, list[Section]]:
+    """The lead and the sections of a run; every list may be empty.
 
-    `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
-    one are listed as other policies.
+    The first evaluated step is "before", the last "after"; evaluations without a step are listed as other policies.
     """
-
-    metrics: list[StepMetrics]
-    timings: list[StepTiming]
-    evaluations: list[EvaluationResult]
-
-
-def render_report(data: ReportData) -> str:
-    """The report as HTML text."""
-    metrics, evaluations = data.metrics, data.evaluations
-    curves = [progress_curves(metrics, evaluations), family_curves(evaluations), part_charts(metrics)]
-    warnings = [f"<p>Warning: {text(warning)}</p>" for step in metrics for warning in step.warnings]
-    parts: list[html.Part] = [
+    warnings = [text(f"Step {step.step}: {words}", "warning") for step in metrics for words in step.warnings]
+    return lead(metrics, evaluations), [
+        ("summary", "At a glance", [blocks.tiles(tiles(timings, evaluations))]),
         ("results", "Results", results_of(evaluations)),
-        ("curves", "Training curves", curves),
-        ("tools", "Use of tools", [tool_charts(metrics), schedule_charts(metrics), stream_charts(metrics)]),
-        ("update", "The policy update", [update_charts(metrics, data.timings), "".join(warnings)]),
+        ("curves", "Training curves", [progress(metrics, evaluations), families_by_step(evaluations), parts(metrics)]),
+        ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
+        ("update", "The policy update", [update(metrics, timings), *warnings]),
         ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
-        ("runs", "Runs, turn by turn", [html.sample_runs(data.samples, data.template)]),
     ]
-    return html.page(data, summary(data), cards(data), parts)
 
 
-def summary(data: ReportData) -> str:
+def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
     """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
-    steps = len(data.metrics)
+    steps = len(metrics)
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
-    if nothing := nothing_learned([step.no_contrast for step in data.metrics], "step"):
+    if nothing := nothing_learned([step.no_contrast for step in metrics], "step"):
         sentences.append(f"There was {nothing}.")
-    if found := comparisons(data.evaluations):
+    if found := comparisons(evaluations):
         # Greedy if that was evaluated.
         kind, before, after = found[0].by_kind()[-1]
         how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
@@ -93,7 +79,7 @@ def summary(data: ReportData) -> str:
             sentences.append(f"Before training the agent solves {first} of {tasks}, {how}; it was not evaluated since.")
     else:
         sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
-    lost, total = (sum(getattr(m, key) for m in data.metrics) for key in ("trajectories_error", "trajectories"))
+    lost, total = (sum(getattr(m, key) for m in metrics) for key in ("trajectories_error", "trajectories"))
     if lost:
         sentences.append(f"{lost:,} of {total:,} training runs were lost to infrastructure errors and left out.")
     return " ".join(sentences)
@@ -108,106 +94,104 @@ def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
     )
 
 
-def cards(data: ReportData) -> list[html.Card]:
-    """The numbers at the top of the page: success, tool errors and turns before and after, training time."""
-    found: list[html.Card] = []
-    for comparison in comparisons(data.evaluations)[:1]:
+def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
+    """Success, tool errors and turns before and after, training time."""
+    found: list[dict[str, str]] = []
+    for comparison in comparisons(evaluations)[:1]:
         for kind, before, after in reversed(comparison.by_kind()):
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
-            value = html.arrow(percent(success(before)), percent(success(after)))
-            found.append((name, value, f"{before[0].tasks:,} held-out tasks"))
+            note = f"{before[0].tasks:,} held-out tasks"
+            found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
         if comparison.after:
             first, last = _habits(comparison.before), _habits(comparison.after)
-            found.append(("Tool errors", html.arrow(percent(first[0]), percent(last[0])), "share of turns, sampled"))
-            found.append(("Turns a task", html.arrow(f"{first[1]:.2f}", f"{last[1]:.2f}"), ""))
-    if data.timings:
-        wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
+            errors = ("Tool errors", percent(last[0]), "share of turns, sampled")
+            found.append(blocks.tile(*errors, before=percent(first[0])))
+            found.append(blocks.tile("Turns a task", f"{last[1]:.2f}", before=f"{first[1]:.2f}"))
+    if timings:
+        wall, cpu = sum(t.duration_s for t in timings), sum(t.cpu_s for t in timings)
         note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"
-        found.append(("Training time", text(duration(wall)), note))
+        found.append(blocks.tile("Training time", duration(wall), note))
     return found
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def results_of(evaluations: Sequence[EvaluationResult]) -> list[str]:
+def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
     """One before-after table a set, then the other policies that were evaluated, then every evaluation."""
-    parts = [before_and_after(comparison) for comparison in comparisons(evaluations)]
-    if outside := [result for result in evaluations if result.step is None]:
-        parts.append(_numbers("Other policies and evaluations outside the run's steps", outside))
-    return [*parts, all_evaluations(evaluations)]
+    found = [block for comparison in comparisons(evaluations) for block in before_and_after(comparison)]
+    outside = [result for result in evaluations if result.step is None]
+    found.append(_numbers("Other policies and evaluations outside the run's steps", outside))
+    return [*found, all_evaluations(evaluations)]
 
 
-def all_evaluations(evaluations: Sequence[EvaluationResult]) -> str:
+def all_evaluations(evaluations: Sequence[EvaluationResult]) -> Block | None:
     """Every evaluation as numbers, folded; a sentence without any."""
     if not evaluations:
-        return '<p class="empty">Nothing was evaluated on held-out tasks.</p>'
+        return text("Nothing was evaluated on held-out tasks.", "soft")
     everything = _numbers("Every evaluation, in the order they were made", evaluations)
-    return html.details(f"All {len(evaluations)} evaluations as numbers", everything)
+    return blocks.fold(f"All {len(evaluations)} evaluations as numbers", everything)
 
 
-def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
-    head = heads("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns", left=3)
-    rows = []
-    for result in evaluations:
-        names = [cell(where(result), ""), cell(result.sampling, "")]
-        numbers = ["-" if result.step is None else f"{result.step:,}", percent(result.success), f"{result.tasks:,}"]
-        numbers += [f"{result.errors:,}", percent(result.tool_use.error_rate), f"{result.turns_mean:.2f}"]
-        rows.append(html.row(result.policy, *names, *map(cell, numbers)))
-    return html.table(caption, head, rows)
+def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> Block | None:
+    names = ("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns")
+    rows = [
+        (
+            result.policy,
+            where(result),
+            result.sampling,
+            "-" if result.step is None else f"{result.step:,}",
+            percent(result.success),
+            f"{result.tasks:,}",
+            f"{result.errors:,}",
+            percent(result.tool_use.error_rate),
+            f"{result.turns_mean:.2f}",
+        )
+        for result in evaluations
+    ]
+    return blocks.table(caption, names, rows, left=3)
 
 
-def before_and_after(comparison: Comparison) -> str:
+def before_and_after(comparison: Comparison) -> list[Block | None]:
     """Success by family and in all on one set, before and after, with how sure that is and what is missing."""
     both = [*comparison.before, *comparison.after]
-    kinds = [kind for kind, _, _ in comparison.by_kind()]
-    head = heads("Family")
-    for kind in reversed(kinds):
-        head += [*heads(f"{kind.capitalize()}: before", "after", "points", left=0), "<td></td>"]
-    rows = []
+    kinds = [kind for kind, _, _ in comparison.by_kind()][::-1]
+    names = ["Family", *(f"{kind.capitalize()}: {head}" for kind in kinds for head in ("before", "after", "points"))]
+    rows: list[list[blocks.Cell]] = []
     for family, tasks, shares in comparison.by_family():
-        cells = []
-        for kind, (first, last) in reversed(list(zip(kinds, shares, strict=True))):
-            bar = change_bar(first, last, summary=f"{kind}: {percent(first)} before, {percent(last)} after")
-            cells += [cell(percent(first)), cell(percent(last)), html.shift(change(first, last)), f"<td>{bar}</td>"]
-        rows.append(html.row(family or "All tasks", *cells, cell(f"{tasks:,}"), total=family is None))
-    names = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
-    caption = f"Success on {where(both[0])}: {names}. Hollow dot before, filled dot after."
-    parts = [html.table(caption, [*head, *heads("Tasks", left=0)], rows)]
+        cells: list[blocks.Cell] = [family or "All tasks"]
+        for first, last in reversed(shares):
+            cells += [percent(first), percent(last), blocks.shift(change(first, last))]
+        rows.append([*cells, f"{tasks:,}"])
+    ends = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
+    found = [blocks.table(f"Success on {where(both[0])}: {ends}.", [*names, "Tasks"], rows, totals=1)]
     if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
-        parts.append(
-            f'<p class="soft">With this many tasks each mean is known to about ±{max(widths) * 100:.1f} points (95%). '
-            "That covers the choice of tasks, not how another training seed would turn out.</p>"
-        )
-    if lost := [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]:
-        parts.append(f'<p class="down">{text("; ".join(lost))}</p>')
-    return "".join(parts)
+        sure = f"With this many tasks each mean is known to about ±{max(widths) * 100:.1f} points (95%). "
+        what = "That covers the choice of tasks, not how another training seed would turn out."
+        found.append(text(sure + what, "soft"))
+    lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
+    return [*found, text("; ".join(lost), "warning")]
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
+def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
     """Training reward and held-out success by step, side by side."""
     counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
-    raw = buckets([(step.step, step.reward_mean) for step in counted], html.LINE_POINTS)
+    raw = buckets([(step.step, step.reward_mean) for step in counted], blocks.LINE_POINTS)
     window = max(1, len(raw) // 20)
-    smooth = running_mean(raw, window)
-    note = "mean of the sampled runs"
-    lines = [Series(name="reward", points=smooth, label=html.last_value(smooth))]
+    lines, note = [line("reward", running_mean(raw, window))], "mean of the sampled runs"
     if window > 1:
-        lines.insert(0, Series(name="reward", points=raw, thin=True))
+        lines.insert(0, line("reward", raw, faint=True))
         note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
-    reward = line_chart(lines, summary=html.in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
-    lines = held_out_lines(evaluations)
-    words = "; ".join(html.in_words(line.name, line.points) for line in lines)
-    held_out = line_chart(lines, summary=words, y_range=(0.0, 1.0))
     return charts(
-        figure("Training reward", note, reward), figure("Held-out success", "tasks kept out of training", held_out)
+        chart("Training reward", note, lines),
+        chart("Held-out success", "tasks kept out of training", held_out(evaluations)),
     )
 
 
-def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
+def held_out(evaluations: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
     found = [
         (kind, results[0].set_name, _by_step(results))
@@ -215,14 +199,12 @@ def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
         for results in curves(evaluations, kind).values()
     ]
     least = min(3, max((len(points) for _, _, points in found), default=0))
-    found = [line for line in found if len(line[2]) >= least]
+    found = [each for each in found if len(each[2]) >= least]
     several = len({set_name for _, set_name, _ in found}) > 1
-    lines = []
-    for place, (kind, set_name, points) in enumerate(found):
-        name = f"{cut(set_name, 14)} {kind}" if several else kind
-        shown = f"{name} {percent(points[-1][1])}"
-        lines.append(Series(name=name, points=points, color=f"c{place % _COLORS + 1}", label=shown, marks=True))
-    return lines
+    return [
+        line(f"{set_name} {kind}" if several else kind, points, place % blocks.COLORS + 1)
+        for place, (kind, set_name, points) in enumerate(found)
+    ]
 
 
 def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> list[Point]:
@@ -233,23 +215,21 @@ def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> 
     return [(step, value) for step, found in by_step.items() if (value := success(found, family)) is not None]
 
 
-def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
+def families_by_step(evaluations: Sequence[EvaluationResult]) -> Block | None:
     """Success of each family by step, of the set evaluated most often; of several, the largest."""
     by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
     found = max(by_set.values(), key=lambda results: (len(results), results[0].tasks), default=[])
     if not found or found[0].step == found[-1].step:
-        return ""
-    figures = []
+        return None
+    shown = []
     for family in families(found):
         points = _by_step(found, family)
-        line = Series(name=family, points=points, marks=len(points) < 30)
-        chart = line_chart([line], summary=html.in_words(family, points), y_range=(0.0, 1.0), width=190, height=120)
-        figures.append(figure(family, f"{percent(points[0][1])} → {percent(points[-1][1])}", chart))
-    title = f"By family on {found[0].set_name}, {found[0].sampling}"
-    return f"<h3>{text(title)}</h3>" + charts(*figures, size="tiny")
+        note = f"{percent(points[0][1])} → {percent(points[-1][1])}"
+        shown.append(chart(family, note, [line(family, points)], size="tiny"))
+    return blocks.fold(f"By family on {found[0].set_name}, {found[0].sampling}", charts(*shown))
 
 
-def tool_charts(metrics: Sequence[StepMetrics]) -> str:
+def tools(metrics: Sequence[StepMetrics]) -> Block | None:
     """Tool shares stacked over steps, tool error rate and turns a run, all from the training runs."""
     used = [step for step in metrics if step.tool_use.turns > 0]
     weights: Counter[str] = Counter()
@@ -257,95 +237,86 @@ def tool_charts(metrics: Sequence[StepMetrics]) -> str:
         weights.update(step.tool_use.share)
     malformed = weights.pop("malformed", None) is not None
     ranked = sorted(weights, key=lambda name: -weights[name])
-    groups = [({name}, name, f"c{place}") for place, name in enumerate(ranked[:_MOST_BANDS], 1)]
-    if rest := set(ranked[_MOST_BANDS:]):
-        groups.append((rest, "other tools", "c8"))
+    bands = [(name, {name}) for name in ranked[:_MOST_BANDS]]
+    bands += [("other tools", set(ranked[_MOST_BANDS:]))] if ranked[_MOST_BANDS:] else []
+    colors = [place if place < blocks.BAD else blocks.COLORS for place in range(1, len(bands) + 1)]
     if malformed:
-        groups.append(({"malformed"}, "malformed", "bad"))
-    bands = []
-    for members, name, color in groups:
+        bands, colors = [*bands, ("malformed", {"malformed"})], [*colors, blocks.BAD]
+    lines = []
+    for (name, members), color in zip(bands, colors, strict=True):
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
-        points = buckets(shares, _AREA_POINTS)
-        bands.append(Series(name=name, points=points, color=color, label=f"{name} {points[-1][1]:.0%}"))
-    words = "Share of turns at the last step: " + ", ".join(band.label for band in bands)
+        lines.append(line(name, buckets(shares, _BAND_POINTS), color))
+    last = ", ".join(f"{band['name']} {band['points'][-1][1]:.0%}" for band in lines)
+    words = f"Share of turns at the last step: {last}" if last else ""
     errors = [(step.step, step.tool_use.error_rate) for step in used]
-    turns = [(step.step, step.turns_mean) for step in used]
+    wrong = "malformed, invalid or failed, share of turns"
     return charts(
-        figure("Tools chosen", "share of turns in training runs", area_chart(bands, summary=words)),
-        charts(
-            small_curve("Tool errors", "malformed, invalid or failed, share of turns", errors, "bad", as_percent=True),
-            small_curve("Turns a run", "mean of finished runs", turns, "c3"),
-            size="small",
-        ),
+        chart("Tools chosen", "share of turns in training runs", lines, words, stacked=True),
+        curve("Tool errors", wrong, errors, blocks.BAD, as_percent=True),
+        curve("Turns a run", "mean of finished runs", [(step.step, step.turns_mean) for step in used], 3),
     )
 
 
-def schedule_charts(metrics: Sequence[StepMetrics]) -> str:
-    """The probabilities of simulated and degraded tools over steps, small; "" without any."""
-    names = dict.fromkeys(name for step in metrics for name in step.schedules)
-    curves = [
-        small_curve(
-            name,
-            "probability",
-            [(m.step, m.schedules[name]) for m in metrics if name in m.schedules],
-            "c4",
-            as_percent=True,
-        )
-        for name in names
-    ]
-    return charts(*curves, size="small") if curves else ""
+def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
+    """The probabilities of simulated and degraded tools over steps."""
+    found: dict[str, list[Point]] = {}
+    for step in metrics:
+        for name, probability in step.schedules.items():
+            found.setdefault(name, []).append((step.step, probability))
+    return charts(*(curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()))
 
 
-def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> str:
+def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
     """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
-    gap, shared = "learner and sampler apart, nats per token", "how much the rows of an update share"
-    sharing = [(m.step, m.sharing) for m in metrics if m.sharing is not None]
-    clipped = [(m.step, m.clip_fraction) for m in metrics]
+
+    def by_step(name: str) -> list[Point]:
+        return [(step.step, value) for step in metrics if (value := getattr(step, name)) is not None]
+
     return charts(
-        small_curve("KL to the reference", "k3, per token", [(m.step, m.kl) for m in metrics], "c4"),
-        small_curve("Sampler gap", gap, [(m.step, m.logprob_gap) for m in metrics], "c1"),
-        small_curve("Clipped tokens", "share of tokens", clipped, "c2", as_percent=True),
-        small_curve("Gradient norm", "before clipping", [(m.step, m.grad_norm) for m in metrics], "c5"),
-        small_curve("Tokens for each unique one", shared, sharing, "c3"),
-        small_curve("Seconds a step", "wall clock", [(t.step, t.duration_s) for t in timings], "c8"),
-        size="small",
+        curve("KL to the reference", "k3, per token", by_step("kl"), 4),
+        curve("Sampler gap", "learner and sampler apart, nats per token", by_step("logprob_gap"), 1),
+        curve("Clipped tokens", "share of tokens", by_step("clip_fraction"), 2, as_percent=True),
+        curve("Gradient norm", "before clipping", by_step("grad_norm"), 5),
+        curve("Tokens for each unique one", "how much the rows of an update share", by_step("sharing"), 3),
+        curve("Seconds a step", "wall clock", [(timing.step, timing.duration_s) for timing in timings], 8),
     )
 
 
-def stream_charts(metrics: Sequence[StepMetrics]) -> str:
-    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); "" without any such policy."""
+def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
+    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); [] without any such policy."""
     measured = [(step.step, step.streams) for step in metrics if step.streams]
     if not measured:
-        return ""
-    unit = measured[-1][1].unit
-    calls = [(step, streams.calls_mean) for step, streams in measured]
-    reasoning = [(step, s.reasoning_per_call) for step, s in measured if s.reasoning_per_call is not None]
-    steps = [(step, streams.steps_to_answer) for step, streams in measured if streams.steps_to_answer is not None]
-    rates = [(step, streams.correct_rate) for step, streams in measured if streams.correct_rate is not None]
-    answered = [(step, streams.answered / max(1, streams.trajectories)) for step, streams in measured]
-    return "<h3>Calls of the policy</h3>" + charts(
-        small_curve("Reasoning a call", f"{unit} around the call", reasoning, "c1"),
-        small_curve("Calls a run", "of any kind", calls, "c2"),
-        small_curve("Correct calls", "share with a result", rates, "c3", as_percent=True),
-        small_curve("Calls to the answer", "of runs that answer", steps, "c4"),
-        small_curve("Runs that answer", "share", answered, "c5", as_percent=True),
-        size="small",
-    )
+        return []
+
+    def by_step(name: str) -> list[Point]:
+        return [(step, value) for step, found in measured if (value := getattr(found, name)) is not None]
+
+    answered = [(step, found.answered / max(1, found.trajectories)) for step, found in measured]
+    return [
+        text("Calls of the policy:", "soft"),
+        charts(
+            curve("Reasoning a call", f"{measured[-1][1].unit} around the call", by_step("reasoning_per_call"), 1),
+            curve("Calls a run", "of any kind", by_step("calls_mean"), 2),
+            curve("Correct calls", "share with a result", by_step("correct_rate"), 3, as_percent=True),
+            curve("Calls to the answer", "of runs that answer", by_step("steps_to_answer"), 4),
+            curve("Runs that answer", "share", answered, 5, as_percent=True),
+        ),
+    ]
 
 
-def part_charts(metrics: Sequence[StepMetrics]) -> str:
-    """The mean of each part of the reward by step, in the reward's own units; "" if the reward has one part."""
+def parts(metrics: Sequence[StepMetrics]) -> Block | None:
+    """The mean of each part of the reward by step, in the reward's own units; None if the reward has one part."""
     names = dict.fromkeys(name for step in metrics for name in step.reward_parts)
     if len(names) < 2:
-        return ""
-    figures = []
+        return None
+    found = []
     for place, name in enumerate(names):
         points = [(step.step, step.reward_parts.get(name, 0.0)) for step in metrics if step.reward_parts]
-        figures.append(small_curve(name.replace("_", " "), "mean of the runs", points, f"c{place % _COLORS + 1}"))
-    return "<h3>Parts of the reward</h3>" + charts(*figures, size="small")
+        found.append(curve(name.replace("_", " "), "mean of the runs", points, place % blocks.COLORS + 1))
+    return blocks.fold("Parts of the reward", charts(*found))
 
 
-def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
+def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
     """What went into training and what did not, each with its meaning."""
 
     def total(name: str, of: Sequence[StepMetrics] | Sequence[EvaluationResult] = metrics) -> int:
@@ -371,4 +342,4 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
         ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
     ]
-    return html.count_table("Sums over all steps.", rows)
+    return blocks.counts("Sums over all steps.", rows)

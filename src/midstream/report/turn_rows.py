@@ -18,7 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic import JsonValue
 from rich.console import RenderableType
@@ -31,7 +31,17 @@ from midstream.core.sequences import Split, distinct_tokens, joined, splits, tra
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
 from midstream.core.text import visible
-from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn, Verdict
+from midstream.core.trajectory import (
+    Action,
+    Call,
+    Command,
+    ErrorInfo,
+    Observation,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from midstream.report.numbers import counted, listed, number, percent, shorten, troubles
 
 _TEXT_LIMIT = 1500
@@ -45,9 +55,24 @@ _REASONS = {
     "time_limit": "time limit",
     "filtered": "agent.filter held the answer back",
 }
+BLOCKS = ("command", "code", "call", "▸ call", "observation", "◂ output", "sampled")  # labels of rows that are no prose
 _LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
 
-Row = tuple[str, Text]
+Tone = Literal["", "bad", "warn", "soft", "name", "put-in"]  # put-in: the environment wrote it, not the policy
+_STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "soft": "dim", "name": "cyan", "put-in": "magenta"}
+
+
+class Row(NamedTuple):
+    """A label with its text, which is whole and as it was recorded."""
+
+    label: str
+    text: str
+    tone: Tone = ""
+
+
+def shown(rows: Iterable[Row]) -> list[tuple[str, Text]]:
+    """Rows for the terminal, by `plain`."""
+    return [(row.label, plain(row.text, _STYLES.get(row.tone, ""))) for row in rows]
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -77,7 +102,7 @@ def hints(commands: Mapping[str, str]) -> Table:
 
 def opening_rows(trajectory: Trajectory) -> list[Row]:
     """What came before the first turn: the analysis of the query, and requests that failed."""
-    rows = [("analysis", plain(trajectory.analysis))] if trajectory.analysis else []
+    rows = [Row("analysis", trajectory.analysis)] if trajectory.analysis else []
     return rows + [row for call in trajectory.opening_calls for row in trouble_rows(call)]
 
 
@@ -93,23 +118,24 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
         label = broken_by(turn.error)
-        rows.append((label, plain(turn.error.line, "yellow" if label == "limit" else "bold red")))
+        rows.append(Row(label, turn.error.line, "warn" if label == "limit" else "bad"))
     return rows
 
 
 def action_rows(action: Action, calls: Sequence[Call] = ()) -> list[Row]:
     """The planner's decision; of a malformed one what was sampled, if `calls` hold it."""
     if action.error is not None:
-        rows = [("action", plain(f"malformed: {action.error}", "red"))]
+        rows = [Row("action", f"malformed: {action.error}", "bad")]
         sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
-        return rows + ([("sampled", plain(sampled))] if sampled else [])
-    rows = [("sub-goal", plain(action.sub_goal)), ("tool", plain(action.tool, "cyan"))]
-    return rows + ([("context", plain(action.context))] if action.context else [])
+        return rows + ([Row("sampled", sampled)] if sampled else [])
+    rows = [Row("sub-goal", action.sub_goal), Row("tool", action.tool, "name")]
+    return rows + ([Row("context", action.context)] if action.context else [])
 
 
 def command_rows(command: Command) -> list[Row]:
     """The executor's tool call or program."""
-    return [("command" if command.code is None else "code", plain(command_text(command), "red" * bool(command.error)))]
+    label = "command" if command.code is None else "code"
+    return [Row(label, command_text(command), "bad" if command.error else "")]
 
 
 def command_text(command: Command) -> str:
@@ -132,28 +158,28 @@ def call_text(tool: str, arguments: dict) -> str:
 def observation_rows(observation: Observation) -> list[Row]:
     """The result of a command, after the calls that its code made."""
     failed = observation.status == "error"
-    result = plain(observation.text, "red" if failed else "") if observation.text else Text("(empty)", "dim")
     rows: list[Row] = []
     for call in observation.tool_calls:
         lost = call.status == "error"
         text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
-        rows.append(("call", plain(text, "red" * lost)))
-    return [*rows, ("error" if failed else "observation", result)]
+        rows.append(Row("call", text, "bad" if lost else ""))
+    tone = "soft" if not observation.text else "bad" if failed else ""
+    return [*rows, Row("error" if failed else "observation", observation.text or "(empty)", tone)]
 
 
 def verdict_rows(verdict: Verdict) -> list[Row]:
     """The verifier's judgement."""
     judged = "result valid" if verdict.result_valid else "result not valid"
     analysis = f": {verdict.analysis}" if verdict.analysis else ""
-    return [("verdict", plain(f"{verdict.signal}, {judged}{analysis}"))]
+    return [Row("verdict", f"{verdict.signal}, {judged}{analysis}")]
 
 
 def trouble_rows(call: Call) -> list[Row]:
     """Failed attempts of a request, and a reply that had to be repaired. Its final error is the turn's."""
     role = call.role or call.engine or "request"
-    rows = [(f"retry {place}", plain(f"{role}: {reason}", "yellow")) for place, reason in enumerate(call.failures, 1)]
+    rows = [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
     if call.repaired:
-        rows.append(("repaired", plain(f"the reply of the {role} was not JSON until it was repaired", "yellow")))
+        rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
     return rows
 
 
@@ -164,22 +190,21 @@ def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
         done = trajectory.refinement
         last = Counter(chain[-1] or "no answer" for chain in done.answers if chain)
         votes = ", ".join(f"{count} x {shorten(answer, _VOTE)}" for answer, count in last.most_common())
-        rows.append(
-            ("chains", plain(f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"))
-        )
+        words = f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"
+        rows.append(Row("chains", words))
     if is_stream(trajectory) and template is not None:
-        rows.append(("format", plain(format_words(trajectory, template))))
-    rows.append(("stopped", Text(stopped(trajectory))))
+        rows.append(Row("format", format_words(trajectory, template)))
+    rows.append(Row("stopped", stopped(trajectory)))
     if trajectory.held_back:
-        rows.append(("held back", plain(trajectory.held_back, "yellow")))
+        rows.append(Row("held back", trajectory.held_back, "warn"))
     if trajectory.sandbox:
-        rows.append(("sandbox", Text(trajectory.sandbox)))
+        rows.append(Row("sandbox", trajectory.sandbox))
     for attempt, error in enumerate(trajectory.earlier_errors, 1):
-        rows.append((f"run {attempt}", plain(f"failed: {error.line}", "yellow")))
+        rows.append(Row(f"run {attempt}", f"failed: {error.line}", "warn"))
     if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
-        rows.append(("requests", Text(trouble, "yellow")))
+        rows.append(Row("requests", trouble, "warn"))
     for place, line in enumerate(sequence_words(trajectory)):
-        rows.append(("" if place else "rows", Text(line)))
+        rows.append(Row("" if place else "rows", line))
     return rows
 
 
@@ -212,8 +237,12 @@ def sequence_words(trajectory: Trajectory) -> list[str]:
 
 def stopped(trajectory: Trajectory) -> str:
     """Why a run ended, and after how many turns."""
-    reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason.replace("_", " "))
-    return f"{reason}, {counted(len(trajectory.turns), 'turn')}"
+    return f"{stop_words(trajectory.stop_reason)}, {counted(len(trajectory.turns), 'turn')}"
+
+
+def stop_words(reason: StopReason) -> str:
+    """A stop reason in words."""
+    return _REASONS.get(reason, reason.replace("_", " "))
 
 
 def broken_by(error: ErrorInfo) -> str:
@@ -307,13 +336,13 @@ def output_part(observation: Observation) -> Part:
 
 
 def part_rows(*parts: Part) -> list[Row]:
-    """Each part for the terminal, and its problem in a row below."""
+    """Each part, and its problem in a row below."""
     rows: list[Row] = []
     for part in parts:
-        color = "red" if part.failed else "" if part.sampled else "magenta"
-        rows.append((part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim")))
+        tone: Tone = "soft" if not part.text else "bad" if part.failed else "" if part.sampled else "put-in"
+        rows.append(Row(part.marked, part.text or "(empty)", tone))
         if part.wrong:
-            rows.append(("  malformed", plain(part.wrong, "red")))
+            rows.append(Row("  malformed", part.wrong, "bad"))
     return rows
 
 

@@ -37,7 +37,7 @@ class CompositeConfig(RewardConfig):
             raise ValueError('no part may be called "rule": that is the rule-based score that a judge reports')
         return parts
 
-    def build(self, context: Context) -> Composite:
+    def build(self, context: Context) -> Reward:
         """Build it."""
         return Composite({name: (part.weight or 1.0, context.reward(part)) for name, part in self.parts.items()})
 

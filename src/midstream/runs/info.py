@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RunError, did_you_mean
 from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
+from midstream.core.text import shorten
 from midstream.core.version import __version__
 from midstream.runs import checksums
 from midstream.runs.files import damaged
@@ -31,6 +33,10 @@ Format 1, which has no checksums, is read too.
 """
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
+# These settings are listed first: if they differ, two runs are hard to compare.
+_FIRST = (
+    "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
+)  # fmt: skip
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "aiohttp")
 
 
@@ -200,3 +206,27 @@ def git_commit(directory: Path) -> str | None:
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Every setting in which two resolved recipes differ, as "agent.max_turns: 3 | 10"; names are ignored."""
+    left, right = _flat(ours), _flat(theirs)
+
+    def rank(key: str) -> int:
+        return next((place for place, start in enumerate(_FIRST) if key.startswith(start)), len(_FIRST))
+
+    keys = sorted((key for key in {**left, **right} if left.get(key) != right.get(key)), key=rank)
+    return [f"{key}: {shorten(left.get(key, '-'), 60)} | {shorten(right.get(key, '-'), 60)}" for key in keys]
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """ "agent.max_turns" -> "3"; the recipe's name and description are left out."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if not prefix and key in ("name", "description"):
+            continue
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value, sort_keys=True)  # a set of an older directory has another order
+    return flat

@@ -206,7 +206,15 @@ def tool(
     timeout_s: float = ...,
     output_tokens: int = ...,
 ) -> FunctionTool[P, R]: ...
-def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> Any:
     """Make a typed function, or an object's method, a tool: `@tool`, `@tool(timeout_s=5)`, `tool(store.find)`.
 
     Args:
@@ -219,7 +227,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     Raises:
         UsageError: the function cannot be a tool.
     """
-    make = functools.partial(FunctionTool, **options)
+    make = functools.partial(
+        FunctionTool, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
+    )
     return make if function is None else make(function)
 
 

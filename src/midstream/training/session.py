@@ -157,7 +157,7 @@ class TrainingSession(Session):
                     teacher=parts.teacher,
                     validation=parts.set_tasks(parts.evaluation.validation),
                     seed=parts.seed if parts.warm_start.seed is None else parts.warm_start.seed,
-                    report=self._phase,
+                    report=lambda text: self._phase(f"warm start: {text}"),
                 )
         self._done, steps = max(0, done), parts.training.steps
         await self._evaluate_due()  # a limit may have ended the step in the middle of this
@@ -210,7 +210,7 @@ class TrainingSession(Session):
     async def finish(self) -> None:
         """Export the weights and evaluate them."""
         steps = self.parts.training.steps
-        self._phase("exporting weights, evaluating")
+        self._phase("exporting weights")
         with storage_errors(self.run_directory.policy_dir):
             self.parts.learner.export_weights(self.run_directory.policy_dir)
             self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
@@ -240,10 +240,12 @@ class TrainingSession(Session):
     async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:
         """Evaluate every set and write it down, unless this very evaluation was written before a kill."""
         parts = self.parts
+        when = "before training" if step == 0 else f"at step {step}" if config is self.validation else "after training"
         for evaluation in every_set(
             config, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
         ):
-            self._phase(f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}")
+            name, sampling = evaluation.chosen.name, sampling_name(evaluation.temperature)
+            self._phase(f"evaluation {when}: {name}, {sampling}")
             result = await evaluate_set(self.run_directory, evaluation, self.store)
             if result is not None:
                 self.listener(EvaluationFinished(result))

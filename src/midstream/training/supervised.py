@@ -197,7 +197,7 @@ async def warm_start(
             learned += 1
         loss = learner.supervised_step(batch, learning_rate(config, step), prompt_weight, shared=config.shared_prefixes)
         if step % 10 == 0:
-            report(f"warm start {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
+            report(f"step {step}/{config.steps}, loss {loss:.2f}{' of copying' if copies else ''}")
     learner.rebase()
     if config.file is None and isinstance(source, TrainableWorld):
         report(await source.check_warm_start(make_environment(), validation, config.min_copy_rate, seed))

@@ -53,11 +53,12 @@ class Vote(Frozen):
     """One vote on a text.
 
     `run` and `lesson` name the lesson: the absolute path of its run or file, and its id; both are "" for a text alone.
-    `update` is the run's update whose gate voted, from 1, else 0; `at` the time in UTC (ISO 8601).
+    `update` is the run's update whose gate voted, from 1, else 0; `at` the time in UTC (ISO 8601). "none" is a person's
+    vote that was taken back: it does not count, and the gate does not vote on the item.
     """
 
     text: Annotated[Line, Field(min_length=1)]
-    value: Literal["for", "against"]
+    value: Literal["for", "against", "none"]
     by: Literal["person", "gate"] = "person"
     run: str = ""
     lesson: str = ""
@@ -117,9 +118,10 @@ class VoteFile(SqliteFile):
                 "SELECT vote FROM votes WHERE number IN (SELECT max(number) FROM votes GROUP BY item) ORDER BY number"
             ).fetchall()
         try:
-            return tuple(_VOTE.validate_json(text) for (text,) in found)
+            votes = [_VOTE.validate_json(text) for (text,) in found]
         except ValidationError as error:
             raise self.unusable(error) from error
+        return tuple(vote for vote in votes if vote.value != "none")
 
 
 def read_votes(path: Path) -> tuple[Vote, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, UsageError
 from midstream.core.task import Task
 from midstream.worlds.gazetteer.questions import question_words
 from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
@@ -272,3 +272,20 @@ def test_the_smallest_world_serves_every_family():
     small = Gazetteer(GazetteerConfig(countries=20, families=FAMILIES))
     for split in SPLITS:
         assert {task.family for task in small.sample(split, 500, seed=0)} == set(FAMILIES)
+
+
+def test_every_question_of_the_world_is_readable():
+    for task in SAMPLES["test"]:
+        assert WORLD.readable(task.question) == task.question
+        assert WORLD.readable(task.question.replace(" ?", "?")) == task.question
+
+
+@pytest.mark.parametrize(
+    "question", ["How high is Mount Everest ?", "What is the capital of France?", "[bold]", "¿Qué?"]
+)
+def test_a_question_of_another_world_is_refused_with_one_that_it_knows(question):
+    with pytest.raises(UsageError, check=coded("question-unknown")) as caught:
+        WORLD.readable(question)
+    examples = re.findall(r'"([^"]+ \?)"', caught.value.fix)[:2]
+    assert len(examples) == 2
+    assert all(WORLD.readable(example) == example for example in examples)

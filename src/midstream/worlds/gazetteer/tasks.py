@@ -22,11 +22,12 @@ The gold answer is computed from the facts. A question's text alone reaches the 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
@@ -140,6 +141,25 @@ class Gazetteer(TinyWorld, Endless):
             words.add(scripted.ANSWER)
             bare = scripted.stream_marks(context.template, context.tool_names)
         return Vocabulary(words=words, names=self.names(), bare=bare)
+
+    def readable(self, question: str) -> str:
+        """Put a space before the question mark, and refuse words of which the planner knows none.
+
+        To the planner, each of them would be the same unknown token, and it would answer as if it had understood.
+        """
+        question = re.sub(r"\s*\?\s*$", " ?", question)
+        known = {*question_words(), *self.names()}
+        words = [word for word in question.split() if word not in known and not word.isdecimal()]
+        if not words:
+            return question
+        examples = [self.make("test", family, random.Random(0), "").question for family in ("lookup", "arith")]
+        raise UsageError(
+            f"the planner does not know {', '.join(map(repr, words))}",
+            code="question-unknown",
+            cause="it is tiny, and knows its made-up world alone: the names of its places, their facts, and numbers",
+            fix=f'ask "{examples[0]}" or "{examples[1]}"; a question about the real world needs a real model: '
+            f'midstream solve "{question}" --provider ollama --model qwen2.5:7b',
+        )
 
     def names(self, split: str | None = None) -> list[str]:
         """Names of all places, or those of one split."""

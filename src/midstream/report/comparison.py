@@ -24,7 +24,6 @@ from midstream.core.text import html_table
 from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.pairs import compare_groups as compare_two_groups
-from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted, gain, gains, percent
 from midstream.report.run_results import evaluated_trajectories
@@ -37,6 +36,7 @@ from midstream.report.tables import (
     tool_share_table,
 )
 from midstream.runs import RunDirectory
+from midstream.runs.info import differing_settings
 
 _SETTINGS_SHOWN = 8
 

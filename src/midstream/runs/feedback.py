@@ -1,0 +1,80 @@
+"""What people say of a run's trajectories and lessons: thumbs and notes, in `feedback.jsonl` of the run.
+
+The journal is appended to while the run is at work: it has its own lock, and no record of the run depends on it. The
+last entry for a target counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from midstream.core.data import Frozen
+from midstream.runs.files import storage_errors
+from midstream.runs.info import utc_now
+from midstream.runs.journal import Records, skip_damage
+
+if sys.platform != "win32":
+    import fcntl
+
+NAME = "feedback.jsonl"
+
+
+class Feedback(Frozen):
+    """One entry, on a trajectory of a part of the run, or on the lesson of that id.
+
+    `vote` is "" without a thumb, or for one that was taken back. Of a trajectory, `task`, `question` and `answer` are
+    kept too, so that the vote is of use without its part. `at` is the time in UTC (ISO 8601).
+    """
+
+    part: str = ""
+    id: str = ""
+    lesson: str = ""
+    vote: Literal["up", "down", ""] = ""
+    note: str = ""
+    task: str = ""
+    question: str = ""
+    answer: str | None = None
+    at: str = Field(default_factory=utc_now)
+
+    @property
+    def target(self) -> tuple[str, str, str]:
+        """What it is about: part and id of a trajectory, or the id of a lesson."""
+        return self.part, self.id, self.lesson
+
+
+def read_feedback(root: Path) -> dict[tuple[str, str, str], Feedback]:
+    """The entries of a run that count, by their targets; damaged ones are left out."""
+    path = root / NAME
+    entries = Records(path, Feedback).read(skip_damage) if path.is_file() else []
+    return {entry.target: entry for entry in entries}
+
+
+def add_feedback(root: Path, said: Mapping[str, str | None]) -> Feedback:
+    """Add an entry, safe on disk on return; a vote or note that it leaves out stays as it was.
+
+    Several processes may add at once. Raises `StorageError`.
+    """
+    path, entry = root / NAME, Feedback.model_validate(said)
+    with _locked(path):
+        if before := read_feedback(root).get(entry.target):
+            entry = entry.model_copy(update={key: getattr(before, key) for key in ("vote", "note") if key not in said})
+        Records(path, Feedback).append(entry)
+    return entry
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock on the file, which is created if it is missing; each append follows the checksum before it."""
+    with storage_errors(path):
+        file = path.open("ab")
+    with file:
+        if sys.platform != "win32":
+            with storage_errors(path):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Runs as documents of the viewer: read by pages, served, or written to files."""

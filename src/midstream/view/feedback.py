@@ -1,0 +1,81 @@
+"""Thumbs and notes from the viewer: kept in the run; a thumb on a lesson also is a vote of the project."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.gateway.forms import FormError
+from midstream.recipe.library import cast_vote, find_lesson, votes_path
+from midstream.runs import RunDirectory
+from midstream.runs.feedback import add_feedback, read_feedback
+from midstream.training_free.feedback import read_votes
+from midstream.view.entries import entries
+from midstream.view.parts import Part
+
+LONGEST_NOTE = 10_000  # characters
+_VALUES: Mapping[str, Literal["for", "against", "none"]] = {"up": "for", "down": "against", "": "none"}
+_THUMBS = {"for": "up", "against": "down"}
+Given = dict[str, str]  # {"vote", "note"}
+
+
+def keep_feedback(run: RunDirectory, body: Any, part: Part | None) -> Given:
+    """Keep what a person said: `{"part", "id", "vote", "note"}` of a trajectory, or `{"lesson", "vote", "note"}`.
+
+    A vote or note that is left out stays as it was. `part` is that of the trajectory. Raises `FormError` for a body of
+    another form, and `UsageError` without the trajectory or lesson.
+    """
+    known = {"part", "id", "lesson", "vote", "note"}
+    if not isinstance(body, dict) or not set(body) <= known or not all(isinstance(text, str) for text in body.values()):
+        raise FormError("body-invalid", f"feedback is an object of texts, of {', '.join(sorted(known))}", None)
+    if body.get("vote", "") not in _VALUES or len(body.get("note", "")) > LONGEST_NOTE:
+        words = f'a vote is "up", "down" or "", a note has at most {LONGEST_NOTE:,} characters'
+        raise FormError("body-invalid", words, None)
+    if {key for key in ("part", "id", "lesson") if body.get(key)} not in ({"part", "id"}, {"lesson"}):
+        raise FormError("body-invalid", "feedback is on a trajectory, by part and id, or on a lesson", None)
+    if part is not None:
+        kept = add_feedback(run.root, {**body, **_texts_of(part, body)})
+        return {"vote": kept.vote, "note": kept.note}
+    lesson = body["lesson"]
+    find_lesson(str(run.root), lesson)
+    if "vote" in body and body["vote"] != given_on_lessons(run).get(lesson, {}).get("vote", ""):
+        cast_vote(str(run.root), lesson, _VALUES[body["vote"]])
+    add_feedback(run.root, body)
+    return given_on_lessons(run).get(lesson, {"vote": "", "note": ""})
+
+
+def given_on_trajectories(run: RunDirectory, part: str) -> dict[str, Given]:
+    """What was said of the trajectories of a part, by their ids."""
+    return {
+        entry.id: {"vote": entry.vote, "note": entry.note}
+        for entry in read_feedback(run.root).values()
+        if entry.part == part and (entry.vote or entry.note)
+    }
+
+
+def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
+    """What was said of the lessons of a run, by their ids; thumbs as the project's votes have them."""
+    found = {
+        entry.lesson: {"vote": "", "note": entry.note} for entry in read_feedback(run.root).values() if entry.lesson
+    }
+    try:
+        votes = read_votes(votes_path(str(run.root), None))
+    except MidstreamError:  # nobody has voted yet
+        votes = ()
+    where = os.path.abspath(run.root)
+    for vote in votes:
+        if vote.by == "person" and vote.run == where:
+            found.setdefault(vote.lesson, {"vote": "", "note": ""})["vote"] = _THUMBS[vote.value]
+    return found
+
+
+def _texts_of(part: Part, body: Mapping[str, str]) -> dict[str, Any]:
+    """The texts of the trajectory, so that a vote is of use without its part. Raises `UsageError` without it."""
+    for place, entry in part.entries():
+        if entry.id == body["id"]:
+            [shown], _, _ = entries(part, place, 1)
+            return {"task": entry.task_id, "question": shown.get("question", ""), "answer": shown.get("answer")}
+    what = f"{body['part']} has no trajectory {body['id']!r}"
+    raise UsageError(what, code="unknown-name", fix="reload the page: the run may have been rewound")

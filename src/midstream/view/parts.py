@@ -1,0 +1,244 @@
+"""The parts of a run, each a list of trajectories: training steps, evaluations, and what is unfinished.
+
+A list is read from a segment's index or, of what is unfinished, from its journal, from which only new lines are read
+again. A trajectory is read alone, by its place in its part, from 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from pydantic_core import from_json
+
+from midstream.core.errors import UsageError
+from midstream.core.text import visible
+from midstream.runs.files import damaged
+from midstream.runs.segments import Block, Entry, read_blocks
+from midstream.view.lines import HeldText, OpenFile, PackedText, PlainText, Text, lines
+from midstream.view.turns import TROUBLES, Recorded
+
+T = TypeVar("T")
+_UNREADABLE = Entry("", "", None, "error")
+_RESULT = re.compile(rb'\{"set":("(?:[^"\\]|\\.)*"),"trajectory":')
+_LONGEST_NAME = 1 << 16  # bytes before a result's trajectory
+
+
+class Line(NamedTuple):
+    """A trajectory's line: where it begins in a text, and the record, None of a large one."""
+
+    place: int
+    text: Text
+    start: int
+    record: dict[str, Any] | None
+
+
+class Part(Protocol):
+    """A list of trajectories; reading goes as far as the files are whole."""
+
+    @property
+    def identity(self) -> Hashable:
+        """A value that differs where the content does."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        ...
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with the file, "" if nothing was found yet."""
+        ...
+
+    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
+        """Place and index entry of each trajectory from `start` on."""
+        ...
+
+    def lines(self, start: int = 0) -> Iterator[Line]:
+        """The lines from `start` on."""
+        ...
+
+
+class SegmentPart:
+    """The trajectories of a file that is finished."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.damage = path, ""
+        self._file = OpenFile(path)
+        self.identity = (str(path), *identity(self._file.stat()))
+        self._size, self._blocks = self._file.stat().st_size, list[Block]()
+        try:
+            with self._file.stream() as stream:
+                self._blocks.extend(read_blocks(stream))
+        except TROUBLES as error:
+            self.damage = str(error)
+        if not self._blocks and not self.damage:  # of an earlier version: it has no index
+            self.damage = "" if self._size else "the file is empty"
+
+    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
+        """Place and index entry of each trajectory from `start` on."""
+        if not self._blocks:
+            yield from ((line.place, entry_of(line)) for line in self.lines(start))
+            return
+        first = 0
+        for block in self._blocks:
+            if start < first + block.lines:
+                try:
+                    known = block.about()
+                except TROUBLES as error:
+                    self.damage, known = str(error), [_UNREADABLE] * block.lines
+                if None in known:
+                    read = {line.place: entry_of(line) for line in self._in_block(block, first, start)}
+                    known = [read.get(first + place, _UNREADABLE) for place in range(block.lines)]
+                for place, about in enumerate(known, first):
+                    if place >= start:
+                        yield place, _listed(*about) if isinstance(about, list) else about
+            first += block.lines
+
+    def lines(self, start: int = 0) -> Iterator[Line]:
+        """The lines from `start` on."""
+        if not self._blocks:
+            yield from self._of(PackedText(self._file, 0, self._size), 0, start)
+        first = 0
+        for block in self._blocks:
+            if start < first + block.lines:
+                yield from self._in_block(block, first, start)
+            first += block.lines
+
+    def _in_block(self, block: Block, first: int, start: int) -> Iterator[Line]:
+        return self._of(PackedText(self._file, block.offset, block.offset + block.size), first, start)
+
+    def _of(self, text: Text, first: int, start: int) -> Iterator[Line]:
+        try:
+            for place, (at, _, line) in enumerate(lines(text, early=True), first):
+                if place >= start:
+                    # A line that is not large is read again from memory: its calls are asked for one by one.
+                    yield Line(place, text, at, None) if line is None else Line(place, HeldText(line), 0, _record(line))
+        except TROUBLES as error:
+            self.damage = str(error)
+
+
+class JournalPart:
+    """The trajectories of one set in a journal of results."""
+
+    def __init__(self, journal: JournalIndex, name: str) -> None:
+        self.path, self._journal, self._name = journal.path, journal, name
+        self.identity, self.damage = (*journal.identity, name), ""
+
+    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
+        """Place and index entry of each trajectory from `start` on."""
+        for place, (_, entry) in enumerate(self._journal.sets[self._name][start:], start):
+            yield place, entry
+
+    def lines(self, start: int = 0) -> Iterator[Line]:
+        """The lines from `start` on."""
+        known = self._journal.sets[self._name][start:]
+        found = self._journal.results(known[0][0]) if known else ()
+        ours = (line for _, _, name, line in found if line is not None and name == self._name)
+        for place, line in zip(range(start, start + len(known)), ours, strict=False):
+            yield line._replace(place=place)
+
+
+class JournalIndex:
+    """Where the trajectories of each set begin in a journal of results (`runs/results.py`); it reads what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._file = path, OpenFile(path)
+        self.identity = (str(path), identity(self._file.stat())[0])
+        self._text = PlainText(self._file)
+        self.sets: dict[str, list[tuple[int, Entry]]] = {}  # by set: where the line begins, and the entry
+        self._end, self._reading = 0, threading.Lock()
+
+    def update(self) -> None:
+        """Read the lines that are new."""
+        with self._reading:
+            for begin, end, name, line in self.results(self._end):
+                if line is not None:
+                    self.sets.setdefault(name, []).append((begin, entry_of(line)))
+                self._end = end
+
+    def results(self, start: int) -> Iterator[tuple[int, int, str, Line | None]]:
+        """Where each line from `start` on begins and ends, its set and its trajectory; None if it is no result."""
+        for begin, end, line in lines(self._text, start):
+            head = line or self._file.read(_LONGEST_NAME, begin)
+            if found := _RESULT.match(head):
+                record = _record(line[found.end() :], trailing=True) if line else None
+                yield begin, end, from_json(found[1]), Line(0, self._text, begin + found.end(), record)
+            else:
+                yield begin, end, "", None
+
+
+def entry_of(line: Line) -> Entry:
+    """What an index says of a trajectory, read from its line."""
+    try:
+        if line.record is None:
+            recorded = Recorded(line.text, line.start)
+            recorded.scan(None, 60.0)
+            frame = recorded.frame()
+            return _listed(frame.id, frame.task_id, frame.reward and frame.reward.value, frame.status)
+        reward = line.record.get("reward")
+        return _listed(
+            line.record["id"], line.record["task_id"], reward and reward["value"], line.record.get("status", "ok")
+        )
+    except (AttributeError, KeyError, TypeError, *TROUBLES):
+        return _UNREADABLE
+
+
+def _listed(name: str, task: str, score: float | None, status: str) -> Entry:
+    # As the page shows both, and has them in addresses.
+    return Entry(visible(name), visible(task), score, status)
+
+
+def recorded_at(part: Part, place: int) -> Recorded:
+    """The trajectory at a place. Raises `UsageError` without it, `RunError` if the file is damaged before it."""
+    line = next(part.lines(place), None)
+    if line is not None and line.place == place:
+        return Recorded(line.text, line.start)
+    if part.damage:
+        raise damaged(part.path, part.damage, "restore it from a copy; training does not need it, only reports do")
+    raise UsageError(f"there is no trajectory {place}", code="unknown-name", fix="the list has those there are")
+
+
+def identity(found: os.stat_result) -> tuple[int, int, int]:
+    """Values of which one changes when a file is replaced or grows."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Kept:
+    """The values that were used last, by key; threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._values = most, OrderedDict[Hashable, Any]()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of `key`, which `make` makes if it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        made = make()
+        with self._lock:
+            made = self._values.setdefault(key, made)
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return made
+
+
+def _record(line: bytes | None, *, trailing: bool = False) -> dict[str, Any] | None:
+    """The record of a line, {} of a damaged one; `trailing`: more than the record may follow."""
+    if line is None:
+        return None
+    if trailing:  # the result's checksum
+        line = line[: line.rfind(b',"checksum":')] if b',"checksum":' in line else line.rstrip()[:-1]
+    try:
+        found = from_json(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,271 @@
+"""The runs that a viewer shows: their names, what a list says of each, and the state of their files.
+
+A cursor is text that says in which state each run was. It is computed from the files alone, so that a server that was
+started again knows what changed since.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import threading
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from midstream.core.errors import RunError, UsageError
+from midstream.core.metrics import EvaluationResult
+from midstream.report.evaluation_tables import comparisons
+from midstream.report.numbers import buckets
+from midstream.report.trajectory_page import safe
+from midstream.runs import RunDirectory
+from midstream.runs.feedback import NAME
+from midstream.runs.info import RunInfo
+from midstream.runs.journal import skip_damage
+from midstream.runs.lock import is_locked
+from midstream.training_free.commit import read_updates
+from midstream.view.parts import Kept
+
+_WATCHED = (
+    "run.json", "recipe.toml", "status.json", "metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "updates.jsonl",
+    "results.jsonl", "ledger/rollouts.jsonl", "ledger/spent.jsonl", "library/versions.jsonl", NAME, "trajectories",
+)  # fmt: skip
+_SIGNS = ("run.json", "metrics.jsonl", "updates.jsonl", "results.jsonl", "trajectories")  # of a run, or half of one
+_DEEPEST = 4  # directories between the place that was named and a run
+_SPARK = 60
+_STATE = struct.Struct("<IQ")  # of a cursor: a run's name and state, hashed
+
+
+class Runs:
+    """The runs in some places, by name: a run's directory, or a directory that runs lie below."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._places = [Path(os.path.abspath(place)) for place in places]
+        self._names: dict[Path, str] = {}  # a name stays while the viewer runs
+        self._summaries = Kept(1000)
+        self._looking, self._looked, self._states = threading.Lock(), 0.0, dict[str, int]()
+
+    def find(self) -> dict[str, Path]:
+        """The directories of all runs there are now, by name."""
+        found = [root for place in self._places for root in _below(place, _DEEPEST)]
+        if len(self._places) == 1 and not found and looks_like_run(self._places[0]):
+            found = self._places
+        # A link may lead to a directory that was seen already, or to one above itself.
+        shortest: dict[str, Path] = {}
+        for root in sorted(found, key=lambda root: len(root.parts)):
+            shortest.setdefault(os.path.realpath(root), root)
+        kept = set(shortest.values())
+        found = [root for root in dict.fromkeys(found) if root in kept]
+        for root in found:
+            if root not in self._names:
+                name, taken, number = root.name or "run", set(self._names.values()), 2
+                while name in taken:
+                    name, number = f"{root.name}~{number}", number + 1
+                self._names[root] = name
+        return {self._names[root]: root for root in found}
+
+    def directory(self, name: str) -> RunDirectory:
+        """The run of that name. Raises `UsageError` without one."""
+        for root, known in self._names.items():
+            if known == name and looks_like_run(root):
+                return RunDirectory(root)
+        if name in (found := self.find()):
+            return RunDirectory(found[name])
+        raise UsageError(f"there is no run {name!r}", code="unknown-name", fix="the list of runs has those there are")
+
+    def states(self, age: float = 0.0) -> dict[str, int]:
+        """The state of each run, as a number that changes when a file of it does; at most `age` seconds old."""
+        with self._looking:
+            if time.monotonic() >= self._looked + age:
+                self._states = {name: state_of(root) for name, root in self.find().items()}
+                self._looked = time.monotonic()
+            return self._states
+
+    def fresh(self, name: str, seconds: float = 5.0) -> bool:
+        """Whether a run changed within the last seconds."""
+        return _last_change(self.directory(name).root) > time.time() - seconds
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """What a list of runs says of one."""
+        root = self.directory(name).root
+        return self._summaries.get((name, state_of(root)), lambda: {"run": name, **summary(RunDirectory(root))})
+
+
+def cursor_of(states: dict[str, int]) -> str:
+    """The cursor that says that runs are in these states."""
+    packed = b"".join(_STATE.pack(_hash(name.encode()) & 0xFFFFFFFF, state) for name, state in sorted(states.items()))
+    return urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def changed_since(cursor: str, states: dict[str, int]) -> list[str]:
+    """The runs whose state is another than the cursor says, or of which it says nothing; all, if it is no cursor."""
+    try:
+        packed = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        known = dict(_STATE.iter_unpack(packed))
+    except (ValueError, struct.error):
+        known = {}
+    return [name for name, state in states.items() if known.get(_hash(name.encode()) & 0xFFFFFFFF) != state]
+
+
+def looks_like_run(root: Path) -> bool:
+    """Whether a directory is a run, or what is left of one."""
+    return any(os.path.exists(root / sign) for sign in _SIGNS)
+
+
+def state_of(root: Path) -> int:
+    """A number that changes when a file of the run does, or when its process ends."""
+    parts: list[object] = []
+    for name in _WATCHED:
+        try:
+            found = os.stat(root / name)
+        except OSError:
+            continue
+        parts.append((name, found.st_size, found.st_mtime_ns, found.st_ino))
+    return _hash(repr((parts, _at_work(root))).encode())
+
+
+def not_files(root: Path) -> list[str]:
+    """What stands in the place of a run's files and could never be read to its end: pipes and devices."""
+    found = []
+    for name in _WATCHED:
+        try:
+            mode = os.stat(root / name).st_mode
+        except OSError:
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            found.append(name)
+    return found
+
+
+def summary(run: RunDirectory) -> dict[str, Any]:
+    """What a list of runs says of one; what cannot be read is named under "damage"."""
+    damage = [f"{name} is a pipe or a device, not a file" for name in not_files(run.root)]
+    found: dict[str, Any] = {
+        "path": str(run.root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
+        "started": "", "updated": _updated(run.root), "step": 0, "steps": None, "success": None, "interval": None,
+        "before": None, "set": "", "spark": [], "cost_usd": 0.0, "errors": 0, "damage": damage,
+    }  # fmt: skip
+    if not damage:
+        try:
+            found |= _contents(run, damage)
+        except OSError as error:
+            damage.append(f"{Path(error.filename or run.root).name} cannot be read: {error.strerror}")
+    return safe(found)
+
+
+def _contents(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
+    """What the files of a run say; `damage` gets what is missing. Raises `OSError` for a file that cannot be read."""
+    info = _info(run, damage)
+    found: dict[str, Any] = {"kind": info.kind if info else _kind(run.root)}
+    if info is not None:
+        found |= {"recipe": info.recipe_name, "seed": info.seed, "started": info.created_at}
+    status = run.status()
+    found |= {"state": status.state, "message": status.message}
+    if status.state != "running":
+        damage += _losses(run)
+    evaluations = run.evaluations.read(skip_damage)
+    rewards, errors, cost = _learning(run, found["kind"])
+    resolved: Any = info.resolved if info else {}
+    planned = (resolved.get("training") or {}).get("steps") if found["kind"] == "training" else None
+    found |= {
+        "step": max(len(rewards), status.step or 0),
+        "steps": planned,
+        "spark": [value for _, value in buckets(list(enumerate(rewards)), _SPARK)],
+        "errors": errors + sum(result.errors for result in evaluations),
+        "cost_usd": cost or sum(result.cost_usd for result in evaluations),
+        **_success(evaluations),
+    }
+    return found
+
+
+def _success(evaluations: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Success on the largest set, greedy if that was evaluated: last, with its interval, and first."""
+    if found := comparisons([result for result in evaluations if result.step is not None]):
+        _, before, after = found[0].by_kind()[-1]
+    else:
+        outside = sorted(evaluations, key=lambda result: (result.sampling != "greedy", -result.tasks))
+        before, after = outside[:1], []
+    if not before:
+        return {}
+    last = (after or before)[0]
+    return {
+        "set": f"{last.set_name} {last.sampling}",
+        "success": last.success,
+        "interval": last.interval and list(last.interval),
+        "before": before[0].success if after else None,
+    }
+
+
+def _learning(run: RunDirectory, kind: str) -> tuple[list[float], int, float]:
+    """The mean reward of each step or update, the trajectories that were lost, and the dollars of practice."""
+    if kind == "practice":
+        updates = read_updates(run, skip_damage)
+        spent = updates[-1].spent.cost_usd if updates else 0.0
+        return [update.mean_reward for update in updates], sum(len(update.failed) for update in updates), spent
+    metrics = run.metrics.read(skip_damage)
+    return [step.reward_mean for step in metrics], sum(step.trajectories_error for step in metrics), 0.0
+
+
+def _losses(run: RunDirectory) -> list[str]:
+    """The files that are gone or shorter than they were when they were whole; their content is not read."""
+    found = []
+    for name, extent in run.extents().items():
+        path = run.root / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size < extent.size:
+            found.append(f"{name} has {path.stat().st_size:,} bytes, and had {extent.size:,}")
+    if run.info_path.exists() and not run.status_path.exists():
+        found.append(f"{run.status_path.name} is missing")
+    return found
+
+
+def _info(run: RunDirectory, damage: list[str]) -> RunInfo | None:
+    try:
+        return run.info()
+    except RunError as error:
+        damage.append(error.what.replace(f"{run.root}{os.sep}", ""))
+        return None
+
+
+def _kind(root: Path) -> str:
+    """The kind of a run whose `run.json` cannot be read."""
+    for kind, signs in {"practice": ("updates.jsonl", "library"), "training": ("metrics.jsonl", "checkpoints")}.items():
+        if any(os.path.exists(root / sign) for sign in signs):
+            return kind
+    return "evaluation"
+
+
+def _updated(root: Path) -> str:
+    return datetime.fromtimestamp(_last_change(root), UTC).isoformat(timespec="seconds")
+
+
+def _last_change(root: Path) -> float:
+    return max((os.stat(found).st_mtime for name in _WATCHED if os.path.exists(found := root / name)), default=0.0)
+
+
+def _at_work(root: Path) -> bool:
+    lock = root / "run.lock"
+    return os.access(lock, os.R_OK) and lock.is_file() and is_locked(lock)
+
+
+def _below(place: Path, levels: int) -> Iterable[Path]:
+    """The runs at or below a place, in the order of their paths; what cannot be read is left out."""
+    if os.path.exists(place / "run.json") or (os.path.exists(place / "recipe.toml") and looks_like_run(place)):
+        yield place
+        return
+    try:
+        inner = sorted(entry.path for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return
+    for path in inner if levels else ():
+        yield from _below(Path(path), levels - 1)
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
