@@ -180,8 +180,8 @@ def test_a_spent_quota_is_not_waited_for():
 
 
 def test_a_slow_answer_is_given_up_and_asked_for_again():
-    with LLMServer(echo, faults=["slow"], slow_s=0.5) as server:
-        [call] = ask(engine_for(server, timeout_s=0.1), HELLO)
+    with LLMServer(echo, faults=["slow"], slow_s=1.5) as server:
+        [call] = ask(engine_for(server, timeout_s=1.0), HELLO)
     assert call.completion == "you said: hello"
     assert len(server.bodies) == 2
 
