@@ -104,16 +104,16 @@ def chart(
     summary: str = "",
     *,
     x: str = "step",
-    percent: bool = True,
+    as_percent: bool = True,
     stacked: bool = False,
     size: str = "",
 ) -> Block:
     """Lines over steps; `note` is one clause on how to read them, `summary` says in words what they show."""
     lines = [each for each in lines if each["points"]]
     words = summary or "; ".join(
-        in_words(each["name"], each["points"], x=x, as_percent=percent) for each in lines if not each["faint"]
+        in_words(each["name"], each["points"], x=x, as_percent=as_percent) for each in lines if not each["faint"]
     )
-    shown = {"title": title, "note": note, "x": x, "percent": percent, "stacked": stacked, "size": size}
+    shown = {"title": title, "note": note, "x": x, "percent": as_percent, "stacked": stacked, "size": size}
     return {"kind": "chart", **shown, "summary": words or f"{title}: no data", "lines": lines}
 
 
@@ -134,7 +134,7 @@ def curve(
         [line(title, kept, color)],
         "" if kept else f"{title}: no data",
         x=x,
-        percent=as_percent,
+        as_percent=as_percent,
         size="small",
     )
 

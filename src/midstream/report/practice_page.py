@@ -152,7 +152,7 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
         if total[fate]
     ]
     words = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
-    of_fates = chart("Changes", "what became of what was proposed", bands, words, x="update", percent=False)
+    of_fates = chart("Changes", "what became of what was proposed", bands, words, x="update", as_percent=False)
     return [
         charts(
             chart(
@@ -160,7 +160,7 @@ def curves(updates: Sequence[UpdateRecord]) -> list[Block | None]:
                 "of the learning rollouts, not held out",
                 [line("Mean reward of the learning rollouts", rewards)],
                 x="update",
-                percent=False,
+                as_percent=False,
             ),
             {**of_fates, "stacked": True} if bands else text("No change was proposed.", "soft"),
         ),
