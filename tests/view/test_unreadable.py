@@ -13,6 +13,7 @@ import pytest
 from midstream.core.errors import MidstreamError
 from midstream.view.documents import Documents
 from midstream.view.entries import Filter
+from support.errors import raises
 
 
 @pytest.fixture
@@ -62,3 +63,12 @@ def test_a_record_of_another_form_stops_no_list(two: Path) -> None:
         assert documents.part("bad", "step-000001", wanted=wanted)["part"]["name"] == "step-000001"
     with pytest.raises(MidstreamError):
         documents.group("bad", "step-000001", "none")
+
+
+def test_a_call_of_a_damaged_record_is_an_error_that_names_the_file(two: Path) -> None:
+    line = b'{"id":"a","task_id":"t","turns":[{"index":1,"calls":[{"role":"planner"}]}],"duration_s":0.4x}\n'
+    (two / "bad" / "trajectories" / "step-000001.jsonl.gz").write_bytes(gzip.compress(line))
+    documents = Documents([two])
+    for ask in (documents.call, documents.tokens):
+        with raises("file-damaged", "step-000001"):
+            ask("bad", "step-000001", 0, 0)

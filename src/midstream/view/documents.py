@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from midstream.report.run_results import run_page
 from midstream.report.trajectory_page import brief, safe, trajectory_document
 from midstream.report.turn_rows import is_stream, stop_words, template_of
 from midstream.runs import RunDirectory
+from midstream.runs.files import damaged
 from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name
@@ -38,7 +40,7 @@ from midstream.view import calls
 from midstream.view.advantages import advantages
 from midstream.view.entries import NO_FILTER, Filter, entries, of_task
 from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
-from midstream.view.parts import JournalIndex, JournalPart, Kept, Part, SegmentPart, identity, recorded_at
+from midstream.view.parts import RESTORE, JournalIndex, JournalPart, Kept, Part, SegmentPart, identity, recorded_at
 from midstream.view.runs import Runs, cursor_of, not_files
 from midstream.view.turns import TROUBLES, Recorded
 
@@ -223,15 +225,17 @@ class Documents:
 
     def call(self, run: str, name: str, place: int, number: int) -> dict[str, Any]:
         """What one call sent, and what changed since the call before it of the same role."""
-        recorded = self._open(self.open(run, name), place)
-        return safe(calls.call_document(recorded, number))
+        part = self.open(run, name)
+        with _naming_damage(part):
+            return safe(calls.call_document(self._open(part, place), number))
 
     def tokens(self, run: str, name: str, place: int, number: int) -> dict[str, Any]:
         """The tokens of one call, and the training row that it is in."""
         part, directory = self.open(run, name), self.runs.directory(run)
         recorded, resolved = self._open(part, place), _resolved(directory)
         trained, value = _trained(resolved, name), self._advantage(part, name, resolved, place)
-        return safe(calls.tokens_document(recorded, number, directory, resolved, trained=trained, advantage=value))
+        with _naming_damage(part):
+            return safe(calls.tokens_document(recorded, number, directory, resolved, trained=trained, advantage=value))
 
     def compare(self, first: str, second: str) -> dict[str, Any]:
         """The paired comparison of two runs. Raises `UsageError` if they have nothing in common."""
@@ -279,6 +283,15 @@ class Documents:
         group = of_task(part, _entry(part, place).task_id)
         values, _ = self._advantages(part, name, resolved, group)
         return {at: value for (at, _), value in zip(group, values, strict=True)}.get(place)
+
+
+@contextmanager
+def _naming_damage(part: Part) -> Iterator[None]:
+    """Raise `RunError` where a trajectory's file is damaged."""
+    try:
+        yield
+    except TROUBLES as error:
+        raise damaged(part.path, str(error), RESTORE) from error
 
 
 def _with_given(page: dict[str, Any], run: RunDirectory) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from midstream.view.lines import HeldText, OpenFile, PackedText, PlainText, Text
 from midstream.view.turns import TROUBLES, Recorded
 
 T = TypeVar("T")
+RESTORE = "restore it from a copy; training does not need it, only reports do"
 _UNREADABLE = Entry("", "", None, "error")
 _RESULT = re.compile(rb'\{"set":("(?:[^"\\]|\\.)*"),"trajectory":')
 _LONGEST_NAME = 1 << 16  # bytes before a result's trajectory
@@ -201,7 +202,7 @@ def recorded_at(part: Part, place: int) -> Recorded:
     if line is not None and line.place == place:
         return Recorded(line.text, line.start)
     if part.damage:
-        raise damaged(part.path, part.damage, "restore it from a copy; training does not need it, only reports do")
+        raise damaged(part.path, part.damage, RESTORE)
     raise UsageError(f"there is no trajectory {place}", code="unknown-name", fix="the list has those there are")
 
 
