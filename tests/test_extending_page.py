@@ -5,6 +5,7 @@ The commands run in this process; where a page asks a provider, a scripted serve
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -27,6 +28,8 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.syspath_prepend(tmp_path)
+    rows = [{"question": f"What is {number} + {number}?", "answer": 2 * number} for number in range(9)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     def run(page: str) -> dict[str, str]:
         shown: dict[str, str] = {}

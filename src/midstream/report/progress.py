@@ -364,7 +364,10 @@ class Progress:
 
     def __call__(self, event: events.RunEvent) -> None:
         """Show an event. Warnings are printed in every mode, and stay above the live panel."""
+        before = self.view.phase
         line = self.view.count(event)
+        if self._live and _COUNTERS.sub("", self.view.phase) != _COUNTERS.sub("", before):
+            self._live.refresh()  # a short phase is seen, too
         if isinstance(event, events.Note):
             self._console.print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
