@@ -725,7 +725,7 @@ def _evaluate_in(
         check_unchanged(begun, tasks, checkpoint)
         _begin_work(begun, build, _weights_digest(trained, step), listener)
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
-        own = [it for it in evaluations if set_reward(recipe, it.chosen) not in (recipe.reward, it.chosen.reward)]
+        own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
             if metric != usual:
                 listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
+from midstream.core.errors import UsageError
 from midstream.gateway.forms import FormError
 
 T = TypeVar("T")
@@ -60,6 +62,20 @@ async def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T])
         raise
     except Exception as failure:  # of an engine or agent of your own: it has failed the session
         raise FormError("gateway-failed", f"the request failed: {failure!r:.200}", None, status=500) from failure
+
+
+def listen(host: str, port: int, what: str, fix: str) -> socket.socket:
+    """A socket that listens for `what`. Raises `UsageError`, with `fix`, if the address is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+        # asyncio sets it only on sockets that it makes; without it, each small reply waits 40 ms for the client.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as failure:
+        words = f"{what} cannot listen on {host}:{port}: {failure.strerror or failure}"
+        raise UsageError(words, code="address-taken", fix=fix) from failure
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
+    return listening
 
 
 async def serve(server: Any, listening: socket.socket) -> None:

@@ -13,10 +13,8 @@ of its own, so that it answers while an engine computes; sessions and engines be
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
-import socket
 import threading
 import time
 from asyncio import FIRST_COMPLETED
@@ -32,7 +30,7 @@ from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, responses
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, parsed, send_json, serve
+from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, listen, parsed, send_json, serve
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -132,21 +130,11 @@ class Gateway:
                 cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listening = socket.create_server((host, port), family=family, backlog=2048)
-            # asyncio sets it only on sockets that it makes; without it, each small reply waits 40 ms for the client.
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as failure:
-            raise UsageError(
-                f"the gateway cannot listen on {host}:{port}: {failure.strerror or failure}",
-                code="address-taken",
-                fix="set another serve.port (midstream serve --port N), or 0 for any free one",
-            ) from failure
+        fix = "set another serve.port (midstream serve --port N), or 0 for any free one"
+        listening = listen(host, port, "the gateway", fix)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # where agents on this machine reach it
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
         settings = uvicorn.Config(
             self.app(),
             log_config=None,

@@ -354,7 +354,9 @@ def _key(path: Path_) -> str:
 def _room(max_mb: float) -> float:
     """The bytes for documents."""
     if not 0 < max_mb < 1000:
-        raise UsageError(f"--max-mb {max_mb:g}", code="setting-range", fix="give a number of MB, such as 3")
+        raise UsageError(
+            f"--max-mb {max_mb:g} is out of range", code="setting-range", fix="give a number of MB, such as 3"
+        )
     return max_mb * 1e6 - sum(len(static(name)) for name in ("view.js", "view.css"))
 
 

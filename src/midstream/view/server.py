@@ -15,7 +15,6 @@ import asyncio
 import json
 import logging
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
-from midstream.gateway.http import Asgi, body_of, parsed, serve
+from midstream.gateway.http import Asgi, body_of, listen, parsed, serve
 from midstream.view.documents import Documents
 from midstream.view.runs import changed_since, cursor_of
 
@@ -70,18 +69,9 @@ class Viewer:
         with needs_extra("the viewer needs starlette and uvicorn, not installed here", "serve"):
             import uvicorn
         if not 0 <= self.port < 1 << 16:
-            raise UsageError(f"--port {self.port}", code="setting-range", fix="give one of 1 to 65535, or none")
-        try:
-            listening = socket.create_server(("127.0.0.1", self.port), backlog=128)
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as failure:
-            raise UsageError(
-                f"the viewer cannot listen on 127.0.0.1:{self.port}: {failure.strerror or failure}",
-                code="address-taken",
-                fix="give another --port, or none for any free one",
-            ) from failure
+            raise UsageError(f"{self.port} is no port", code="setting-range", fix="give one of 1 to 65535, or none")
+        listening = listen("127.0.0.1", self.port, "the viewer", "give another --port, or none for any free one")
         self.port = listening.getsockname()[1]
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a page that is closed is no news
         config = uvicorn.Config(
             self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
         )
@@ -127,10 +117,11 @@ class Viewer:
                 return _json(_problem(error.code, error.what, error.cause, error.fix), status)
             except OSError as error:
                 words = f"{error.filename} cannot be read: {error.strerror}"
-                return _json(_problem("file-unreadable", words), 422)
+                return _json(_problem("file-unreadable", words, fix=f"ls -l {error.filename}"), 422)
             except Exception as failure:  # noqa: BLE001  # a bug of ours: the page and the terminal say so
                 warn("the viewer cannot answer %s: %r", "/".join(path), failure)
-                return _json(_problem("viewer-failed", f"the viewer cannot answer: {failure!r:.200}"), 500)
+                what, fix = f"the viewer cannot answer: {failure!r:.200}", "report this line"
+                return _json(_problem("viewer-failed", what, fix=fix), 500)
 
         return Starlette(routes=[Route("/{rest:path}", answer, methods=["GET", "HEAD", "POST"])])
 
