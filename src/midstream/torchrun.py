@@ -46,12 +46,17 @@ def leave_to_rank_0() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process soon after torchrun, which cannot end it where it was killed itself."""
+    """End this process soon after torchrun, which cannot end it where it was killed itself.
+
+    Rank 0 ends first: if another rank did, rank 0 would report it as lost, and the run as failed.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_S)
+        if rank():
+            time.sleep(3 * _PARENT_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
