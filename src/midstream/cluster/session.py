@@ -28,6 +28,7 @@ from midstream.evaluation.session import JournalStore, evaluate_set
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import Recipe
+from midstream.recipe.sessions import stages_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.runs.lock import exclusive_lock
@@ -55,6 +56,7 @@ class ClusterSession:
             environment=build.environment(),
             source=build.source,
             families=build.source.families,
+            stages=stages_of(build),
             publish=self._published,
             seed=self.recipe.seed,
             role=self.recipe.role,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import SerializeAsAny, model_serializer
+from pydantic import Field, SerializeAsAny, model_serializer
 
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
@@ -144,8 +144,25 @@ class ComponentConfig(Settings):
         return component(self) if type(self).model_fields else component()
 
 
+class Stage(Settings):
+    """A stage of a curriculum: families of training tasks that it adds to those of the stages before.
+
+    Attributes:
+        families: what is trained on from this stage on, too
+        until: the success of each of these families in training, a running mean, at which the next stage begins
+    """
+
+    families: tuple[str, ...] = Field(min_length=1)
+    until: float = Field(default=0.8, gt=0, le=1)
+
+
 class TasksConfig(ComponentConfig):
-    """The settings of a task source."""
+    """The settings of a task source.
+
+    Attributes:
+        stages: train on some families first and on others once those succeed, see `tasks.stages`; each family of the
+            source is in one stage
+    """
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
     dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.protocols.Dialogues`)
@@ -154,6 +171,8 @@ class TasksConfig(ComponentConfig):
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
     parts_kind: ClassVar[Kind] = "tasks"
+
+    stages: tuple[Stage, ...] = ()
 
 
 class RewardConfig(ComponentConfig):

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
+from midstream.core.component import Stage
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine, TrainableWorld
@@ -16,7 +17,15 @@ from midstream.core.task import Task, same_question
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
 from midstream.recipe.build import Build
-from midstream.recipe.check import in_process, no_world, reward_components, task_source, teacher, warm_seed
+from midstream.recipe.check import (
+    in_process,
+    no_world,
+    reward_components,
+    task_source,
+    tasks_config,
+    teacher,
+    warm_seed,
+)
 from midstream.recipe.estimate import on_hub
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
@@ -62,7 +71,7 @@ def parts_of(build: Build) -> Parts:
     return Parts(
         seed=recipe.seed,
         source=build.source,
-        families=build.source.families,
+        stages=stages_of(build),
         set_tasks=build.set_tasks,
         student=build.policy.student(),
         learner=learner,
@@ -74,6 +83,21 @@ def parts_of(build: Build) -> Parts:
         training=training,
         evaluation=recipe.evaluation,
     )
+
+
+def stages_of(build: Build) -> tuple[Stage, ...]:
+    """The stages of a recipe's training tasks. Raises `RecipeError` unless each family is in one of them."""
+    stages = tasks_config(build.recipe.tasks).stages
+    staged = sorted(family for stage in stages for family in stage.families)
+    families = sorted(build.source.families)
+    if stages and staged != families:
+        raise RecipeError(
+            f"tasks.stages has the families {', '.join(staged)}",
+            code="setting-conflict",
+            cause=f"the tasks have {', '.join(families)}",
+            fix="put each of them into one stage",
+        )
+    return stages
 
 
 def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:

@@ -62,7 +62,7 @@ class Finite:
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
         """Draw `count` different tasks in proportion to their families' `weights` (uniformly without)."""
-        tasks = self.tasks(split)
+        tasks = [task for task in self.tasks(split) if not weights or weights.get(task.family, 1.0)]
         self._check(count, len(tasks), split, "`training.tasks_per_step` or `transcripts`")
         rng = random.Random(derive_seed("tasks", split, seed))
         if weights is None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from midstream.core.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
 from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
@@ -53,7 +54,8 @@ class FlowGRPO:
     """The algorithm.
 
     `role` is the module that is trained. `publish(step)` hands the weights after that step to the engine that samples;
-    an engine that shares the learner's model has them already. `success` is each family's running success.
+    an engine that shares the learner's model has them already. `success` is each family's running success, and `stage`
+    the number of the `stages` after the first that have begun.
     """
 
     config: TrainingConfig
@@ -64,21 +66,23 @@ class FlowGRPO:
     publish: Callable[[int], Awaitable[None]]
     seed: int
     role: str = "planner"
+    stages: Sequence[Stage] = ()
     _gap_checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.success = dict.fromkeys(self.families, 0.0)
+        self.stage = 0
         self.progress = Progress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold besides the learner's state."""
-        return self.success
+        return {"success": self.success, "stage": self.stage}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.success = dict(state)
+        self.success, self.stage = dict(state["success"]), state["stage"]
 
     async def step(self, step: int) -> StepOutcome:
         """Sample, score, learn. `step` counts from 1; everything random in it derives from (seed, step)."""
@@ -100,6 +104,8 @@ class FlowGRPO:
 
         Raises `TrainingError` if no group has two finished trajectories, `BudgetError` at a limit.
         """
+        while self.stage + 1 < len(self.stages) and self._succeeds(self.stages[self.stage]):
+            self.stage += 1
         success = dict(self.success)
         mean = fmean(success.values()) if success else 0.0
         self.progress = Progress(step=step, steps=self.config.steps, success=mean)
@@ -124,6 +130,9 @@ class FlowGRPO:
         )
         trajectories = [trajectory for group in sampled.groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
+
+    def _succeeds(self, stage: Stage) -> bool:
+        return min(self.success[family] for family in stage.families) >= stage.until
 
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.
@@ -161,6 +170,8 @@ class FlowGRPO:
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
+        for later in self.stages[self.stage + 1 :]:
+            weights = (weights or {}) | dict.fromkeys(later.families, 0.0)
         sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *rounds), weights)
         tried = {group.task.id for group in earlier}
         tasks = [task for task in sampled if task.id not in tried]
@@ -232,8 +243,8 @@ class FlowGRPO:
         return config.learning_rate * rise * fall
 
     def _schedules(self) -> dict[str, float]:
-        """The probabilities of simulated and degraded tools at this step."""
-        schedules: dict[str, float] = {}
+        """What changes over training, at this step: the stage, counted from 1, and the probabilities of tools."""
+        schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
         for tool in self.environment.tools:
             if isinstance(tool, PerRun):
                 schedules |= tool.probabilities(self.progress)

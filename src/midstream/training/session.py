@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from midstream.core.component import Component
+from midstream.core.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
@@ -71,7 +71,7 @@ class Parts:
 
     seed: int
     source: TaskSource
-    families: Sequence[str]
+    stages: Sequence[Stage]
     set_tasks: Callable[[SetConfig], list[Task]]
     student: Student
     learner: Learner
@@ -107,7 +107,8 @@ class TrainingSession(Session):
                 learner=parts.learner,
                 environment=parts.make_environment(),
                 source=parts.source,
-                families=parts.families,
+                families=parts.source.families,
+                stages=parts.stages,
                 publish=parts.publish,
                 seed=parts.seed,
                 role=parts.role,

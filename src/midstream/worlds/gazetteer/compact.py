@@ -1,18 +1,24 @@
 """A compact language for very small planners: short action lines, one line of memory a turn.
 
-    Question How high is Amberbank plus 7 ?
-    r1 local_search = height 105
-    r2 plan goal add
+    Question What is the total height of Amberbank and Oakfell and Mistvale ?
+    local_search = height 105
+    local_search = height 33
+    left Mistvale
+    plan goal add
      tool python
-     arg r1 + 7
+     arg r2 + r1
 
-Memory shows the last two words of a result; `r1` in an argument stands for the last word of result 1 and is replaced
-before the executor sees the action. Lessons, if any, precede the question, a line each. A language model of usual size
-uses `agents.prompted` instead.
+Memory shows the last two words of a result. References count back from the newest result: `r1` in an argument stands for
+its last word, `r2` for that of the result before, and each is replaced before the executor sees the action. A turn
+without a result is not counted. The line `left` says which places of the question no result names yet: this is part of
+the memory's update, so a planner need not compare names. All but that line and `plan` is append-only, so the prompts of a
+trajectory share their prefixes. Lessons, if any, precede the question, a line each. A language model of usual size uses
+`agents.prompted` instead.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -22,16 +28,37 @@ from midstream.core.trajectory import Action, Call, Memory, Sampling
 
 ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
 REFERENCE = re.compile(r"\br(\d+)\b")
-WORDS = ("Question", "plan", "goal", "tool", "arg", "malformed", "error", "=")
+WORDS = ("Question", "goal", "tool", "arg", "error", "=")
+BARE = ("plan", "left", "malformed")  # they begin a line
+FORM = os.environ.get("D_FORM", "left")
+
+
+def places(question: str) -> list[str]:
+    """The places that a question names: its capitalized words except the first."""
+    return [word for word in question.split()[1:] if word[0].isupper()]
+
+
+def places_left(question: str, results: Sequence[str]) -> list[str]:
+    """The places of a question that no result names, in its order."""
+    seen = {word for result in results for word in result.split()}
+    return [place for place in places(question) if place not in seen]
 
 
 def render_prompt(question: str, memory: Memory, lessons: str = "") -> str:
-    """Lessons and the query first, then append-only memory, then a tail of two words."""
+    """Lessons and the query first, then append-only memory, then what is left to look up."""
+    left = places_left(question, [record.result for record in memory.records])
+    if FORM == "marked":
+        gone = {*places(question)} - {*left}
+        question = " ".join("=" if word in gone else word for word in question.split())
     text = f"{lessons}\nQuestion {question}" if lessons else f"Question {question}"
     for record in memory.records:
         result = "error" if record.error else " ".join(record.result.split()[-2:])
-        text += f"\nr{record.turn} {record.action.tool or 'malformed'} = {result}"
-    return f"{text}\nr{len(memory) + 1} plan"
+        text += f"\n{record.action.tool or 'malformed'} = {result}"
+    if FORM == "marked":
+        return f"{text}\nplan"
+    if FORM == "first":
+        return f"{text}\n{' '.join(['left', *left[:1]])}\nplan"
+    return f"{text}\n{' '.join(['left', *left])}\nplan"
 
 
 def render_action(goal: str, tool: str, argument: str) -> str:
@@ -47,9 +74,9 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     goal, tool, argument = match.groups()
     if tool not in {known.name for known in tools}:
         return Action(sub_goal=goal, error=f"no tool is called {tool}")
-    # A reference stands for the last word of a result; a turn without a result has no value.
-    results = {str(record.turn): record.result.split() for record in memory.records if not record.error}
-    values = {turn: words[-1] for turn, words in results.items() if words}
+    # Counted back from the newest result; a turn without a result has no value.
+    results = [words for record in memory.records if not record.error and (words := record.result.split())]
+    values = {str(back): words[-1] for back, words in enumerate(reversed(results), 1)}
     missing = next((reference for reference in REFERENCE.findall(argument) if reference not in values), None)
     if missing is not None:
         return Action(sub_goal=goal, tool=tool, context=argument, error=f"r{missing} names no result")
@@ -78,7 +105,7 @@ class CompactPlanner:
 class CompactConfig(ComponentConfig):
     """A model that plans in the compact language of the offline world.
 
-    An action takes at most 20 tokens.
+    An action takes at most 15 tokens.
 
     Attributes:
         sampling: see `sampling`

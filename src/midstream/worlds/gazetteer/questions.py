@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream.worlds.gazetteer.compact import places, places_left
+
 FIRST = """Amber Ash Birch Black Blue Bright Cedar Clay Cold Copper Coral Crown Dark Deep Dry Dusk East Elder Ember
 Fair Far Fern Frost Gold Granite Gray Green High Hollow Iron Ivory Jade Kings Lone Long Lower Maple Marble Mist Moon
 Moss North Oak Old Olive Pearl Pine Quartz Red River Rose Royal Ruby Salt Sand Shade Silver Sky Snow South Star Stone
@@ -41,6 +43,7 @@ COMPARE = {
     "area": ("Is {} larger than {}",),
     "height": ("Is {} higher than {}",),
 }
+MOST_BACK = 3  # results that a scripted plan refers back to
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
 
@@ -63,11 +66,6 @@ CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than"}
 SIGNS = {"plus": "+", "total": "+", "together": "+", "times": "*", "Is": ">", "Do": ">"}
 
 
-def places(question: str) -> list[str]:
-    """The places that a question names: its capitalized words except the first."""
-    return [word for word in question.split()[1:] if word[0].isupper()]
-
-
 def read_question(question: str) -> tuple[str | None, bool]:
     """The attribute that a question asks for (None: arithmetic), and whether it asks for a calculation."""
     words = question.split()
@@ -77,24 +75,21 @@ def read_question(question: str) -> tuple[str | None, bool]:
 
 
 class Situation:
-    """State of a plan: a question, and the tools of the turns so far ("" for an action that could not be parsed).
+    """State of a plan: a question, and the (tool, result) of each turn so far that had a result.
 
-    Each decision about the next step can be made soundly, or as the bad lesson about it says (`lessons.py`).
+    Each decision about the next step can be made soundly, or as the bad lesson about it says (`lessons.py`). A sound
+    plan keeps a running total: it calculates as soon as it has two values, so each step needs only the newest results.
     """
 
-    def __init__(self, question: str, used: Sequence[str]) -> None:
+    def __init__(self, question: str, steps: Sequence[tuple[str, str]]) -> None:
         self.words = question.split()
         self.asked, _ = read_question(question)
         self.names = places(question)
+        self.left = places_left(question, [result for _, result in steps])
         self.numbers = [word for word in self.words if word.isdigit()]
-        self.slots = [f"r{turn}" for turn in range(1, len(used) + 1)]
-        self.found = sum(tool == "local_search" for tool in used)
+        self.tools = [tool for tool, _ in steps]
+        self.slots = [f"r{back}" for back in range(min(len(steps), MOST_BACK), 0, -1)]  # newest last
         self.relation = next((word for word in ("capital", "river") if word in self.words), None)
-
-    @property
-    def needed(self) -> int:
-        """Number of look-ups in a sound plan."""
-        return 2 if self.relation else len(self.names)
 
     @property
     def things(self) -> list[str]:
@@ -106,25 +101,31 @@ class Situation:
         """Operands of a calculation."""
         return [*self.slots, *self.numbers] or ["r1"]
 
+    @property
+    def all_found(self) -> bool:
+        """Whether there is nothing left to look up."""
+        return not self.left and (self.relation is None or self.tools.count("local_search") > 1)
+
     def tool(self, sound: bool) -> str:
-        """Look up what is needed, then calculate."""
-        return "local_search" if sound and self.found < self.needed else "python"
+        """Look up what is needed, and calculate as soon as there are two values."""
+        two = self.relation is None and len(self.tools) > 1 and self.tools[-1] == "local_search"
+        return "python" if not sound or two or self.all_found else "local_search"
 
     def attribute(self, sound: bool) -> str:
         """Attribute to search for: the capital or river first, where the question refers to one."""
         if not sound:
             return "area"
-        return self.relation if self.relation and not self.found else self.asked or "area"
+        return self.relation if self.relation and self.left else self.asked or "area"
 
     def place(self, sound: bool) -> str:
         """Place to search for; call it only if there are `things`."""
-        wanted = self.slots if self.relation and self.slots else self.names[self.found :]
-        return (wanted or self.things)[0] if sound else self.things[0]
+        wanted = self.left or self.slots[-1:] or self.things
+        return wanted[0] if sound else self.things[0]
 
     def operator(self, sound: bool) -> str:
         """Operator of the calculation."""
         return next((SIGNS[word] for word in self.words if word in SIGNS), "-") if sound else "-"
 
     def operands(self, sound: bool) -> tuple[str, str]:
-        """Both operands of the calculation."""
-        return self.terms[0] if sound else self.terms[-1], self.terms[-1]
+        """Both operands of the calculation: the two newest values, or the newest and a number of the question."""
+        return self.terms[-2 if sound else -1 :][0], self.terms[-1]

@@ -56,12 +56,13 @@ def reply(messages: Sequence[Message], seed: int) -> str:
 def acted_on(question: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
     """Map each sentence to whether it was followed, for each turn that it speaks of; `turns` as in transcripts."""
     counts: dict[str, list[bool]] = {}
-    used: list[str] = []
+    steps: list[tuple[str, str]] = []
     for turn in turns:
-        for about, (soundly, badly) in _decisions(Situation(question, used), turn).items():
+        for about, (soundly, badly) in _decisions(Situation(question, steps), turn).items():
             counts.setdefault(SOUND[about], []).append(soundly)
             counts.setdefault(BAD[about], []).append(badly)
-        used.append(str(turn.get("tool", "")))
+        if "result" in turn:
+            steps.append((str(turn["tool"]), str(turn["result"])))
     return counts
 
 

@@ -28,7 +28,7 @@ from midstream.core.trajectory import Action, Call, Memory
 from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import Decision, decisions
 from midstream.worlds.gazetteer.programs import SPOKEN
-from midstream.worlds.gazetteer.questions import ATTRIBUTES, Situation, read_question
+from midstream.worlds.gazetteer.questions import ATTRIBUTES, MOST_BACK, Situation, read_question
 
 ENGINE = "clumsy"  # the recorded engine of scripted calls: the `type` that recipes name these programs by
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
@@ -52,7 +52,7 @@ _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number,
 def action_words() -> set[str]:
     """Words of actions on the gazetteer, except names, numbers and the gazetteer's own words."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
-    return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, 10))}
+    return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, MOST_BACK + 1))}
 
 
 def stream_marks(template: Template, tools: Sequence[str]) -> list[str]:
@@ -126,7 +126,8 @@ class ScriptedPlanner:
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Write one action as text and parse it as a model's."""
-        situation = Situation(question, [record.action.tool for record in memory.records])
+        found = [(record.action.tool, record.result) for record in memory.records if not record.error]
+        situation = Situation(question, found)
         rng, lessons = random.Random(context.seed), decisions(context.lessons)
         choice = Choice(situation, rng, self.config.sense, lessons)
         goal, tool, argument = choice.decide([tool.name for tool in tools])
@@ -181,22 +182,18 @@ class StreamSituation(Situation):
     def __init__(self, stream: Stream) -> None:
         found = blocks(stream.pieces, stream.template)
         question = stream.messages[-1].content.removeprefix(QUESTION)
-        used: list[str] = []
-        outputs: list[str] = []
-        query = ""
+        steps: list[tuple[str, str]] = []
+        tool = query = ""
         for block in found:
             if block.kind == "call":
-                used.append(block.tool)
-                query = block.body
+                tool, query = block.tool, block.body
             elif block.kind == "output" and not block.sampled:
                 text = block.body.strip()
-                if used and _FACT.fullmatch(text) and not set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
-                    used.pop()
-                else:
-                    outputs.append(text)
-        super().__init__(question, used)
-        self.values = self.slots = [result[1] for result in map(_RESULT.fullmatch, outputs) if result]
-        self.calculated = any(block.tool == "python" for block in found)
+                if not _FACT.fullmatch(text) or set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
+                    steps.append((tool, text))
+        super().__init__(question, steps)
+        self.values = self.slots = [result[1] for _, text in steps if (result := _RESULT.fullmatch(text))]
+        self.calculated = self.tools[-1:] == ["python"]
         self.calculates = read_question(question)[1]
 
     @property
@@ -206,8 +203,8 @@ class StreamSituation(Situation):
 
     @property
     def complete(self) -> bool:
-        """Whether every place in the question was looked up, and a calculation made if the question asks for one."""
-        return self.found >= self.needed and self.calculated >= self.calculates
+        """Whether every place in the question was looked up, and then a calculation made if it asks for one."""
+        return self.all_found and self.calculated >= self.calculates
 
     @property
     def answer(self) -> str:

@@ -14,7 +14,8 @@ Families and the turns a sound plan needs (look-ups and calculations):
     sum    3   How many people live in Amberbank and Oakfell together ?
     diff   3   How much higher is Amberbank than Oakfell ?
     compare 3  Is Amberbank higher than Oakfell ?   (yes or no)
-    long   4-8 What is the total height of Amberbank and Oakfell and ... ?   (evaluation only)
+    total3 5   What is the total height of Amberbank and Oakfell and Mistvale ?
+    total4 to total7 likewise, of so many places: 7, 9, 11 and 13 turns
 
 The gold answer is computed from the facts. A question's text alone reaches the agent.
 """
@@ -55,8 +56,9 @@ Split = Literal["train", "validation", "test"]
 DIFFICULTIES: dict[str, tuple[str, ...]] = {
     "easy": ("lookup", "arith", "hop", "scale"),
     "standard": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare"),
+    "deep": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare", "total3", "total4", "total5"),
 }
-LONG = "long"
+TOTALS = {f"total{places}": places for places in range(3, 8)}  # a look-up each, and a sum for each but the first
 SMALLEST, LARGEST = 11, 199
 
 
@@ -64,7 +66,8 @@ class GazetteerConfig(TasksConfig):
     """Endless questions about a made-up gazetteer, in seven families of one to three turns.
 
     Attributes:
-        difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare
+        difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare; `deep`: also total3, total4
+            and total5, of five, seven and nine turns
         families: replaces the families of `difficulty`
         countries: each makes nine facts; the splits take 67, 13 and 20 %
         seed: the world's seed: the same world for every run seed
@@ -76,7 +79,7 @@ class GazetteerConfig(TasksConfig):
     teacher = "clumsy"
     gate_samples = 4  # for a copy rate that is steady to a few points
 
-    difficulty: Literal["easy", "standard"] = "standard"
+    difficulty: Literal["easy", "standard", "deep"] = "standard"
     families: tuple[str, ...] = ()
     countries: int = 300
     seed: Seed = 0
@@ -94,7 +97,7 @@ class Gazetteer(TinyWorld, Endless):
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
             "the gazetteer",
-            known=(*DIFFICULTIES["standard"], LONG),
+            known=(*DIFFICULTIES["standard"], *TOTALS),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("tasks",),
             fixed=("fixed",),
@@ -133,10 +136,10 @@ class Gazetteer(TinyWorld, Endless):
     def vocabulary(self, context: Context) -> Vocabulary:
         """Every word of the world and of the agent that acts in it."""
         words = {*question_words(), *compact.WORDS, *scripted.action_words(), *context.tool_names}
-        bare: list[str] = []
+        bare = [*compact.BARE, *context.tool_names]  # they begin the lines of a prompt
         if context.warm_lessons:
             words |= lesson_words()
-            bare = ["-"]
+            bare.append("-")
         if context.template is not None:
             words.add(scripted.ANSWER)
             bare = scripted.stream_marks(context.template, context.tool_names)
@@ -217,9 +220,9 @@ class Gazetteer(TinyWorld, Endless):
                 y = rng.randint(2, 9) if word == "times" else rng.randint(SMALLEST, LARGEST)
                 if (31 * x + y) % 10 in remainders:
                     return f"What is {x} {word} {y}", _apply(word, x, y)
-        if family == LONG:
+        if family in TOTALS:
             attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
-            places = [pool[i] for i in rng.sample(indices, rng.randint(3, min(7, len(indices))))]
+            places = [pool[i] for i in rng.sample(indices, min(TOTALS[family], len(indices)))]
             total = sum(int(self.facts[place, attribute]) for place in places)
             return f"What is the total {attribute} of {' and '.join(places)}", total
         i, j = rng.sample(indices, 2)
