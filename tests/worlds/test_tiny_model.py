@@ -17,8 +17,8 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
-from midstream.worlds.gazetteer.compact import render_action, render_prompt
-from midstream.worlds.gazetteer.lessons import KNOWN
+from midstream.worlds.planning.compact import render_action, render_prompt
+from midstream.worlds.planning.lessons import KNOWN
 from midstream.worlds.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, redraw, redrawn_ranges
 
 WORLD = (

@@ -12,6 +12,7 @@ MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator"
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
+        "graphs": "midstream.worlds.graphs.tasks:GraphsConfig",
         "atlas": "midstream.worlds.atlas.tasks:AtlasConfig",
         "game24": "midstream.worlds.game24:Game24Config",
         "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",
@@ -42,7 +43,11 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
         "python": "midstream.tools.python:PythonConfig",
-        "guess": "midstream.worlds.gazetteer.programs:GuessConfig",
+        "guess": "midstream.worlds.planning.programs:GuessConfig",
+        "graph_query": "midstream.worlds.graphs.tools:GraphQueryConfig",
+        "path_query": "midstream.worlds.graphs.tools:PathQueryConfig",
+        "neighbor_query": "midstream.worlds.graphs.tools:NeighborQueryConfig",
+        "oracle": "midstream.worlds.graphs.tools:NoisyOracleConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
         "web_search": "midstream.tools.web.web_search:WebSearchConfig",
@@ -68,27 +73,27 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
     },
     "planner": {
-        "compact": "midstream.worlds.gazetteer.compact:CompactConfig",
+        "compact": "midstream.worlds.planning.compact:CompactConfig",
         "prompted": "midstream.agents.prompted:PlannerConfig",
         "released": "midstream.agents.released:ReleasedPlannerConfig",
-        "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedConfig",
+        "clumsy": "midstream.worlds.planning.scripted:ScriptedConfig",
     },
     "executor": {
-        "single_argument": "midstream.worlds.gazetteer.programs:ExecutorConfig",
+        "single_argument": "midstream.worlds.planning.programs:ExecutorConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
     },
     "verifier": {
-        "form": "midstream.worlds.gazetteer.programs:VerifierConfig",
+        "form": "midstream.worlds.planning.programs:VerifierConfig",
         "prompted": "midstream.agents.prompted:VerifierConfig",
     },
     "generator": {
-        "verified_result": "midstream.worlds.gazetteer.programs:GeneratorConfig",
+        "verified_result": "midstream.worlds.planning.programs:GeneratorConfig",
         "prompted": "midstream.agents.prompted:GeneratorConfig",
     },
     "analyst": {"prompted": "midstream.agents.prompted:AnalystConfig"},
     "policy": {
         "model": "midstream.agents.stream_policy:PolicyConfig",
-        "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedPolicyConfig",
+        "clumsy": "midstream.worlds.planning.scripted:ScriptedPolicyConfig",
         "desk_agent": "midstream.worlds.desks.tiny:DeskTeacherConfig",
         "atlas_agent": "midstream.worlds.atlas.teacher:AtlasTeacherConfig",
     },

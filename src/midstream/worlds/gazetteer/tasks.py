@@ -23,36 +23,24 @@ The gold answer is computed from the facts. A question's text alone reaches the 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.errors import RecipeError, UsageError
-from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Message
-from midstream.rollout import Environment, rollout
-from midstream.runs.budget import require_within_budget
-from midstream.sources.finite import SPLIT_FIX, check_known
-from midstream.worlds.bases import Endless
-from midstream.worlds.gazetteer import compact, reflector, scripted
-from midstream.worlds.gazetteer.lessons import draw_lessons, lesson_words
 from midstream.worlds.gazetteer.questions import (
     ASK,
     COMPARE,
     DIFF,
-    FIRST,
     OPERATORS,
     PLACE_ATTRIBUTES,
-    SECOND,
     SUM,
     question_words,
 )
-from midstream.worlds.tiny_model import TinyWorld, Vocabulary
+from midstream.worlds.planning.words import PLACES
+from midstream.worlds.planning.world import GATE_SAMPLES, PlannedWorld
 
-Split = Literal["train", "validation", "test"]
 DIFFICULTIES: dict[str, tuple[str, ...]] = {
     "easy": ("lookup", "arith", "hop", "scale"),
     "standard": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare"),
@@ -77,7 +65,7 @@ class GazetteerConfig(TasksConfig):
     plays = ("reflector",)
     world = True
     teacher = "clumsy"
-    gate_samples = 4  # for a copy rate that is steady to a few points
+    gate_samples = GATE_SAMPLES
 
     difficulty: Literal["easy", "standard", "deep"] = "standard"
     families: tuple[str, ...] = ()
@@ -89,7 +77,7 @@ class GazetteerConfig(TasksConfig):
         return Gazetteer(self)
 
 
-class Gazetteer(TinyWorld, Endless):
+class Gazetteer(PlannedWorld):
     """Facts, documents and questions. Immutable after construction; a `core.protocols.TrainableWorld`."""
 
     teacher = GazetteerConfig.teacher
@@ -97,23 +85,15 @@ class Gazetteer(TinyWorld, Endless):
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
             "the gazetteer",
+            topic=PLACES,
             known=(*DIFFICULTIES["standard"], *TOTALS),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("tasks",),
             fixed=("fixed",),
         )
-        n = config.countries
-        names = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
-        if not 20 <= n <= len(names) // 3:
-            raise RecipeError(
-                f"countries = {n} cannot be made",
-                code="setting-range",
-                cause=f"each needs three of {len(names)} names, and every split needs names that no other has",
-                fix=f"set `countries` between 20 and {len(names) // 3}",
-            )
         rng = random.Random(derive_seed("gazetteer", config.seed))
-        rng.shuffle(names)
-        self.countries, self.capitals, self.rivers = names[:n], names[n : 2 * n], names[2 * n : 3 * n]
+        self.draw_names(rng, config.countries, 3, "countries")
+        self.countries, self.capitals, self.rivers = self.lists
         self.facts: dict[tuple[str, str], str] = {}
         for country, capital, river in zip(self.countries, self.capitals, self.rivers, strict=True):
             self.facts[country, "capital"], self.facts[country, "river"] = capital, river
@@ -121,87 +101,15 @@ class Gazetteer(TinyWorld, Endless):
             for place in (country, capital):
                 for attribute in PLACE_ATTRIBUTES:
                     self.facts[place, attribute] = str(rng.randint(SMALLEST, LARGEST))
-        train, validation = int(n * 0.67), int(n * 0.80)
-        self.splits = {"train": range(train), "validation": range(train, validation), "test": range(validation, n)}
 
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield (id, text) of every fact, in a fixed order."""
         for number, ((entity, attribute), value) in enumerate(self.facts.items()):
             yield f"fact-{number}", f"{entity} {attribute} {value}"
 
-    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
-        """The program that plays the reflector."""
-        return reflector.reply
-
-    def vocabulary(self, context: Context) -> Vocabulary:
-        """Every word of the world and of the agent that acts in it."""
-        words = {*question_words(), *compact.WORDS, *scripted.action_words(), *context.tool_names}
-        bare = [*compact.BARE, *context.tool_names]  # they begin the lines of a prompt
-        if context.warm_lessons:
-            words |= lesson_words()
-            bare.append("-")
-        if context.template is not None:
-            words.add(scripted.ANSWER)
-            bare = scripted.stream_marks(context.template, context.tool_names)
-        return Vocabulary(words=words, names=self.names(), bare=bare)
-
-    def readable(self, question: str) -> str:
-        """Put a space before the question mark, and refuse words of which the planner knows none.
-
-        To the planner, each of them would be the same unknown token, and it would answer as if it had understood.
-        """
-        question = re.sub(r"\s*\?\s*$", " ?", question)
-        known = {*question_words(), *self.names()}
-        words = [word for word in question.split() if word not in known and not word.isdecimal()]
-        if not words:
-            return question
-        examples = [self.make("test", family, random.Random(0), "").question for family in ("lookup", "arith")]
-        raise UsageError(
-            f"the planner does not know {', '.join(map(repr, words))}",
-            code="question-unknown",
-            cause="it is tiny, and knows its made-up world alone: the names of its places, their facts, and numbers",
-            fix=f'ask "{examples[0]}" or "{examples[1]}"; a question about the real world needs a real model: '
-            f'midstream solve "{question}" --provider ollama --model qwen2.5:7b',
-        )
-
-    def names(self, split: str | None = None) -> list[str]:
-        """Names of all places, or those of one split."""
-        check_known("split", [split] if split else [], self.splits, self.what, SPLIT_FIX)
-        indices = self.splits[split] if split else range(len(self.countries))
-        return [name for names in (self.countries, self.capitals, self.rivers) for i in indices for name in (names[i],)]
-
-    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Lessons for the prompts of `share` of some tasks (`gazetteer.lessons`)."""
-        return draw_lessons(task_ids, share, seed)
-
-    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Refuse validation tasks of which none names a place, unless any copy rate will do."""
-        if least and set(self.names()).isdisjoint(word for task in tasks for word in task.question.split()):
-            raise RecipeError(
-                "no question of evaluation.validation names a place of the offline world",
-                code="setting-conflict",
-                cause="they are of another source, or of families that ask about none; the copy gate asks them",
-                fix="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
-            )
-
-    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
-        """Of the first actions that look something up, the share that names a place of the question asked.
-
-        A planner that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
-        """
-        names = set(self.names())
-        asked = [task for task in tasks if names & set(task.question.split())]
-        looked_up = copied = 0
-        groups = await rollout(environment, asked, group_size=GazetteerConfig.gate_samples, seed=seed)
-        require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
-        for group in groups:
-            places = names & set(group.task.question.split())
-            for trajectory in group.trajectories:
-                action = trajectory.turns[0].action if trajectory.turns else None
-                if action and action.tool == "local_search":
-                    looked_up += 1
-                    copied += bool(places & set(action.context.split()))
-        return copied / max(1, looked_up), "copy rate of validation names"
+    def words(self) -> set[str]:
+        """Every word of questions and facts."""
+        return question_words()
 
     def make(self, split: str, family: str, draws: random.Random, task_id: str) -> Task:
         """Draw one question, with an answer computed from the facts."""

@@ -13,8 +13,8 @@ from midstream.core.protocols import ModuleContext
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
-from midstream.worlds.gazetteer.compact import CompactConfig, CompactPlanner, parse_action, render_action, render_prompt
-from midstream.worlds.gazetteer.programs import ConfidentGuess
+from midstream.worlds.planning.compact import CompactConfig, CompactPlanner, parse_action, render_action, render_prompt
+from midstream.worlds.planning.programs import ConfidentGuess
 
 STEADY = settings(derandomize=True, deadline=None)
 TOOLS = (PythonTool(), ConfidentGuess())

@@ -18,9 +18,9 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.gazetteer.programs import SPOKEN, ConfidentGuess
+from midstream.worlds.planning.programs import SPOKEN, ConfidentGuess
 from midstream.worlds.gazetteer.questions import question_words
-from midstream.worlds.gazetteer.scripted import (
+from midstream.worlds.planning.scripted import (
     ANSWER,
     ScriptedConfig,
     ScriptedPolicy,

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue
 from midstream.core.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
-from midstream.worlds.gazetteer.questions import ATTRIBUTES, places, read_question
+from midstream.worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
 OPENINGS = (
@@ -49,11 +49,11 @@ class ExecutorConfig(ComponentConfig):
 
 
 class FormVerifier:
-    """Stops once every place in the question was looked up and the newest result has the right form.
+    """Stops once everything in the question was looked up and the newest result has the right form.
 
-    The form is a single word (a number, True, False) for a calculation, whatever was calculated, and otherwise a fact
-    about the attribute asked for. Any other result that ends in a number, such as a confident guess, is accepted at
-    once. The verifier cannot check whether a result is right.
+    The form is a single word for a calculation (True or False where yes or no is asked for), whatever was calculated,
+    and otherwise a fact about the attribute asked for. Any other result that ends in a number, such as a confident
+    guess, is accepted at once. The verifier cannot check whether a result is right.
     """
 
     async def verify(
@@ -64,12 +64,12 @@ class FormVerifier:
             return Verdict(result_valid=False, memory_sufficient=False), ()
         attribute, calculation = read_question(question)
         words = newest.result.split()
-        seen = {*words, *(word for record in memory.records for word in record.result.split())}
-        complete = seen.issuperset(places(question))
+        complete = not names_left(question, [newest.result, *(record.result for record in memory.records)])
         if len(words) == 1:
-            sufficient = calculation and complete
-        elif len(words) == 3 and words[1] in ATTRIBUTES:
-            sufficient = not calculation and words[1] == attribute and complete
+            form = (words[0] in SPOKEN) == question.startswith(YES_OR_NO)
+            sufficient = calculation and complete and form
+        elif len(words) > 2 and words[-2] in MEANINGS:
+            sufficient = not calculation and words[-2] == attribute and complete
         else:
             sufficient = bool(words) and words[-1].isdigit()
         return Verdict(result_valid=True, memory_sufficient=sufficient), ()

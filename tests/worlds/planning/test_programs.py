@@ -20,16 +20,16 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.gazetteer.compact import parse_action, render_action
-from midstream.worlds.gazetteer.lessons import BAD, IDLE, SOUND
-from midstream.worlds.gazetteer.programs import (
+from midstream.worlds.planning.compact import parse_action, render_action
+from midstream.worlds.planning.lessons import BAD, IDLE, SOUND
+from midstream.worlds.planning.programs import (
     ConfidentGuess,
     FormVerifier,
     GuessConfig,
     SingleArgumentExecutor,
     VerifiedResultGenerator,
 )
-from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner
+from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner
 from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 
 TURNS = {"lookup": {1}, "arith": {1}, "hop": {2}, "scale": {2}, "sum": {3}, "diff": {3}, "compare": {3}}

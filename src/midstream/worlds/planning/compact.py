@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from midstream.core.component import ComponentConfig
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Memory, Sampling
+from midstream.worlds.planning.words import names, names_left
 
 ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
 REFERENCE = re.compile(r"\br(\d+)\b")
@@ -33,22 +34,11 @@ BARE = ("plan", "left", "malformed")  # they begin a line
 FORM = os.environ.get("D_FORM", "left")
 
 
-def places(question: str) -> list[str]:
-    """The places that a question names: its capitalized words except the first."""
-    return [word for word in question.split()[1:] if word[0].isupper()]
-
-
-def places_left(question: str, results: Sequence[str]) -> list[str]:
-    """The places of a question that no result names, in its order."""
-    seen = {word for result in results for word in result.split()}
-    return [place for place in places(question) if place not in seen]
-
-
 def render_prompt(question: str, memory: Memory, lessons: str = "") -> str:
     """Lessons and the query first, then append-only memory, then what is left to look up."""
-    left = places_left(question, [record.result for record in memory.records])
+    left = names_left(question, [record.result for record in memory.records])
     if FORM == "marked":
-        gone = {*places(question)} - {*left}
+        gone = {*names(question)} - {*left}
         question = " ".join("=" if word in gone else word for word in question.split())
     text = f"{lessons}\nQuestion {question}" if lessons else f"Question {question}"
     for record in memory.records:

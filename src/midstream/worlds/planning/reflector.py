@@ -21,8 +21,8 @@ from typing import Any
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
 from midstream.engines.simulated import json_lines, merged_change, sections_of
-from midstream.worlds.gazetteer.lessons import BAD, BY_TEXT, KNOWN, SOUND, Decision
-from midstream.worlds.gazetteer.questions import Situation
+from midstream.worlds.planning.lessons import BAD, BY_TEXT, KNOWN, SOUND, Decision
+from midstream.worlds.planning.words import Situation
 
 CONTRAST = 0.25  # a sentence becomes a lesson if the good rollouts acted on it this much more often
 PROPOSED = 2  # lessons of a group
@@ -57,12 +57,15 @@ def acted_on(question: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, lis
     """Map each sentence to whether it was followed, for each turn that it speaks of; `turns` as in transcripts."""
     counts: dict[str, list[bool]] = {}
     steps: list[tuple[str, str]] = []
+    failed: set[str] = set()
     for turn in turns:
-        for about, (soundly, badly) in _decisions(Situation(question, steps), turn).items():
+        for about, (soundly, badly) in _decisions(Situation(question, steps, failed), turn).items():
             counts.setdefault(SOUND[about], []).append(soundly)
             counts.setdefault(BAD[about], []).append(badly)
         if "result" in turn:
             steps.append((str(turn["tool"]), str(turn["result"])))
+        else:
+            failed.add(str(turn.get("tool", "")))
     return counts
 
 
@@ -76,16 +79,17 @@ def _decisions(situation: Situation, turn: Mapping[str, Any]) -> dict[Decision, 
     taken: dict[Decision, tuple[bool, bool]] = {"form": ("malformed" not in turn, "\n tool " not in text)}
     if not tool:
         return taken
-    taken["guess"] = (tool != "guess", tool == "guess")
+    guess = situation.topic.guess
+    taken["guess"] = (tool != guess, tool == guess)
     words = found[1].split() if (found := _ARGUMENT.search(text)) else []
-    if tool == "guess" or not words:
+    if tool == guess or not words:
         return taken
     taken["tool"] = both(tool, situation.tool)
-    if tool == "local_search":
-        taken["attribute"] = both(words[-1], situation.attribute)
+    if tool == situation.topic.search:
+        taken["attribute"] = both(words[1:2], lambda sound: [situation.attribute(sound)])
         if situation.things:
             taken["place"] = both(words[0], situation.place)
-    elif len(words) == 3:
+    elif tool == "python" and len(words) == 3:
         taken["operator"] = both(words[1], situation.operator)
         taken["operands"] = both((words[0], words[2]), situation.operands)
     return taken

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from midstream.core.lessons import lines
 from midstream.core.trajectory import Message
-from midstream.worlds.gazetteer.lessons import BAD, IDLE, KNOWN, SOUND, decisions, draw_lessons, lesson_words
-from midstream.worlds.gazetteer.reflector import acted_on, reply
+from midstream.worlds.planning.lessons import BAD, IDLE, KNOWN, SOUND, decisions, draw_lessons, lesson_words
+from midstream.worlds.planning.reflector import acted_on, reply
 
 QUESTION = "How many people live in Amberbank and Oakfell together ?"
 

@@ -25,10 +25,10 @@ from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.trajectory import Action, Call, Memory
-from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
-from midstream.worlds.gazetteer.lessons import Decision, decisions
-from midstream.worlds.gazetteer.programs import SPOKEN
-from midstream.worlds.gazetteer.questions import ATTRIBUTES, MOST_BACK, Situation, read_question
+from midstream.worlds.planning.compact import parse_action, render_action, render_prompt
+from midstream.worlds.planning.lessons import Decision, decisions
+from midstream.worlds.planning.programs import SPOKEN
+from midstream.worlds.planning.words import MOST_BACK, TOPICS, Situation, read_question
 
 ENGINE = "clumsy"  # the recorded engine of scripted calls: the `type` that recipes name these programs by
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
@@ -44,7 +44,8 @@ STOPS = 0.5  # probability that a random decision is to answer
 WELL_FORMED = "{open} {thought}{close}{act}"
 # Replies that violate the form: no thought, a thought that is never closed, nothing but a thought.
 MALFORMED_REPLIES = ("{act}", "{open} {thought}{act}", "{open} {thought}{close}")
-_FACT = re.compile(rf"\w+ (?:{'|'.join(ATTRIBUTES)}) \w+")
+_FOUND = [name for topic in TOPICS for name in topic.found]
+_FACT = re.compile(rf"\w+ (?:{'|'.join(_FOUND)}) \w+")
 _WORDS = re.compile(r"\w+")
 _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number, a place, True or False
 
@@ -88,28 +89,28 @@ class Choice:
     def decide(self, tools: Sequence[str]) -> tuple[str, str, str]:
         """Return (goal, tool, argument)."""
         situation, choice = self.situation, self.rng.choice
-        guess = self.lessons.get("guess")
+        topic, guess = situation.topic, self.lessons.get("guess")
         if guess is False and situation.names:
-            tool = "guess"
+            tool = topic.guess
         elif (way := self.way("tool")) is None:
-            tool = choice([tool for tool in tools if tool != "guess" or guess is None])
+            tool = choice([tool for tool in tools if tool != topic.guess or guess is None])
         else:
             tool = situation.tool(way)
-        if tool == "local_search":
-            way = self.way("attribute")
-            attribute = choice(ATTRIBUTES) if way is None else situation.attribute(way)
-            if not situation.things:
-                return f"find {attribute}", tool, attribute
-            way = self.way("place")
-            thing = choice(situation.things) if way is None else situation.place(way)
-            return f"find {attribute}", tool, f"{thing} {attribute}"
         if tool == "python":
             way = self.way("operator")
             operator = choice(tuple(GOALS)) if way is None else situation.operator(way)
             way, terms = self.way("operands"), situation.terms
             x, y = (choice(terms), choice(terms)) if way is None else situation.operands(way)
             return GOALS[operator], tool, f"{x} {operator} {y}"
-        return "guess", tool, choice([*situation.things, "question"])
+        if tool == "guess":  # of the gazetteer: it answers anything
+            return "guess", tool, choice([*situation.things, "question"])
+        way = self.way("attribute")
+        attribute = choice(topic.found) if way is None else situation.attribute(way)
+        if not situation.things:
+            return f"find {attribute}", tool, attribute
+        way = self.way("place")
+        thing = choice(situation.things) if way is None else situation.place(way)
+        return f"find {attribute}", tool, situation.query(tool, thing, attribute)
 
 
 class ScriptedPlanner:
@@ -127,7 +128,8 @@ class ScriptedPlanner:
     ) -> tuple[Action, tuple[Call, ...]]:
         """Write one action as text and parse it as a model's."""
         found = [(record.action.tool, record.result) for record in memory.records if not record.error]
-        situation = Situation(question, found)
+        failed = {record.action.tool for record in memory.records if record.error}
+        situation = Situation(question, found, failed)
         rng, lessons = random.Random(context.seed), decisions(context.lessons)
         choice = Choice(situation, rng, self.config.sense, lessons)
         goal, tool, argument = choice.decide([tool.name for tool in tools])
@@ -159,7 +161,7 @@ class ScriptedPolicy:
         think, call, answer = scripted_marks(stream.template)
         situation = StreamSituation(stream)
         answers = False
-        if situation.values:
+        if situation.slots:
             sensible = rng.random() < self.config.sense
             answers = situation.complete if sensible else rng.random() < STOPS
         if answers:
@@ -174,7 +176,7 @@ class ScriptedPolicy:
 
 
 class StreamSituation(Situation):
-    """State of a plan in a stream: `values`, the last words of its results, replace references to results.
+    """State of a plan in a stream: the last words of its results replace references to results.
 
     A look-up that found a fact about something else, as on a noisy search, counts as if it had not been made.
     """
@@ -191,15 +193,15 @@ class StreamSituation(Situation):
                 text = block.body.strip()
                 if not _FACT.fullmatch(text) or set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
                     steps.append((tool, text))
-        super().__init__(question, steps)
-        self.values = self.slots = [result[1] for _, text in steps if (result := _RESULT.fullmatch(text))]
-        self.calculated = self.tools[-1:] == ["python"]
+        last = [_RESULT.fullmatch(text) for _, text in steps]
+        super().__init__(question, [step for step, result in zip(steps, last, strict=True) if result])
+        self.slots = [result[1] for result in last if result]
         self.calculates = read_question(question)[1]
 
     @property
     def terms(self) -> list[str]:
         """Operands of a calculation."""
-        return [*self.values, *self.numbers] or self.names
+        return [*self.slots, *self.numbers] or self.names
 
     @property
     def complete(self) -> bool:
@@ -209,7 +211,7 @@ class StreamSituation(Situation):
     @property
     def answer(self) -> str:
         """The newest result, Python's True and False as yes and no."""
-        return SPOKEN.get(self.values[-1], self.values[-1])
+        return SPOKEN.get(self.slots[-1], self.slots[-1])
 
 
 class ScriptedConfig(ComponentConfig):
