@@ -15,11 +15,11 @@ import pytest
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.task import Task
 from midstream.worlds.gazetteer.questions import question_words
-from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
+from midstream.worlds.gazetteer.tasks import DIFFICULTIES, TOTALS, Gazetteer, GazetteerConfig
 from support.errors import coded
 
 SPLITS = ("train", "validation", "test")
-FAMILIES = (*DIFFICULTIES["standard"], "long")
+FAMILIES = (*DIFFICULTIES["standard"], *TOTALS)
 WORLD = Gazetteer(GazetteerConfig(families=FAMILIES))
 FACTS = {(entity, attribute): value for _, text in WORLD.documents() for entity, attribute, value in [text.split()]}
 SAMPLES = {split: WORLD.sample(split, 4000, seed=1) for split in SPLITS}
@@ -62,7 +62,7 @@ def read(question: str) -> tuple[str, int | str]:
         return form, CALCULATE[part["sign"]](value(part["a"]), int(part["y"]))
     if form == "sum":
         places = part["places"].split(" and ")
-        return "sum" if len(places) == 2 else "long", sum(map(value, places))
+        return "sum" if len(places) == 2 else f"total{len(places)}", sum(map(value, places))
     if form == "lookup":
         return "hop" if " of " in part["a"] else form, value(part["a"])
     a, b = value(part["a"]), value(part["b"])
@@ -85,15 +85,10 @@ def test_answers_are_spread():
     assert all(int(task.answer) >= 0 for task in SAMPLES["train"] if task.family == "diff")
 
 
-def test_difficulties_nest_and_leave_long_to_evaluation():
-    assert set(DIFFICULTIES["easy"]) < set(DIFFICULTIES["standard"])
-    assert all("long" not in families for families in DIFFICULTIES.values())
+def test_difficulties_nest_and_leave_the_deepest_totals_to_evaluation():
+    assert set(DIFFICULTIES["easy"]) < set(DIFFICULTIES["standard"]) < set(DIFFICULTIES["deep"])
+    assert {"total6", "total7"}.isdisjoint(DIFFICULTIES["deep"])
     assert Gazetteer(GazetteerConfig(difficulty="easy")).families == DIFFICULTIES["easy"]
-
-
-def test_long_asks_for_three_to_seven_places():
-    counts = {task.question.count(" and ") + 1 for task in SAMPLES["test"] if task.family == "long"}
-    assert counts == {3, 4, 5, 6, 7}
 
 
 # --- facts --------------------------------------------------------------------------------------------------------
@@ -167,7 +162,7 @@ def test_no_question_of_one_split_is_in_another(one, other):
 def test_sample_draws_families_evenly_or_by_weight():
     even = Counter(task.family for task in SAMPLES["train"])
     assert set(even) == set(FAMILIES)
-    assert all(count / 4000 == pytest.approx(1 / 8, abs=0.03) for count in even.values())
+    assert all(count / 4000 == pytest.approx(1 / len(FAMILIES), abs=0.03) for count in even.values())
     weights = {family: 0.0 for family in FAMILIES} | {"hop": 3.0, "arith": 1.0}
     drawn = Counter(task.family for task in WORLD.sample("train", 2000, 5, weights))
     assert set(drawn) == {"hop", "arith"}
@@ -196,8 +191,8 @@ def test_fixed_sets_are_complete_and_without_repeats(split):
 
 def test_fixed_may_ask_for_some_families():
     easy = Gazetteer(GazetteerConfig(difficulty="easy"))
-    assert Counter(task.family for task in easy.fixed("test", per_family=3, seed=0, families=["long", "hop"])) == {
-        "long": 3,
+    assert Counter(task.family for task in easy.fixed("test", per_family=3, seed=0, families=["total6", "hop"])) == {
+        "total6": 3,
         "hop": 3,
     }
 

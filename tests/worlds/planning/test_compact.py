@@ -15,6 +15,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
 from midstream.worlds.planning.compact import CompactConfig, CompactPlanner, parse_action, render_action, render_prompt
 from midstream.worlds.planning.programs import ConfidentGuess
+from midstream.worlds.planning.words import names_left
 
 STEADY = settings(derandomize=True, deadline=None)
 TOOLS = (PythonTool(), ConfidentGuess())
@@ -34,14 +35,21 @@ FRAGMENTS = st.lists(
 
 
 def test_prompt_holds_question_memory_and_a_short_tail():
-    assert render_prompt("How high is Amberbank plus 7 ?", MEMORY) == (
-        "Question How high is Amberbank plus 7 ?\n"
-        "r1 python = height 105\n"
-        "r2 python = error\n"
-        "r3 malformed = error\n"
-        "r4 guess = 7\n"
-        "r5 plan"
+    assert render_prompt("How high are Amberbank and Oakfell ?", MEMORY) == (
+        "Question How high are = and Oakfell ?\n"
+        "python = height 105\n"
+        "python = error\n"
+        "malformed = error\n"
+        "guess = 7\n"
+        "plan"
     )
+
+
+def test_what_a_result_names_is_marked_and_the_rest_is_left():
+    question = "Is the total height of Amberbank and Oakfell and Mistvale more than 7 ?"
+    assert names_left(question, ["Amberbank height 105", "Mistvale"]) == ["Oakfell"]
+    assert names_left(question, []) == ["Amberbank", "Oakfell", "Mistvale"]
+    assert names_left("What is 3 plus 4 ?", ["7"]) == []
 
 
 def test_lessons_stand_before_the_question_and_without_any_the_prompt_is_what_it_was():
@@ -91,18 +99,18 @@ def test_what_was_rendered_is_read_back(goal, tool, argument):
 @pytest.mark.parametrize(
     ("argument", "context"),
     [
-        ("r1 + 7", "105 + 7"),
-        ("r1 - r4 - r1", "105 - 7 - 105"),
-        ("max ( r4 , r1 )", "max ( 7 , 105 )"),
+        ("r2 + 7", "105 + 7"),
+        ("r2 - r1 - r2", "105 - 7 - 105"),
+        ("max ( r1 , r2 )", "max ( 7 , 105 )"),
         ("or1 r", "or1 r"),
     ],
 )
-def test_references_stand_for_the_last_word_of_a_result(argument, context):
+def test_references_count_back_over_results_and_stand_for_their_last_word(argument, context):
     action = parse_action(render_action("add", "python", argument), TOOLS, MEMORY)
     assert action == Action(sub_goal="add", tool="python", context=context)
 
 
-@pytest.mark.parametrize("missing", ["r2", "r3", "r5", "r0", "r01", "r99999999999999999999"])
+@pytest.mark.parametrize("missing", ["r3", "r5", "r0", "r01", "r99999999999999999999"])
 def test_a_reference_to_no_result_is_an_error_that_keeps_the_tool(missing):
     action = parse_action(render_action("add", "python", f"r1 + {missing}"), TOOLS, MEMORY)
     assert action.error == f"{missing} names no result"
@@ -135,13 +143,13 @@ def test_the_planner_puts_its_lessons_into_the_prompt():
 
 
 def test_planner_asks_its_engine_once_and_keeps_the_call():
-    engine, sampling = ScriptedEngine([" goal add\n tool python\n arg r1 + 7"]), Sampling(temperature=0.5, max_tokens=9)
+    engine, sampling = ScriptedEngine([" goal add\n tool python\n arg r2 + 7"]), Sampling(temperature=0.5, max_tokens=9)
     context = ModuleContext(engine=engine, seed=3, order=5, deadline_s=1e9)
     planner = CompactPlanner(CompactConfig(sampling=sampling))
     action, calls = asyncio.run(planner.plan("Who ?", TOOLS, MEMORY, context))
     (request,) = engine.requests
     assert action == Action(sub_goal="add", tool="python", context="105 + 7")
-    assert [call.completion for call in calls] == [" goal add\n tool python\n arg r1 + 7"]
+    assert [call.completion for call in calls] == [" goal add\n tool python\n arg r2 + 7"]
     assert request.prompt == calls[0].prompt == render_prompt("Who ?", MEMORY)
     assert (request.role, request.seed, request.order, request.deadline_s) == ("planner", 3, 5, 1e9)
     assert request.sampling == sampling

@@ -51,23 +51,23 @@ def test_lessons_are_drawn_by_task_and_seed_alone():
 # --- the reflector as a program -------------------------------------------------------------------------------------
 
 
-def turn(number, text, tool):
-    return {"turn": number, "planner": text, "tool": tool}
+def turn(number, text, tool, result="7"):
+    return {"turn": number, "planner": text, "tool": tool, "result": result}
 
 
 def search(number, what):
-    return turn(number, f" goal find it\n tool local_search\n arg {what}", "local_search")
+    return turn(number, f" goal find it\n tool local_search\n arg {what}", "local_search", f"{what} 7")
 
 
 GOOD = [
     search(1, "Amberbank population"),
     search(2, "Oakfell population"),
-    turn(3, " goal add\n tool python\n arg r1 + r2", "python"),
+    turn(3, " goal add\n tool python\n arg r2 + r1", "python"),
 ]
 POOR = [
     search(1, "Amberbank area"),
     {"turn": 2, "planner": " goal find area\n arg Amberbank area", "malformed": "not of the form"},
-    turn(3, " goal guess\n tool guess\n arg Oakfell", "guess"),
+    turn(3, " goal guess\n tool guess\n arg Oakfell", "guess", "I am certain that the answer is 7"),
     turn(4, " goal subtract\n tool python\n arg r1 - r1", "python"),
 ]
 

@@ -146,7 +146,7 @@ CASES = {
     ),
     "nothing found": (
         [("<local_search> Amberbank capital</local_search>", "no document matches 'Amberbank capital'")],
-        "<think> find area</think><local_search> Amberbank area</local_search>",
+        "<think> find capital</think><local_search> Amberbank capital</local_search>",
     ),
     "an error": (
         [

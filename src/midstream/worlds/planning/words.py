@@ -136,13 +136,9 @@ class Situation:
 
     @property
     def values(self) -> list[str]:
-        """References to the results that name no other thing."""
-        relations = self.topic.relations
-        return [
-            slot
-            for slot, words in zip(self.slots, self.found, strict=True)
-            if len(words) == 1 or words[-2] not in relations
-        ]
+        """References to the results that can be calculated with: facts, and what was calculated."""
+        found = zip(self.slots, self.found, strict=True)
+        return [slot for slot, words in found if len(words) == 1 or words[-2] in self.topic.attributes]
 
     @property
     def two_values(self) -> bool:

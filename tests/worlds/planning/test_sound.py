@@ -1,0 +1,56 @@
+"""Both worlds can be solved: a program that always decides soundly is right, within the turns and tokens of its recipe."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.rollout import rollout
+from midstream.worlds.gazetteer.tasks import DIFFICULTIES, TOTALS
+from midstream.worlds.graphs.tasks import DEPTHS, STANDARD
+from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner
+
+SHORT = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}
+PLACES = {**SHORT, **{family: 2 * places - 1 for family, places in TOTALS.items()}}
+GRAPHS = {"measure": 1, "degree": 1, "core": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3, "reworded": 1, **DEPTHS}
+TURNS = {"flow-grpo-deep": PLACES, "flow-grpo-graphs": {**GRAPHS, "distance": 2}}
+
+
+def test_every_family_is_asked():
+    assert set(PLACES) == {*DIFFICULTIES["deep"], *TOTALS}
+    assert set(TURNS["flow-grpo-graphs"]) == {*STANDARD, *DEPTHS, "reworded"}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
+    pytest.importorskip("torch", reason="the training extra is not installed")
+    recipe = load_recipe(name)
+    build = Build(recipe)
+    deep = next(chosen for chosen in recipe.evaluation.sets if chosen.name == "deep")
+    environment = build.environment(chosen=deep)
+    environment.agent.planner = ScriptedPlanner(ScriptedConfig(sense=1, malformed=0))
+    tasks = build.source.fixed("test", per_family=25, seed=1, families=tuple(TURNS[name]))
+    tokenizer = build.policy.engine().tokenizer
+    sampling = recipe.modules["planner"].config.sampling
+
+    async def go():
+        try:
+            return await rollout(environment, tasks, seed=0)
+        finally:
+            await build.close()
+
+    for group in asyncio.run(go()):
+        [one] = group.trajectories
+        assert one.reward, one.error
+        assert one.reward.value == 1.0, f"{one.question} {one.answer} instead of {one.gold}"
+        assert one.stop_reason == "verified"
+        turns = TURNS[name][one.family]
+        assert len(one.turns) == turns or (one.family == "distance" and len(one.turns) == 1)
+        for call in one.calls:
+            prompt, said = (tokenizer.encode(text) for text in (call.prompt, call.completion))
+            assert tokenizer.unk_token_id not in (*prompt, *said), call
+            assert len(said) < sampling.max_tokens
+            assert len(prompt) + sampling.max_tokens <= build.policy.engine().model.config.max_position_embeddings
