@@ -27,7 +27,7 @@ from midstream.training.own import Advantage
 from midstream.training.rows import RowBatch, build_rows, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
-SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
+SUCCESS_MEMORY = 0.02  # weight of the newest trajectory in a family's running success
 MAX_LOGPROB_GAP = 0.1  # mean |learner's log-probability - recorded one| per token that the first step allows
 
 
@@ -132,7 +132,7 @@ class FlowGRPO:
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
 
     def _succeeds(self, stage: Stage) -> bool:
-        return min(self.success[family] for family in stage.families) >= stage.until
+        return fmean(self.success[family] for family in stage.families) >= stage.until
 
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.

@@ -1,24 +1,21 @@
 """A compact language for very small planners: short action lines, one line of memory a turn.
 
-    Question What is the total height of Amberbank and Oakfell and Mistvale ?
+    Question What is the total height of = and = and Mistvale ?
     local_search = height 105
     local_search = height 33
-    left Mistvale
     plan goal add
      tool python
      arg r2 + r1
 
 Memory shows the last two words of a result. References count back from the newest result: `r1` in an argument stands for
 its last word, `r2` for that of the result before, and each is replaced before the executor sees the action. A turn
-without a result is not counted. The line `left` says which places of the question no result names yet: this is part of
-the memory's update, so a planner need not compare names. All but that line and `plan` is append-only, so the prompts of a
-trajectory share their prefixes. Lessons, if any, precede the question, a line each. A language model of usual size uses
-`agents.prompted` instead.
+without a result is not counted. What a result names is written "=" in the question: this is part of the memory's update,
+so a planner need not compare names to know what is left (docs/depth.md measures it). Lessons, if any, precede the
+question, a line each. A language model of usual size uses `agents.prompted` instead.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
@@ -30,25 +27,18 @@ from midstream.worlds.planning.words import names, names_left
 ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
 REFERENCE = re.compile(r"\br(\d+)\b")
 WORDS = ("Question", "goal", "tool", "arg", "error", "=")
-BARE = ("plan", "left", "malformed")  # they begin a line
-FORM = os.environ.get("D_FORM", "left")
+BARE = ("plan", "malformed")  # they begin a line
 
 
 def render_prompt(question: str, memory: Memory, lessons: str = "") -> str:
-    """Lessons and the query first, then append-only memory, then what is left to look up."""
-    left = names_left(question, [record.result for record in memory.records])
-    if FORM == "marked":
-        gone = {*names(question)} - {*left}
-        question = " ".join("=" if word in gone else word for word in question.split())
-    text = f"{lessons}\nQuestion {question}" if lessons else f"Question {question}"
+    """Lessons and the query first, then memory, then a tail of one word."""
+    found = {*names(question)} - {*names_left(question, [record.result for record in memory.records])}
+    marked = " ".join("=" if word in found else word for word in question.split())
+    text = f"{lessons}\nQuestion {marked}" if lessons else f"Question {marked}"
     for record in memory.records:
         result = "error" if record.error else " ".join(record.result.split()[-2:])
         text += f"\n{record.action.tool or 'malformed'} = {result}"
-    if FORM == "marked":
-        return f"{text}\nplan"
-    if FORM == "first":
-        return f"{text}\n{' '.join(['left', *left[:1]])}\nplan"
-    return f"{text}\n{' '.join(['left', *left])}\nplan"
+    return f"{text}\nplan"
 
 
 def render_action(goal: str, tool: str, argument: str) -> str:
