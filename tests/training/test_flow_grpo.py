@@ -64,7 +64,7 @@ def make(make_build):
             learner=parts.learner,
             environment=replace(parts.make_environment(), reward=reward),
             source=parts.source,
-            families=parts.families,
+            families=parts.source.families,
             publish=parts.publish,
             seed=parts.seed,
         )

@@ -24,7 +24,7 @@ from midstream.worlds.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, 
 WORLD = (
     "tasks.countries=60",
     "warm_start.policy={sense=0.4,malformed=0.3}",
-    'tasks.families=["lookup","arith","hop","scale","sum","diff","compare","long"]',
+    'tasks.families=["lookup","arith","hop","scale","sum","diff","compare","total3"]',
 )
 
 

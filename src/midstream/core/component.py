@@ -149,7 +149,7 @@ class Stage(Settings):
 
     Attributes:
         families: what is trained on from this stage on, too
-        until: the success of these families in training, a running mean, at which the next stage begins
+        until: the success of each of these families in training, a running mean, at which the next stage begins
     """
 
     families: tuple[str, ...] = Field(min_length=1)

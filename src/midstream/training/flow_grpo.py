@@ -132,7 +132,7 @@ class FlowGRPO:
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
 
     def _succeeds(self, stage: Stage) -> bool:
-        return fmean(self.success[family] for family in stage.families) >= stage.until
+        return min(self.success[family] for family in stage.families) >= stage.until
 
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.

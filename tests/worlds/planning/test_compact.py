@@ -24,7 +24,8 @@ MEMORY = Memory(
         MemoryRecord(turn=1, action=Action(tool="python"), result="Amberbank height 105"),
         MemoryRecord(turn=2, action=Action(tool="python"), error="no document matches"),
         MemoryRecord(turn=3, action=Action(error="not of the form"), error="not of the form"),
-        MemoryRecord(turn=4, action=Action(tool="guess"), result="7"),
+        MemoryRecord(turn=4, action=Action(tool="local_search"), result="Amberbank capital Oakfell"),
+        MemoryRecord(turn=5, action=Action(tool="guess"), result="7"),
     )
 )
 FRAGMENTS = st.lists(
@@ -36,10 +37,11 @@ FRAGMENTS = st.lists(
 
 def test_prompt_holds_question_memory_and_a_short_tail():
     assert render_prompt("How high are Amberbank and Oakfell ?", MEMORY) == (
-        "Question How high are = and Oakfell ?\n"
+        "Question How high are = and = ?\n"
         "python = height 105\n"
         "python = error\n"
         "malformed = error\n"
+        "local_search = capital Oakfell\n"
         "guess = 7\n"
         "plan"
     )
@@ -102,15 +104,16 @@ def test_what_was_rendered_is_read_back(goal, tool, argument):
         ("r2 + 7", "105 + 7"),
         ("r2 - r1 - r2", "105 - 7 - 105"),
         ("max ( r1 , r2 )", "max ( 7 , 105 )"),
+        ("n1 height", "Oakfell height"),
         ("or1 r", "or1 r"),
     ],
 )
-def test_references_count_back_over_results_and_stand_for_their_last_word(argument, context):
+def test_references_count_back_over_values_and_names(argument, context):
     action = parse_action(render_action("add", "python", argument), TOOLS, MEMORY)
     assert action == Action(sub_goal="add", tool="python", context=context)
 
 
-@pytest.mark.parametrize("missing", ["r3", "r5", "r0", "r01", "r99999999999999999999"])
+@pytest.mark.parametrize("missing", ["r3", "n2", "r0", "r01", "r99999999999999999999"])
 def test_a_reference_to_no_result_is_an_error_that_keeps_the_tool(missing):
     action = parse_action(render_action("add", "python", f"r1 + {missing}"), TOOLS, MEMORY)
     assert action.error == f"{missing} names no result"

@@ -7,9 +7,9 @@
      tool python
      arg r2 + r1
 
-Memory shows the last two words of a result. References count back from the newest result: `r1` in an argument stands for
-its last word, `r2` for that of the result before, and each is replaced before the executor sees the action. A turn
-without a result is not counted. What a result names is written "=" in the question: this is part of the memory's update,
+Memory shows the last two words of a result. References in an argument stand for the last word of a result: `r1` for the
+newest value, `r2` for the value before, `n1` for the newest name, such as the capital of Amberbank. Each is replaced
+before the executor sees the action. What a result names is written "=" in the question: this is part of the memory's update,
 so a planner need not compare names to know what is left (docs/depth.md measures it). Lessons, if any, precede the
 question, a line each. A language model of usual size uses `agents.prompted` instead.
 """
@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from midstream.core.component import ComponentConfig
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Memory, Sampling
-from midstream.worlds.planning.words import names, names_left
+from midstream.worlds.planning.words import names, names_left, references
 
 ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
-REFERENCE = re.compile(r"\br(\d+)\b")
+REFERENCE = re.compile(r"\b[rn]\d+\b")
 WORDS = ("Question", "goal", "tool", "arg", "error", "=")
 BARE = ("plan", "malformed")  # they begin a line
 
@@ -54,13 +54,12 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     goal, tool, argument = match.groups()
     if tool not in {known.name for known in tools}:
         return Action(sub_goal=goal, error=f"no tool is called {tool}")
-    # Counted back from the newest result; a turn without a result has no value.
     results = [words for record in memory.records if not record.error and (words := record.result.split())]
-    values = {str(back): words[-1] for back, words in enumerate(reversed(results), 1)}
+    values = {name: words[-1] for name, words in zip(references(results), results, strict=True)}
     missing = next((reference for reference in REFERENCE.findall(argument) if reference not in values), None)
     if missing is not None:
-        return Action(sub_goal=goal, tool=tool, context=argument, error=f"r{missing} names no result")
-    return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[1]], argument))
+        return Action(sub_goal=goal, tool=tool, context=argument, error=f"{missing} names no result")
+    return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[0]], argument))
 
 
 class CompactPlanner:

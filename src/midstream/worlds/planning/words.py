@@ -92,6 +92,20 @@ def names_left(question: str, results: Sequence[str]) -> list[str]:
     return [name for name in names(question) if name not in seen]
 
 
+def is_name(word: str) -> bool:
+    """Whether the last word of a result names a thing; else it is a value."""
+    return word[0].isupper() and word not in ("True", "False")
+
+
+def references(results: Sequence[Sequence[str]]) -> list[str]:
+    """How an argument refers to each result, given as words: r1 is the newest value, r2 the one before, n1 the newest name."""
+    found: list[str] = []
+    for words in reversed(results):
+        kind = "n" if is_name(words[-1]) else "r"
+        found.append(f"{kind}{1 + sum(name[0] == kind for name in found)}")
+    return found[::-1]
+
+
 def read_question(question: str) -> tuple[str | None, bool]:
     """The attribute that a question asks for (None: arithmetic), and whether it asks for a calculation."""
     words = question.split()
@@ -115,19 +129,24 @@ class Situation:
         self.left = names_left(question, [result for _, result in steps])
         self.numbers = [word for word in self.words if word.isdigit()]
         self.found = [words for _, result in steps if (words := result.split())]  # words of each result, newest last
-        self.slots = [f"r{back}" for back in range(len(self.found), 0, -1)]  # how an argument refers to each
+        self.slots = references(self.found)
         self.failed = failed
         self.calculated = bool(steps) and steps[-1][0] == "python"
 
     @property
     def things(self) -> list[str]:
-        """What can be looked up: things of the question, and results, which may name one."""
-        return [*self.names, *self.slots[-MOST_BACK:]]
+        """What can be looked up: things of the question, and names that were found."""
+        return [*self.names, *self._found(True)]
 
     @property
     def terms(self) -> list[str]:
         """Operands of a calculation."""
-        return [*self.slots[-MOST_BACK:], *self.numbers] or ["r1"]
+        return [*self._found(False), *self.numbers] or ["r1"]
+
+    def _found(self, names: bool) -> list[str]:
+        """References to the newest names that were found, or to the newest values."""
+        every = zip(self.slots, self.found, strict=True)
+        return [slot for slot, words in every if is_name(words[-1]) == names][-MOST_BACK:]
 
     @property
     def led(self) -> bool:
@@ -136,7 +155,7 @@ class Situation:
 
     @property
     def values(self) -> list[str]:
-        """References to the results that can be calculated with: facts, and what was calculated."""
+        """References to the values that a sound plan trusts: facts, and what was calculated."""
         found = zip(self.slots, self.found, strict=True)
         return [slot for slot, words in found if len(words) == 1 or words[-2] in self.topic.attributes]
 
@@ -170,8 +189,8 @@ class Situation:
 
     def place(self, sound: bool) -> str:
         """Thing to look up; call it only if there are `things`."""
-        wanted = self.slots[-1:] if self.led or not self.left else self.left[:1]
-        return (wanted or self.things)[0] if sound else self.things[0]
+        wanted = self.things[-1:] if self.led or not self.left else self.left
+        return wanted[0] if sound else self.things[0]
 
     def query(self, tool: str, thing: str, attribute: str) -> str:
         """The argument of a look-up; a question about single nodes of a graph names them by number."""
