@@ -42,6 +42,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
         "python": "midstream.tools.python:PythonConfig",
+        "graph": "midstream.tools.graph:GraphConfig",
         "guess": "midstream.worlds.gazetteer.programs:GuessConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
