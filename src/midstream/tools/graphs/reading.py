@@ -24,7 +24,7 @@ class Mistake(Exception):
     """
 
     def __init__(self, what: str, *, code: str, cause: str = "", fix: str = "") -> None:
-        self.code = code
+        self.what, self.code, self.cause, self.fix = what, code, cause, fix
         more = [f"\n  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
         super().__init__(what + "".join(more))
 
@@ -45,6 +45,8 @@ def read_graph(
     import networkx
 
     start = text.lstrip("\ufeff \t\r\n")
+    if not start:
+        raise _invalid("the graph is empty text", "nothing was written to the file, or given")
     try:
         if start.startswith("<"):
             _check_size(len(re.findall(r"<node\b", text)), len(re.findall(r"<edge\b", text)), max_nodes, max_edges)
@@ -132,6 +134,8 @@ def _read_xml(text: str) -> Any:
 
     if found := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         raise _invalid(f"the graph has a {found[1].upper()}", "such definitions are never read: they can name any file")
+    if re.search(r"<node\b(?![^<>]*\sid\s*=)|<edge\b(?![^<>]*\ssource\s*=)|<edge\b(?![^<>]*\starget\s*=)", text):
+        raise _invalid("a node has no id, or an edge no source or target", "the file is damaged")
     if re.search(r"<(\w+:)?gexf\b", text):
         return networkx.read_gexf(io.StringIO(text))
     return networkx.parse_graphml(text)
