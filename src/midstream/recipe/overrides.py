@@ -498,7 +498,7 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
 
 
 def with_graphs(tools: Mapping[str, Table], graphs: Sequence[str]) -> dict[str, Table]:
-    """The tables of tools, in which a tool graph, a new one if there is none, may read these files too."""
+    """The tables of tools, in which the tool graph, which is added if it is missing, may read these files too."""
     name = next((name for name, tool in tools.items() if tool.get("type", name) == "graph"), "graph")
     table = tools.get(name, {})
     return {**tools, name: {**table, "graphs": [*table.get("graphs", ()), *map(os.path.abspath, graphs)]}}

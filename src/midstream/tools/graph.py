@@ -222,7 +222,7 @@ def _files(graphs: tuple[Path, ...]) -> dict[str, Path]:
     for path in _each(graphs):
         if path.name in files and path.absolute() != files[path.name].absolute():
             raise RecipeError(
-                f"{files[path.name]} and {path} have one name, by which a model could not tell them apart",
+                f"{files[path.name]} and {path} have one name, which is all that a model knows of them",
                 code="name-clash",
                 fix="rename one of them",
             )

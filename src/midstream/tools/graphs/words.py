@@ -11,7 +11,7 @@ MAX_NAMES = 50  # of a list in one line
 _LONGEST = 100  # characters of a name
 _PLAIN = re.compile(r"[\w.+-]+(?: [\w.+-]+)*")
 
-Told = tuple[str, Any, Sequence[str]]  # the end of the sentence, the value, lines of a table
+Said = tuple[str, Any, Sequence[str]]  # the end of the sentence, the value, lines of a table
 
 
 def shown(value: object) -> str:
@@ -43,9 +43,9 @@ class Names:
 
 def in_words(form: str, title: str, result: Any, names: Names) -> tuple[str, Any]:
     """(text, value) of what an algorithm has returned; `form` is a key of `FORMS`."""
-    told, value, rows = FORMS[form](result, names)
+    said, value, rows = FORMS[form](result, names)
     left_out = [f"[{len(rows) - 1 - MAX_ROWS:,} more rows left out]"] if len(rows) - 1 > MAX_ROWS else []
-    return "\n".join([f"{title}: {told}", *rows[: MAX_ROWS + 1], *left_out]), value
+    return "\n".join([f"{title}: {said}", *rows[: MAX_ROWS + 1], *left_out]), value
 
 
 def _list(names: Sequence[str], between: str = ", ") -> str:
@@ -57,16 +57,16 @@ def _count(number: int, one: str) -> str:
     return f"{number:,} {one}" + "s" * (number != 1)
 
 
-def _number(result: Any, names: Names) -> Told:
+def _number(result: Any, names: Names) -> Said:
     return shown(result), result, ()
 
 
-def _yes(result: Any, names: Names) -> Told:
+def _yes(result: Any, names: Names) -> Said:
     value = bool(result[0] if isinstance(result, list) else result)  # planarity comes with its proof
     return "yes" if value else "no", value, ()
 
 
-def _description(result: Any, names: Names) -> Told:
+def _description(result: Any, names: Names) -> Said:
     keys = sorted({key for _, _, data in result.edges(data=True) for key in data if isinstance(key, str)})
     value = {
         "nodes": result.number_of_nodes(),
@@ -76,57 +76,57 @@ def _description(result: Any, names: Names) -> Told:
         "attributes": keys,
     }
     kind = ("directed" if value["directed"] else "undirected") + " multigraph" * value["multigraph"]
-    told = f"{kind}, {_count(value['nodes'], 'node')}, {_count(value['edges'], 'edge')}, edges have "
-    return told + (_list(keys) or "no attributes, such as a weight"), value, ()
+    said = f"{kind}, {_count(value['nodes'], 'node')}, {_count(value['edges'], 'edge')}, edges have "
+    return said + (_list(keys) or "no attributes, such as a weight"), value, ()
 
 
-def _nodes(result: Iterable[int], names: Names) -> Told:
+def _nodes(result: Iterable[int], names: Names) -> Said:
     value = names.of(sorted(result))
     return f"{_count(len(value), 'node')}" + (f": {_list(value)}" if value else ""), value, ()
 
 
-def _order(result: Iterable[int], names: Names) -> Told:
+def _order(result: Iterable[int], names: Names) -> Said:
     value = names.of(result)
     return _list(value), value, ()
 
 
-def _path(result: Sequence[int], names: Names) -> Told:
+def _path(result: Sequence[int], names: Names) -> Said:
     value = names.of(result)
     weights = [weight for pair in pairwise(result) if (weight := names.weight_of(*pair)) is not None]
     total = f", weight {shown(sum(weights))}" if weights else ""
     return f"{_list(value, ' -> ')} ({_count(len(value) - 1, 'edge')}{total})", value, ()
 
 
-def _cycle(result: Sequence[Sequence[int]], names: Names) -> Told:
+def _cycle(result: Sequence[Sequence[int]], names: Names) -> Said:
     value = names.of(edge[0] for edge in result)
     return f"{_list([*value, *value[:1]], ' -> ')} ({_count(len(value), 'edge')})", value, ()
 
 
-def _several(one: str) -> Callable[[Sequence[Sequence[int]], Names], Told]:
+def _several(one: str) -> Callable[[Sequence[Sequence[int]], Names], Said]:
     """Paths or cycles, of which the algorithm was stopped after as many as `MAX_RESULTS` of algorithms.py."""
 
-    def told(result: Sequence[Sequence[int]], names: Names) -> Told:
+    def said(result: Sequence[Sequence[int]], names: Names) -> Said:
         value = [names.of(nodes) for nodes in result]
         return _count(len(value), one), value, [f"{one}s:", *(_list(nodes, " -> ") for nodes in value)]
 
-    return told
+    return said
 
 
-def _scores(result: Mapping[int, float] | Iterable[tuple[int, float]], names: Names) -> Told:
+def _scores(result: Mapping[int, float] | Iterable[tuple[int, float]], names: Names) -> Said:
     ranked = sorted(dict(result).items(), key=lambda item: (-item[1], item[0]))
     value = {names.names[node]: score for node, score in ranked}
     best, score = next(iter(value.items()))
-    told = f"highest at {shown(best)} with {shown(score)}, of {_count(len(value), 'node')}"
-    return told, value, ["node,value", *(f"{shown(name)},{shown(score)}" for name, score in value.items())]
+    said = f"highest at {shown(best)} with {shown(score)}, of {_count(len(value), 'node')}"
+    return said, value, ["node,value", *(f"{shown(name)},{shown(score)}" for name, score in value.items())]
 
 
-def _groups(result: Iterable[Iterable[int]], names: Names) -> Told:
+def _groups(result: Iterable[Iterable[int]], names: Names) -> Said:
     value = [names.of(group) for group in sorted(map(sorted, result), key=lambda group: (-len(group), group))]
-    told = f"{_count(len(value), 'group')}, the largest of {_count(len(value[0]), 'node')}"
-    return told, value, ["size: nodes", *(f"{len(group):,}: {_list(group)}" for group in value)]
+    said = f"{_count(len(value), 'group')}, the largest of {_count(len(value[0]), 'node')}"
+    return said, value, ["size: nodes", *(f"{len(group):,}: {_list(group)}" for group in value)]
 
 
-def _colors(result: Mapping[int, int], names: Names) -> Told:
+def _colors(result: Mapping[int, int], names: Names) -> Said:
     value = {names.names[node]: result[node] for node in sorted(result)}
     groups: dict[int, list[str]] = {}
     for name, color in value.items():
@@ -135,7 +135,7 @@ def _colors(result: Mapping[int, int], names: Names) -> Told:
     return _count(len(groups), "color"), value, rows
 
 
-def _edges(result: Any, names: Names) -> Told:
+def _edges(result: Any, names: Names) -> Said:
     """A set of edges, or a graph of them."""
     pairs = [tuple(edge[:2]) for edge in (result.edges() if hasattr(result, "edges") else result)]
     if not names.graph.is_directed():
@@ -146,12 +146,12 @@ def _edges(result: Any, names: Names) -> Told:
         for pair, weight in zip(sorted(pairs), weights, strict=True)
     ]
     total = [weight for weight in weights if weight is not None]
-    told = _count(len(value), "edge") + (f", weight {shown(sum(total))}" if total else "")
+    said = _count(len(value), "edge") + (f", weight {shown(sum(total))}" if total else "")
     head = "source,target" + ",weight" * bool(total)
-    return told, value, [head, *(",".join(map(shown, row)) for row in value)] if value else ()
+    return said, value, [head, *(",".join(map(shown, row)) for row in value)] if value else ()
 
 
-FORMS: Mapping[str, Callable[[Any, Names], Told]] = {
+FORMS: Mapping[str, Callable[[Any, Names], Said]] = {
     "number": _number,
     "yes": _yes,
     "description": _description,
