@@ -125,7 +125,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 class Answer:
     """The result of one call: `text` for a model, `value` for a program.
 
-    If there is none, `ok` is false and `code` says why, as in docs/errors.md. In `value` a node is its name: a number,
+    Without a result, `ok` is false and `code` says why, as in docs/errors.md. In `value` a node is its name: a number,
     true or false, a list, or {node: score} with the highest score first.
     """
 
@@ -342,10 +342,7 @@ def _no_answer(error: Exception, algorithm: str, graph: Any) -> Mistake:
     problem, fix = f"{type(error).__name__}: {error}"[:300], "ask for another algorithm, or give another graph"
     kind = "directed" if graph.is_directed() else "undirected"
     if isinstance(error, networkx.NetworkXNoPath):
-        problem, fix = (
-            "no path leads from source to target",
-            "has_path and connected_components tell what can be reached",
-        )
+        problem, fix = "no path leads from source to target", "has_path says what can be reached"
     elif isinstance(error, networkx.NetworkXNotImplemented | AttributeError):
         problem = f"it is not for this kind of graph ({error})"
         fix = f'"directed": {"false" if graph.is_directed() else "true"} reads it the other way; or another algorithm'
