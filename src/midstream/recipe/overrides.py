@@ -234,11 +234,12 @@ def _changed(
         table["tools"] = with_graphs(table.get("tools", {}), graphs)
     # A tiny planner's vocabulary holds only the tools that it was trained with.
     if set(table.get("tools", {})) != set(known) and reads_world_only(recipe, recipe.modules[recipe.trained].engine):
+        option = "--graph" if names is None else "--tools"
         raise UsageError(
-            f"--{f'tools {names!r}' if names is not None else 'graph'} does not fit this planner",
+            f"{option}{'' if names is None else f' {names!r}'} does not fit this planner",
             code="setting-conflict",
             cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
-            fix='leave it out, or choose a planner that reads the list of tools (type = "prompted")',
+            fix=f'leave out {option}, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return table
 
