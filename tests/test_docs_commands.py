@@ -79,7 +79,18 @@ def test_a_page_with_blocks_has_its_test():
 def test_python_blocks_run():
     """Blocks of Python stand on the pages whose tests run them; the exceptions show a form."""
     python = {path.name for path in ROOT.glob("docs/*.md") if "\n```python\n" in path.read_text(encoding="utf-8")}
-    assert python - {*PAGES} == {"tracking.md"}  # the tracker of docs/extending.md, which is run there
+    assert python - {*PAGES} == {
+        "tracking.md",
+        "graphs.md",
+    }  # docs/extending.md has the tracker, and the test below the graph
+
+
+def test_the_block_of_the_graphs_page_runs(capsys):
+    [block] = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "graphs.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    exec(block, {})
+    assert capsys.readouterr().out.count("->") == 3
 
 
 def test_each_exception_is_there():
@@ -108,6 +119,7 @@ def directory(tmp_path_factory, finished_run):
     for name in ("mine.jsonl", "questions.jsonl"):
         (place / name).write_text("\n".join(map(json.dumps, questions)))
     (place / "documents.jsonl").write_text(json.dumps({"id": "1", "text": "Harbors are by the sea."}))
+    (place / "friends.csv").write_text("source,target\nAnn,Ben\nBen,Cem\nCem,Eve\nAnn,Cem\n")
     return place
 
 

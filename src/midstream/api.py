@@ -38,7 +38,9 @@ from midstream.core.component import EngineConfig
 from midstream.core.errors import RecipeError, RunError, UnsupportedError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
+from midstream.core.protocols import Tool
 from midstream.core.task import Task
+from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
@@ -259,14 +261,28 @@ def solve(
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
     source, _ = _opened(source)
-    question = _readable(question, agent_recipe(source, **changes))
+    recipe = agent_recipe(source, **changes)
+    question = _readable(question, recipe)
     with answering(
         source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
     ) as (environment, run_coroutine, seed):
+        for path in changes.get("graphs", ()):
+            question += run_coroutine(_graph_line(recipe, environment.tools, Path(path)))
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
     # There is no gold answer to score by.
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+async def _graph_line(recipe: Recipe, tools: Sequence[Tool], path: Path) -> str:
+    """What a question says of its graph file: that it is there, with its size. Raises `UsageError` for another file."""
+    name = next(component.alias or "graph" for component in recipe.tools.values() if component.type == "graph")
+    [tool] = [tool for tool in tools if tool.name == name]
+    described = await call_tool(tool, {"graph": path.name, "algorithm": "describe"})
+    if not described.ok:
+        what, fix = f"{path} is no graph that can be read: {described.text}", "correct the file"
+        raise UsageError(what, code="graph-invalid", fix=fix)
+    return f"\n\nThe tool {name} has the graph file {described.text.removeprefix('describe of ')}."
 
 
 def _readable(question: str, recipe: Recipe) -> str:

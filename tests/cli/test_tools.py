@@ -422,3 +422,22 @@ def test_it_is_quick_to_ask_and_loads_no_torch():
 def test_types_in_words(schema, words):
     whole = {"$defs": {"Unit": {"enum": ["m", "mi"]}, "Point": {"type": "object"}}}
     assert report.words_of(schema, whole) == words
+
+
+# -- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_is_named_by_hand_is_read(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.edges").write_text("a b\nb c")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "h.csv").write_text("source,target\nx,y\ny,z")
+    words = ["graph=g.edges", "algorithm=diameter"]
+    assert run(capsys, "graph", *words, "--quiet") == (0, "diameter of g.edges: 2\n", "")
+    call = {"graph": "g.edges", "algorithm": "is_isomorphic", "arguments": {"other": "more/h.csv"}}
+    assert run(capsys, "graph", json.dumps(call), "--quiet")[1].endswith(": yes\n")
+    called = json.loads(run(capsys, "graph", json.dumps({**call, "arguments": {"other": "none.csv"}}), "--json")[1])
+    assert called["ok"] is False
+    code, _, err = run(capsys, "graph", "graph=g.edges", "algorithm=diametre")
+    assert code == 2
+    assert coded("invalid-arguments", "'diameter'")(printed(err))

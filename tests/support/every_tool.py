@@ -62,6 +62,8 @@ libraries = []
 [tools.base_generator]
 engine = "model"
 
+[tools.graph]
+
 [tools.guess]
 
 [tools.web_search]
@@ -160,6 +162,10 @@ def every_tool(directory: Path) -> Generator[Everything]:
             "local_search": ({"query": "height"}, {"query": "no such words"}),
             "python": ({"request": "45 plus 17"}, {"request": "45 plus 17, again"}),
             "base_generator": ({"query": "What is up?"}, {"query": "And down?"}),
+            "graph": (
+                {"graph": "a b\nb c", "algorithm": "diameter"},
+                {"graph": "a b\nb c", "algorithm": "topological_sort", "arguments": {}},
+            ),
             "guess": ({"question": "How high?"}, {"question": "How deep?"}),
             "web_search": ({"query": "Toubkal"}, {"query": "Atlas"}),
             "wikipedia": ({"query": "Toubkal"}, {"query": "Nowhere"}),

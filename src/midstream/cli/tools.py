@@ -10,6 +10,7 @@ import argparse
 import inspect
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -31,7 +32,7 @@ from midstream.doctor.checks import extra_state
 from midstream.engines.openai.providers import is_own
 from midstream.process import event_loop
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools, needs_settings
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools, needs_settings, with_graphs
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
@@ -77,7 +78,8 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
     servers = [table for table, tool in recipe.tools.items() if tool.type == "mcp"]
     is_table = name in {*recipe.tools, *registered("tool")} or ":" in name
     for table in [name] if is_table or not servers else servers:
-        build = Build(_with_tools(recipe, table), unsafe=options.unsafe, record=options.record, replay=options.replay)
+        chosen = _with_named_graphs(_with_tools(recipe, table), options.arguments)
+        build = Build(chosen, unsafe=options.unsafe, record=options.record, replay=options.replay)
         with event_loop(build) as run_coroutine:
             if not is_table and not any(tool.name == name for tool in build.tools):
                 continue
@@ -98,6 +100,16 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
 def _with_tools(recipe: Recipe, names: str) -> Recipe:
     table = recipe.table()
     return parse_recipe({**table, "tools": chosen_tools(table["tools"], names)})
+
+
+def _with_named_graphs(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    """The recipe, whose tool graph may read the files that a call by hand names: the user has chosen them."""
+    texts = [text for word in words for pair in re.findall(r'"([^"]+)"|^\w+=(.+)', word) for text in pair]
+    files = [text for text in texts if os.path.isfile(text)]
+    if not files or all(tool.type != "graph" for tool in recipe.tools.values()):
+        return recipe
+    table = recipe.table()
+    return parse_recipe({**table, "tools": with_graphs(table["tools"], files)})
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -179,7 +191,7 @@ def _needs(config: type[ComponentConfig], tool: Component | None, engines: Mappi
         yield _engine(engines, tool.engine if tool else None)
     elif config.asks == "optional":
         yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
-    if config is config_class("tool", "python"):
+    if config.sandboxed:
         yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
     variables += [*getattr(settings, "env_pass", ()), *getattr(settings, "headers_env", {}).values()]
     for variable in filter(None, variables):

@@ -113,6 +113,7 @@ class ComponentConfig(Settings):
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
     extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
     packages: ClassVar[tuple[str, ...]] = ()  # what it imports of that extra
+    sandboxed: ClassVar[bool] = False  # a tool that runs programs in the sandbox
     borrowed: ClassVar[bool] = False  # `build` returns an object that is not closed with the recipe's others
     teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
     follows_lessons: ClassVar[bool] = False  # its transcripts follow the lessons in their prompts

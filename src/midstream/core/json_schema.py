@@ -38,13 +38,14 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from midstream.core.errors import ToolServerError
+from midstream.core.errors import ToolServerError, did_you_mean
 
 CLOCK_S = 1.0  # for a check in its own process; a usual one takes some milliseconds
 LONGEST = 2_000_000  # characters of arguments as JSON
 UNFINISHED = f"they cannot be checked within {CLOCK_S:g} s; write shorter or simpler values"
 _MOST_NODES = 1000  # of a schema that is checked in process: 0.1 ms each, once
 _MOST_VISITS = 10_000  # nodes of a schema x nodes of the arguments: up to 6 us each
+_LONGEST_NAME = 100  # characters of a misspelt value that is compared with the possible ones
 _PROCESSES = 32  # at a time; others wait for one of them to end
 _MEMORY_MB = 512
 _START_S = 30.0
@@ -210,7 +211,11 @@ def _judged(text: str, arguments: Mapping[str, Any] | None) -> _Verdict:
         return "unusable", why[:300]
     if error is not None:
         where = f"at {error.json_path}: " if error.path else ""
-        return "wrong", where + error.message[:300]
+        misspelt = (
+            error.validator == "enum" and isinstance(error.instance, str) and len(error.instance) <= _LONGEST_NAME
+        )
+        close = did_you_mean(error.instance, map(str, error.validator_value)) if misspelt else ""
+        return "wrong", where + close + error.message[:300]
     known = schema.get("properties", {})
     open_ended = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
     if extra := [] if open_ended else sorted(set(arguments or ()) - set(known)):

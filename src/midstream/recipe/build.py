@@ -113,9 +113,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @property
     def runs_code(self) -> bool:
-        """Whether anything in this run runs code that a model writes; a replayed tool does not."""
+        """Whether anything in this run runs in the sandbox; a replayed tool does not."""
         tools = () if self.replay else self.recipe.tools.values()
-        return self.writes_code or any(tool.type == "python" for tool in tools)
+        return self.writes_code or any(tool.config.sandboxed for tool in tools)
 
     @property
     def sandbox_line(self) -> str:

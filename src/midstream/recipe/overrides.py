@@ -40,6 +40,8 @@ Source = str | RunDirectory | Table
 
 RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
+GRAPH_RECIPE = "graphqa-prompted"
+"""The same for a question about a graph file."""
 
 
 class AgentChanges(TypedDict, total=False):
@@ -49,7 +51,7 @@ class AgentChanges(TypedDict, total=False):
     `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
     exactly the tools to use, separated by commas, or is "none". `library` names the lessons in the prompts: a practice
     run, one version of its library (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
-    "dser:K=8,T=4".
+    "dser:K=8,T=4". `graphs` are files for the tool graph, which is added if the agent does not have it.
     """
 
     overrides: Sequence[str]
@@ -61,6 +63,7 @@ class AgentChanges(TypedDict, total=False):
     tools: str | None
     library: str | None
     strategy: str | None
+    graphs: Sequence[str]
 
 
 class LearningChanges(AgentChanges, total=False):
@@ -217,8 +220,8 @@ def _changed(
     for settings in table.get("engines", {}).values() if streams else ():
         if settings["type"] == "openai_compatible":
             settings.setdefault("stream", True)
-    if (names := changes.get("tools")) is not None:
-        known = table.get("tools", {})
+    known, names, graphs = table.get("tools", {}), changes.get("tools"), changes.get("graphs", ())
+    if names is not None:
         table["tools"] = chosen_tools(known, names)
         if not table["tools"] and recipe.agent.type == "agentflow":
             raise UsageError(
@@ -227,15 +230,17 @@ def _changed(
                 cause="its planner chooses a tool in every turn",
                 fix="use recipe direct: the model alone",
             )
-        # A tiny planner's vocabulary holds only the tools that it was trained with.
-        planner = recipe.modules[recipe.trained].engine
-        if set(table["tools"]) != set(known) and reads_world_only(recipe, planner):
-            raise UsageError(
-                f"--tools {names!r} does not fit this planner",
-                code="setting-conflict",
-                cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
-                fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
-            )
+    if graphs:
+        table["tools"] = with_graphs(table.get("tools", {}), graphs)
+    # A tiny planner's vocabulary holds only the tools that it was trained with.
+    if set(table.get("tools", {})) != set(known) and reads_world_only(recipe, recipe.modules[recipe.trained].engine):
+        option = "--graph" if names is None else "--tools"
+        raise UsageError(
+            f"{option}{'' if names is None else f' {names!r}'} does not fit this planner",
+            code="setting-conflict",
+            cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
+            fix=f'leave out {option}, or choose a planner that reads the list of tools (type = "prompted")',
+        )
     return table
 
 
@@ -491,6 +496,13 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             )
         chosen[called] = tool
     return chosen
+
+
+def with_graphs(tools: Mapping[str, Table], graphs: Sequence[str]) -> dict[str, Table]:
+    """The tables of tools, in which the tool graph, which is added if it is missing, may read these files too."""
+    name = next((name for name, tool in tools.items() if tool.get("type", name) == "graph"), "graph")
+    table = tools.get(name, {})
+    return {**tools, name: {**table, "graphs": [*table.get("graphs", ()), *map(os.path.abspath, graphs)]}}
 
 
 def needs_settings(name: str) -> str:

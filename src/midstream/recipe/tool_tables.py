@@ -105,7 +105,7 @@ class ToolTables:
             settings["engine"] = context.engine_identity
         if component.config.needs_world:
             settings["tasks"] = self._recipe.tasks.table()
-        runs_code = component.type == "python" and not self._build.replay
+        runs_code = component.config.sandboxed and not self._build.replay
         return Origin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")
 
     def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:

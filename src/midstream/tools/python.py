@@ -129,6 +129,7 @@ class PythonConfig(Limits, ToolConfig):
 
     component = PythonTool
     asks = "optional"
+    sandboxed = True
 
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=2048, ge=1)
