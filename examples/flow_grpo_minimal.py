@@ -34,11 +34,11 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Memory, MemoryRecord, Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
+from midstream.worlds.gazetteer.questions import question_words
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from midstream.worlds.planning.compact import WORDS, parse_action, render_prompt
 from midstream.worlds.planning.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
-from midstream.worlds.gazetteer.questions import question_words
 from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, action_words
-from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from midstream.worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16

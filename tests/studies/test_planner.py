@@ -27,7 +27,7 @@ SMALL = (
     "warm_start.steps=3", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=2",
     "training.group_size=2",
     'evaluation.validation={name="validation", split="validation", per_family=1}',
-    'evaluation.sets=[{name="test", per_family=1}, {name="long", families=["long"], per_family=1, max_turns=3}]',
+    'evaluation.sets=[{name="test", per_family=1}, {name="long", families=["total3"], per_family=1, max_turns=3}]',
 )  # fmt: skip
 
 

@@ -49,7 +49,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "neighbor_query": "midstream.worlds.graphs.tools:NeighborQueryConfig",
         "oracle": "midstream.worlds.graphs.tools:NoisyOracleConfig",
         "graph": "midstream.tools.graph:GraphConfig",
-        "guess": "midstream.worlds.gazetteer.programs:GuessConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
         "web_search": "midstream.tools.web.web_search:WebSearchConfig",

@@ -20,7 +20,8 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.planning.compact import parse_action, render_action
+from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
+from midstream.worlds.planning.compact import parse_action
 from midstream.worlds.planning.lessons import BAD, IDLE, SOUND
 from midstream.worlds.planning.programs import (
     ConfidentGuess,
@@ -30,7 +31,6 @@ from midstream.worlds.planning.programs import (
     VerifiedResultGenerator,
 )
 from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner
-from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
 
 FAMILIES = DIFFICULTIES["deep"]
 WORLD = Gazetteer(GazetteerConfig())

@@ -18,8 +18,9 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.planning.programs import SPOKEN, ConfidentGuess
 from midstream.worlds.gazetteer.questions import question_words
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from midstream.worlds.planning.programs import SPOKEN, ConfidentGuess
 from midstream.worlds.planning.scripted import (
     ANSWER,
     ScriptedConfig,
@@ -27,7 +28,6 @@ from midstream.worlds.planning.scripted import (
     action_words,
     stream_marks,
 )
-from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from support.errors import coded
 
 TURNS = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}

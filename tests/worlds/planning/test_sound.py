@@ -1,4 +1,4 @@
-"""Both worlds can be solved: a program that always decides soundly is right, within the turns and tokens of its recipe."""
+"""Both worlds can be solved: a program that always decides soundly is right, within its recipe's turns and tokens."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ Families and the turns that the cheapest sound plan needs:
              Is the total number of edges of Amberbank and Oakfell and Mistvale more than 64 ?
     reworded 1   Count the nodes of Amberbank ?   (evaluation only: its frames are never trained on)
 
-Tools differ in cost, reach and error (`tools.py`). `metadata["best_cost"]` is the cost of the cheapest plan that is sure
-to be right, so what a run pays above it is its regret (`regret`).
+Tools differ in cost, reach and error (`tools.py`). `metadata["best_cost"]` is the cost of the cheapest plan that is
+sure to be right, so what a run pays above it is its regret (`regret`).
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class GraphQuery(_WorldTool):
 
     name = "graph"
     description = (
-        "Runs an algorithm on a whole graph: number_of_nodes, number_of_edges, diameter, radius, k_core (its core, a graph "
-        "of its own), degree NODE, shortest_path_length NODE NODE. Exact, and slow: it costs five."
+        "Runs an algorithm on a whole graph: number_of_nodes, number_of_edges, diameter, radius, k_core (its core, a "
+        "graph of its own), degree NODE, shortest_path_length NODE NODE. Exact, and slow: it costs five."
     )
     parameters: Mapping[str, Any] = text_arguments(query="graph, algorithm, nodes: Amberbank degree 12")
 
@@ -96,7 +96,9 @@ class GraphQuery(_WorldTool):
             return f"{a} {b} shortest_path_length {nx.shortest_path_length(graph, a, b)}"
         if rest or algorithm not in (*NOUNS, "k_core"):
             raise ValueError(f"no algorithm {' '.join(words)[:50]}")
-        return f"{algorithm} {self._world.core_of(name) if algorithm == 'k_core' else self._world.value(name, algorithm)}"
+        return (
+            f"{algorithm} {self._world.core_of(name) if algorithm == 'k_core' else self._world.value(name, algorithm)}"
+        )
 
 
 class PathQuery(_WorldTool):

@@ -53,7 +53,15 @@ _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number,
 def action_words() -> set[str]:
     """Words of actions on the gazetteer, except names, numbers and the gazetteer's own words."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
-    return {*goals, *GOALS, "yes", "no", "True", "False", *(f"{kind}{i}" for kind in "rn" for i in range(1, MOST_BACK + 1))}
+    return {
+        *goals,
+        *GOALS,
+        "yes",
+        "no",
+        "True",
+        "False",
+        *(f"{kind}{i}" for kind in "rn" for i in range(1, MOST_BACK + 1)),
+    }
 
 
 def stream_marks(template: Template, tools: Sequence[str]) -> list[str]:

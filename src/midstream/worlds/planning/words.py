@@ -19,14 +19,13 @@ Meadow Mill Moor Mount Pass Peak Plain Point Port Quay Reach Ridge Rock Shore Sp
 Valley View Ward Watch Water Well Wick Wood Yard""".split()
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
     """What a world's questions are about.
 
-    `search` is the tool that finds every attribute of a thing by name. A relation leads to another thing, which has the
-    attributes. `guess` is a tool that answers at once and cannot be trusted. `meanings` are other words for attributes and relations. Of an attribute in `cheaper`, that tool finds
-    the value too, for less, now and then.
+    `search` is the tool that finds every attribute of a thing by name. A relation leads to another thing, which has
+    the attributes. `guess` is a tool that answers at once and cannot be trusted. `meanings` are other words for
+    attributes and relations. Of an attribute in `cheaper`, that tool finds the value too, for less, now and then.
     """
 
     search: str
@@ -98,7 +97,7 @@ def is_name(word: str) -> bool:
 
 
 def references(results: Sequence[Sequence[str]]) -> list[str]:
-    """How an argument refers to each result, given as words: r1 is the newest value, r2 the one before, n1 the newest name."""
+    """How an argument refers to each result: r1 is the newest value, r2 the one before, n1 the newest name."""
     found: list[str] = []
     for words in reversed(results):
         kind = "n" if is_name(words[-1]) else "r"

@@ -1,4 +1,4 @@
-"""Base of the worlds in which a tiny planner learns: names that are split, endless questions, and what training needs."""
+"""Base of the worlds in which a tiny planner learns: names in splits, endless questions, what training needs."""
 
 from __future__ import annotations
 
