@@ -22,6 +22,7 @@ from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session import SessionSettings
 from midstream.agents.session_agent import CommandSettings
+from midstream.core.component import Stage
 from midstream.core.kinds import config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
@@ -44,6 +45,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "recipes.md"
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
 TABLES: dict[str, type[BaseModel]] = {
     "Top level": Recipe,
+    "`tasks.stages`": Stage,
     "`[agent]`": LoopConfig,
     "`[agent]`: interleaved": StreamConfig,
     "`sampling`": Sampling,

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.errors import UsageError
+from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
@@ -84,6 +84,15 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
         'evaluation.validation={name="validation", split="train"}',
     )
     assert coded("too-few-tasks", "practice.tasks = 6")(error)
+
+
+@pytest.mark.parametrize("families", [["lookup"], ["lookup", "arith", "hop", "scale", "hopp"], ["lookup"] * 4])
+def test_stages_have_each_family_of_the_tasks_once(families):
+    pytest.importorskip("torch", reason="the training extra is not installed")
+    stages = ["tasks.difficulty=easy", f"tasks.stages=[{{families={json.dumps(families)}}}]"]
+    refused = pytest.raises(RecipeError, check=coded("setting-conflict", "tasks.stages"))
+    with Build(load_recipe("flow-grpo-tiny", stages)) as build, refused:
+        check_work(build, "train")
 
 
 def test_a_question_in_two_splits_is_named(tmp_path):

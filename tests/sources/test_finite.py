@@ -88,3 +88,6 @@ def test_weights_bias_the_draw(letters):
     drawn = Counter(task.family for seed in range(200) for task in letters.sample("test", 4, seed, {"b": 4.0}))
     assert 0.42 < drawn["b"] / 800 < 0.58  # 80 of weight 1, 20 of weight 4
     assert {task.family for task in letters.sample("test", 32, 1, {"b": 1e-9})} == {"a"}
+    assert {task.family for task in letters.sample("test", 32, 1, {"b": 0.0})} == {"a"}
+    with pytest.raises(RecipeError, check=coded("too-few-tasks")):  # all other tasks, and one more
+        letters.sample("test", len([task for task in letters.tasks("test") if task.family == "a"]) + 1, 1, {"b": 0.0})

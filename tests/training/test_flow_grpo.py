@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from midstream.core.component import Stage
 from midstream.core.errors import RewardError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
@@ -315,6 +317,22 @@ def test_families_are_drawn_by_their_failures(make):
     fresh.load_state_dict(algorithm.state_dict())
     assert fresh.success == algorithm.success != drawn[1]
     assert second.trajectories
+
+
+@pytest.mark.parametrize("sampling", ["failure", "uniform"])
+def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
+    right = Scripted(lambda one: 1.0)
+    algorithm, _ = make(right, f"training.family_sampling={sampling}", "training.learning_rate=1e-9")
+    first, second = algorithm.families
+    algorithm.stages = (Stage(families=(first,), until=0.3), Stage(families=(second,)))
+    outcomes = run(algorithm, 6)
+    seen = [{one.family for one in outcome.trajectories} for outcome in outcomes]
+    assert seen[:2] == [{first}, {first}]
+    assert second in set().union(*seen[2:])
+    assert [outcome.metrics.schedules["tasks.stages"] for outcome in outcomes] == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    fresh, _ = make(right)
+    fresh.load_state_dict(json.loads(json.dumps(algorithm.state_dict())))
+    assert (fresh.success, fresh.stage) == (algorithm.success, 1)
 
 
 def test_every_step_samples_other_tasks_and_names_its_policy(make):

@@ -165,6 +165,7 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
             fix="add one, or use `midstream eval`",
         )
     check_warm_start(build)
+    stages_of(build)
     # Draw all tasks that the run will need, to find a source with too few now.
     counts = [warm.at_once] if warm and warm.file is None else []
     if warm and warm.file is not None:
