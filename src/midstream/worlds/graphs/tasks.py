@@ -102,6 +102,7 @@ class Graphs(PlannedWorld):
         self.seed = config.seed
         self.draw_names(random.Random(derive_seed("graphs", config.seed)), config.graphs, 2, "graphs")
         self.named, self.cores = self.lists
+        self._values: dict[tuple[str, str], int] = {}  # computed once: every run asks for them
 
     @cached_property
     def graphs(self) -> dict[str, networkx.Graph[int]]:
@@ -138,7 +139,9 @@ class Graphs(PlannedWorld):
         """A measure of a graph, by NetworkX's function of that name."""
         import networkx as nx
 
-        return int(getattr(nx, algorithm)(self.graphs[name]))
+        if (name, algorithm) not in self._values:
+            self._values[name, algorithm] = int(getattr(nx, algorithm)(self.graphs[name]))
+        return self._values[name, algorithm]
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str, int]:
         """Draw a question of a family; return its text, its answer and the cost of the cheapest sound plan."""
