@@ -9,7 +9,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.stream import blocks, stream_of
 from midstream.core.stream_template import load_template
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Call, Trajectory
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
@@ -116,7 +116,12 @@ def test_the_stream_is_one_sequence_and_output_is_put_in_as_it_is(run):
     continued = 0
     for one in of_training(run):
         assert tokenizer.decode(one.calls[0].prompt_ids) == f"Question {one.question}"
-        given = [(call, turn.appended * (call is turn.calls[-1])) for turn in one.turns for call in turn.calls]
+        given: list[tuple[Call, str]] = []
+        for turn in one.turns:
+            given += [
+                (call, "") for call in turn.calls
+            ]  # a reply with several calls has a turn for each, and begins one
+            given[-1] = (given[-1][0], given[-1][1] + turn.appended)
         for (call, appended), after in zip(given, one.calls[1:], strict=False):
             assert after.prompt_ids == (*call.prompt_ids, *call.completion_ids, *tokenizer.encode(appended))
             continued += appended.startswith("<output> ")

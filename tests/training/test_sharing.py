@@ -150,7 +150,7 @@ def test_long_replies_are_reported_as_what_the_policy_wrote():
 
 def test_a_prompt_without_headings_is_reported_by_the_line_before():
     played = rolled_out(CompactPlanner(CompactConfig()), turns=2, tasks=1, plan=" goal {i} " + "more " * 20)
-    assert "first differ after 'r1', " in warning_of(played)
+    assert "first differ after 'Question " in warning_of(played)
 
 
 def stream(task: str, i: int) -> Trajectory:

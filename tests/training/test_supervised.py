@@ -213,7 +213,7 @@ def test_transcripts_hold_prompt_action_and_end_token(make_build):
     for one in rows:
         assert one.completion_ids[-1] == tokenizer.eos_token_id
         assert tokenizer.decode(one.prompt_ids).startswith("Question ")
-        assert tokenizer.decode(one.prompt_ids).endswith(" plan")
+        assert tokenizer.decode(one.prompt_ids).endswith("\nplan")
         assert tokenizer.unk_token_id not in one.prompt_ids + one.completion_ids
 
 

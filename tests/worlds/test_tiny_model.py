@@ -92,7 +92,7 @@ def test_numbers_round_trip(tokenizer, x, y, operator):
     if 0 <= x <= LARGEST_NUMBER:
         assert len(ids) == 1
     ids_of(tokenizer, render_action("add", "python", f"{x} {operator} r2"))
-    ids_of(tokenizer, f"Question What is {y} plus {abs(x)} ?\nr1 python = {x}\nr2 plan")
+    ids_of(tokenizer, f"Question What is {y} plus {abs(x)} ?\npython = {x}\nplan")
     record = MemoryRecord(turn=1, action=Action(sub_goal="add", tool="python", context="x"), result=str(x))
     ids_of(tokenizer, render_prompt("What is 1 plus 2 ?", Memory(records=(record,))))
 
@@ -188,7 +188,7 @@ def test_saved_and_loaded_it_is_the_same_planner(world, tokenizer, tmp_path):
     assert redrawn_ranges(loaded) == redrawn_ranges(model) != []
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
-    text = "Question What is 123456 plus 7 ?\nr1 python = -12\nr2 plan"
+    text = "Question What is 123456 plus 7 ?\npython = -12\nplan"
     assert reloaded.encode(text, add_special_tokens=False) == ids_of(tokenizer, text) == ids_of(reloaded, text)
     redraw(loaded, 9)
     redraw(model, 9)
