@@ -120,7 +120,7 @@ def test_the_stream_is_one_sequence_and_output_is_put_in_as_it_is(run):
         for turn in one.turns:
             given += [
                 (call, "") for call in turn.calls
-            ]  # a reply with several calls has a turn for each, and begins one
+            ]  # the first of the turns that a reply makes has it
             given[-1] = (given[-1][0], given[-1][1] + turn.appended)
         for (call, appended), after in zip(given, one.calls[1:], strict=False):
             assert after.prompt_ids == (*call.prompt_ids, *call.completion_ids, *tokenizer.encode(appended))
