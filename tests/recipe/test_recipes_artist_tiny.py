@@ -118,9 +118,7 @@ def test_the_stream_is_one_sequence_and_output_is_put_in_as_it_is(run):
         assert tokenizer.decode(one.calls[0].prompt_ids) == f"Question {one.question}"
         given: list[tuple[Call, str]] = []
         for turn in one.turns:
-            given += [
-                (call, "") for call in turn.calls
-            ]  # the first of the turns that a reply makes has it
+            given += [(call, "") for call in turn.calls]  # the first of the turns that a reply makes has it
             given[-1] = (given[-1][0], given[-1][1] + turn.appended)
         for (call, appended), after in zip(given, one.calls[1:], strict=False):
             assert after.prompt_ids == (*call.prompt_ids, *call.completion_ids, *tokenizer.encode(appended))

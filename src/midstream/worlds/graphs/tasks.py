@@ -132,8 +132,9 @@ class Graphs(PlannedWorld):
     def make(self, split: str, family: str, draws: random.Random, task_id: str) -> Task:
         """Draw one question, with an answer that NetworkX computes."""
         question, answer, cost = self._question(split, family, draws)
-        metadata = {"best_cost": cost}
-        return Task(id=task_id, question=f"{question} ?", answer=str(answer), family=family, metadata=metadata)
+        return Task(
+            id=task_id, question=f"{question} ?", answer=str(answer), family=family, metadata={"best_cost": cost}
+        )
 
     def value(self, name: str, algorithm: str) -> int:
         """A measure of a graph, by NetworkX's function of that name."""
@@ -182,7 +183,7 @@ class Graphs(PlannedWorld):
         graph = self.graphs[name]
         while True:
             a, b = rng.sample(sorted(graph), 2)
-            length = nx.shortest_path_length(graph, a, b)
+            length = int(nx.shortest_path_length(graph, a, b))
             if (length <= REACH) == near:
                 return DISTANCE.format(a, b, name), length, COSTS["path" if near else "graph"]
 

@@ -30,8 +30,6 @@ class PlannedWorld(TinyWorld, Endless):
     `lists` are the names of each kind of thing; item i of each belongs to the split that has i.
     """
 
-    splits: Mapping[str, range]
-
     def __init__(self, what: str, *, topic: Topic, **families: Any) -> None:
         super().__init__(what, **families)
         self.topic = topic
