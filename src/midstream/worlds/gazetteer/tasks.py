@@ -118,7 +118,7 @@ class Gazetteer(PlannedWorld):
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str]:
         """Draw a question of a family; return its text and answer."""
-        indices = self.splits[split]
+        indices = self.indices(split)
         if family == "arith":
             # Operands are split too: no test sum is ever trained on.
             remainders = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}[split]

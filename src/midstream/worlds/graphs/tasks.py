@@ -146,7 +146,8 @@ class Graphs(PlannedWorld):
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str, int]:
         """Draw a question of a family; return its text, its answer and the cost of the cheapest sound plan."""
-        names = [self.named[i] for i in rng.sample(self.splits[split], min(4, len(self.splits[split])))]
+        indices = self.indices(split)
+        names = [self.named[i] for i in rng.sample(indices, min(4, len(indices)))]
         first, second = names[:2]
         asked = rng.choice(tuple(MEASURE))
         a, b = self.value(first, asked), self.value(second, asked)

@@ -55,6 +55,10 @@ class PlannedWorld(TinyWorld, Endless):
             "test": range(validation, count),
         }
 
+    def indices(self, split: str) -> range:
+        """Which of the `lists` belong to a split."""
+        return self.splits[split]  # type: ignore[return-value]  # a range, in these worlds
+
     def words(self) -> set[str]:
         """Every word of its questions and results, except names and numbers."""
         raise NotImplementedError
@@ -97,7 +101,7 @@ class PlannedWorld(TinyWorld, Endless):
     def names(self, split: str | None = None) -> list[str]:
         """Names of all places, or those of one split."""
         check_known("split", [split] if split else [], self.splits, self.what, SPLIT_FIX)
-        indices = self.splits[split] if split else range(len(self.lists[0]))
+        indices = self.indices(split) if split else range(len(self.lists[0]))
         return [names[i] for names in self.lists for i in indices]
 
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
