@@ -164,7 +164,7 @@ def test_a_call_shows_what_changed_since_the_one_before(client: Client, step: li
     before = "".join(piece["text"] for piece in message["pieces"] if piece["op"] in ("same", "gone"))
     after = "".join(piece["text"] for piece in message["pieces"] if piece["op"] in ("same", "new"))
     assert (before, after) == (longest.calls[0].prompt, longest.calls[1].prompt)
-    assert {piece["op"] for piece in message["pieces"]} == {"same", "gone", "new"}
+    assert {piece["op"] for piece in message["pieces"]} >= {"same", "new"}
 
 
 def test_tokens_with_texts_and_rows(client: Client, step: list[Trajectory]) -> None:
