@@ -36,7 +36,7 @@ from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.questions import question_words
 from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
-from midstream.worlds.planning.compact import WORDS, parse_action, render_prompt
+from midstream.worlds.planning.compact import BARE, WORDS, parse_action, render_prompt
 from midstream.worlds.planning.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, action_words
 from midstream.worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
@@ -195,9 +195,10 @@ async def train(steps: int, warm_steps: int, seed: int) -> None:
     world = Gazetteer(GazetteerConfig(families=("lookup", "scale", "hop"), countries=20, seed=seed))
     documents = (Document(id=name, text=text) for name, text in world.documents())
     tools: list[Tool] = [LocalSearch.from_documents(documents), PythonTool(), ConfidentGuess()]
-    words = {*question_words(), *WORDS, *action_words(), *(tool.name for tool in tools)}
-    tokenizer = make_tokenizer(words, names := world.names())
-    policy = Policy(make_model(TinyModelConfig(hidden_size=64), tokenizer, len(names), seed), tokenizer)
+    names = [tool.name for tool in tools]
+    words = {*question_words(), *WORDS, *action_words(), *names}
+    tokenizer = make_tokenizer(words, world.names(), [*BARE, *names])
+    policy = Policy(make_model(TinyModelConfig(hidden_size=64), tokenizer, len(world.names()), seed), tokenizer)
     await warm_start(policy, world, tools, warm_steps)
     reference = deepcopy(policy.model).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
