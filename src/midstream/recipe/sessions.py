@@ -88,9 +88,11 @@ def parts_of(build: Build) -> Parts:
 def stages_of(build: Build) -> tuple[Stage, ...]:
     """The stages of a recipe's training tasks. Raises `RecipeError` unless each family is in one of them."""
     stages = tasks_config(build.recipe.tasks).stages
+    if not stages:
+        return ()
     staged = sorted(family for stage in stages for family in stage.families)
     families = sorted(build.source.families)
-    if stages and staged != families:
+    if staged != families:
         raise RecipeError(
             f"tasks.stages has the families {', '.join(staged)}",
             code="setting-conflict",
