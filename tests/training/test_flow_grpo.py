@@ -333,6 +333,8 @@ def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
     fresh, _ = make(right)
     fresh.load_state_dict(json.loads(json.dumps(algorithm.state_dict())))
     assert (fresh.success, fresh.stage) == (algorithm.success, 1)
+    fresh.load_state_dict({first: 0.5, second: 0.25})  # of a checkpoint from before there were stages
+    assert (fresh.success, fresh.stage) == ({first: 0.5, second: 0.25}, 0)
 
 
 def test_every_step_samples_other_tasks_and_names_its_policy(make):

@@ -11,9 +11,8 @@ import networkx as nx
 import pytest
 
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.trajectory import Command, Trajectory, Turn
 from midstream.worlds.graphs.questions import question_words
-from midstream.worlds.graphs.tasks import COSTS, DEPTHS, REACH, STANDARD, Graphs, GraphsConfig, regret
+from midstream.worlds.graphs.tasks import COSTS, DEPTHS, REACH, STANDARD, Graphs, GraphsConfig
 from midstream.worlds.graphs.tools import GraphQuery, NeighborQuery, NoisyOracle, PathQuery
 from support.errors import coded
 
@@ -172,13 +171,6 @@ def test_the_oracle_is_right_as_often_as_configured_and_always_says_the_same():
         share = sum(one == other for one, other in zip(said, truth, strict=True)) / len(queries)
         assert share == pytest.approx(right, abs=0.05 if 0 < right < 1 else 0)
         assert said == [ask(NoisyOracle(WORLD, right), query) for query in queries]
-
-
-def test_regret_counts_every_call_above_the_best_plan():
-    tools = ("path", "graph", "python", "unknown")
-    turns = tuple(Turn(index=i, command=Command(tool=tool)) for i, tool in enumerate(tools, 1))
-    trajectory = Trajectory(id="t", task_id="t", question="q", turns=turns)
-    assert regret(trajectory, 5) == 2 + 5 + 1 - 5
 
 
 def test_the_deepest_questions_name_as_many_graphs_as_their_turns_allow():

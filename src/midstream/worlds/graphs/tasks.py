@@ -16,7 +16,7 @@ Families and the turns that the cheapest sound plan needs:
     reworded 1   Count the nodes of Amberbank ?   (evaluation only: its frames are never trained on)
 
 Tools differ in cost, reach and error (`tools.py`). `metadata["best_cost"]` is the cost of the cheapest plan that is
-sure to be right, so what a run pays above it is its regret (`regret`).
+sure to be right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Literal
 from midstream.core.component import Context, TasksConfig
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Trajectory
 from midstream.worlds.graphs.questions import (
     COMPARE,
     CORE,
@@ -207,12 +206,6 @@ class Graphs(PlannedWorld):
             return TOTAL.format(NOUNS[asked], " and ".join(spoken)), total, cost
         limit = max(2, total + rng.choice((-1, 1)) * rng.randint(1, 3))
         return MORE_THAN.format(NOUNS[asked], " and ".join(spoken), limit), "yes" if total > limit else "no", cost
-
-
-def regret(trajectory: Trajectory, best_cost: float) -> float:
-    """What a run's calls cost above the cheapest sound plan of its task; a call that fails costs as much."""
-    commands = [turn.command for turn in trajectory.turns if turn.command is not None]
-    return sum(COSTS.get(command.tool, 0) for command in commands) - best_cost
 
 
 def _drawn(rng: random.Random) -> networkx.Graph[int]:

@@ -99,17 +99,17 @@ class PlannedWorld(TinyWorld, Endless):
         )
 
     def names(self, split: str | None = None) -> list[str]:
-        """Names of all places, or those of one split."""
+        """All names, or those of one split."""
         check_known("split", [split] if split else [], self.splits, self.what, SPLIT_FIX)
         indices = self.indices(split) if split else range(len(self.lists[0]))
         return [names[i] for names in self.lists for i in indices]
 
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Lessons for the prompts of `share` of some tasks (`gazetteer.lessons`)."""
+        """Lessons for the prompts of `share` of some tasks (`planning/lessons.py`)."""
         return draw_lessons(task_ids, share, seed)
 
     def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Refuse validation tasks of which none names a place, unless any copy rate will do."""
+        """Refuse validation tasks that name nothing of the world, unless any copy rate will do."""
         if least and set(self.names()).isdisjoint(word for task in tasks for word in task.question.split()):
             raise RecipeError(
                 f"no question of evaluation.validation names anything of {self.what}",
@@ -119,7 +119,7 @@ class PlannedWorld(TinyWorld, Endless):
             )
 
     async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
-        """Of the first actions that look something up, the share that names a place of the question asked.
+        """Of the first actions that look something up, the share that names a thing of the question asked.
 
         A planner that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
         """
