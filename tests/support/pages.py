@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from midstream.report import blocks
 from midstream.report.blocks import Section
+
+
+def documents_of(page: Path) -> dict[str, Any]:
+    """The documents that a one-file page holds."""
+    (data,) = re.findall(r'<script[^>]* id="data">([^<]*)</script>', page.read_text(encoding="utf-8"))
+    return json.loads(gzip.decompress(base64.b64decode(data)))
 
 
 def made(page: tuple[str, list[Section]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from midstream.view.bundle import page_html, write_bundle, write_report, write_t
 from midstream.view.documents import Documents
 from support.errors import coded
 from support.evaluations import write
+from support.pages import documents_of
 
 KINDS = ("training", "deeper/practice", "evaluation")
 HOSTILE = (
@@ -62,11 +63,6 @@ class Parsed(HTMLParser):
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
         if self.inside == "style":
             self.styles[-1] += data
-
-
-def documents_of(page: Path) -> dict[str, Any]:
-    (data,) = [text for attributes, text in Parsed(page.read_text()).scripts if attributes.get("id") == "data"]
-    return json.loads(gzip.decompress(base64.b64decode(data)))
 
 
 def documents_in(directory: Path) -> dict[str, Any]:
