@@ -7,6 +7,7 @@
     sizes      success before and after, by the size of the policy
     recovery   what follows an error, before and after
     toolsets   success before and after with worse and better tools at inference
+    costs      of right answers: the cost of their calls, next to the cheapest plan that is sure to be right
 
 Training itself is seen on the recipe's training questions, all else on its evaluation sets. `planner.toml` has the
 recipe and the variants; another file may be named.
@@ -19,6 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -32,7 +34,12 @@ from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study
 
 BEFORE_AFTER = {FROZEN: True, LABELS["trained"]: False}  # label -> before training
 STEPS_A_POINT = 10
-PLAIN = ("turns", "tokens")  # metrics that are no shares begin so
+PLAIN = ("turns", "tokens", "cost")  # metrics that are no shares begin so
+WANT = {
+    "sizes": "sizes",
+    "toolsets": "tools",
+    "costs": "costs",
+}  # analyses, and what the study's file must have for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +80,17 @@ def require(study: Study, names: Sequence[str]) -> None:
     arms = ["trained"]
     if "planners" in names:
         arms += ["stronger", *study.imitating]
+    for name, key in WANT.items():
+        if name in names and not getattr(study.config, key):
+            raise RecipeError(
+                f"the study has no {key}",
+                code="missing-key",
+                fix=f"add [{key}] to its file, or name with --only the analyses that do without",
+            )
     if "sizes" in names:
-        arms += map(study.size_arm, _labels(study, "sizes"))
-    if "toolsets" in names:
-        _labels(study, "tools")
+        arms += map(study.size_arm, study.config.sizes)
     for arm in arms:
         check(study.recipe(arm, 0))
-
-
-def _labels(study: Study, key: str) -> list[str]:
-    labels = list(getattr(study.config, key))
-    if not labels:
-        raise RecipeError(
-            f"the study has no {key}",
-            code="missing-key",
-            fix=f"add [{key}] to its file, or name with --only the analyses that do without",
-        )
-    return labels
 
 
 def _rows(
@@ -202,7 +203,7 @@ def turns(study: Study, scene: Scene) -> list[StudyRow]:
 def sizes(study: Study, scene: Scene) -> list[StudyRow]:
     """Success on the first set before and after, by the policy's size."""
     rows: list[StudyRow] = []
-    for label in _labels(study, "sizes"):
+    for label in study.config.sizes:
         arm = study.size_arm(label)
         for name, temperature in scene.temperatures.items():
             for side, before in BEFORE_AFTER.items():
@@ -229,10 +230,30 @@ def toolsets(study: Study, scene: Scene) -> list[StudyRow]:
     """Success on the first set with worse and better tools, frozen and trained."""
     return [
         row
-        for label in _labels(study, "tools")
+        for label in study.config.tools
         for side, before in BEFORE_AFTER.items()
         for row in _rows(study, label, "trained", scene.on(scene.sets[0], tools=label, before=before), {side: _success})
     ]
+
+
+def costs(study: Study, scene: Scene) -> list[StudyRow]:
+    """On every set and in each family, before and after; regret is what right answers cost above the best plan."""
+    rows: list[StudyRow] = []
+    for set_name in scene.sets:
+        for family in (ALL, *measured(study, "trained", 0, scene.on(set_name)).families):
+            for label, before in BEFORE_AFTER.items():
+
+                def cost(one: Measured, part: str, family: str = family) -> float | None:
+                    return getattr(one.costs[family], part) if family in one.costs else None
+
+                numbers = {
+                    "cost": partial(cost, part="spent"),
+                    "cost, best plan": partial(cost, part="best"),
+                    "cost, regret": partial(cost, part="regret"),
+                }
+                condition = scene.on(set_name, before=before)
+                rows += _rows(study, f"{set_name}, {family}, {label}", "trained", condition, numbers)
+    return rows
 
 
 ANALYSES = {
@@ -243,6 +264,7 @@ ANALYSES = {
     "sizes": sizes,
     "recovery": recovery,
     "toolsets": toolsets,
+    "costs": costs,
 }
 
 TITLES = {
@@ -253,6 +275,7 @@ TITLES = {
     "sizes": ("Success by size of the policy", "size"),
     "recovery": ("Errors, and what followed them", "set, planner"),
     "toolsets": ("Success by tools at inference", "tools"),
+    "costs": ("Cost of right answers, next to the best plan's", "set, family, planner"),
 }
 
 
@@ -291,6 +314,8 @@ def draw(name: str, rows: Sequence[StudyRow], scene: Scene, path: Path) -> None:
             dots(path, rows, [("tool errors", "recovered", "repeats")], "Errors, and what followed them")
         case "toolsets":
             dots(path, rows, [tuple(BEFORE_AFTER)], f"Success on {first} by tools at inference")
+        case "costs":
+            dots(path, rows, [("cost", "cost, best plan")], "Cost of right answers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -310,7 +335,8 @@ def study_planner(options: argparse.Namespace) -> None:
         seeds=options.seeds,
         report=reporter(options),
     )
-    names = chosen(tuple(ANALYSES), options.only)
+    able = tuple(name for name in ANALYSES if getattr(study.config, WANT.get(name, "recipe")))
+    names = chosen(tuple(ANALYSES), options.only) if options.only else able
     require(study, names)
     scene = Scene.of(study)
     found = {name: ANALYSES[name](study, scene) for name in names}

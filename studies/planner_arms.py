@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -28,6 +29,7 @@ from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
 from midstream.core.seeds import derive_seed
 from midstream.core.tables import validate
+from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
 from midstream.process import event_loop
@@ -57,7 +59,8 @@ class PlannerFile(Frozen):
     `stronger` is a table like `agent.planner`: a planner that is better before any training. `imitation` holds settings
     of `training.supervised` for the arms that imitate. `sizes` names changes of the recipe that make its policy smaller
     or larger, from small to large; `tools` names changes of `[tools]`, from worse tools to better ones. An empty
-    change is the recipe itself. `turns` are the limits under which the planner is evaluated.
+    change is the recipe itself. `turns` are the limits under which the planner is evaluated. `costs` is what a call of
+    each tool costs, in the unit of the tasks' `metadata["best_cost"]`.
     """
 
     recipe: str
@@ -65,6 +68,7 @@ class PlannerFile(Frozen):
     imitation: Table = {}
     sizes: dict[str, Table] = {}
     tools: dict[str, Table] = {}
+    costs: dict[str, float] = {}
     turns: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5, 7, 10), min_length=1)
 
 
@@ -147,11 +151,24 @@ class Study:
         return {"training": {"algorithm": "supervised", "supervised": supervised}}
 
 
+class Cost(Frozen):
+    """What the calls of right answers cost on average, and what the cheapest sure plans of the same tasks cost."""
+
+    spent: float
+    best: float
+
+    @property
+    def regret(self) -> float:
+        """What they cost above the best plan; less than 0 where a cheap tool that may be wrong was right."""
+        return self.spent - self.best
+
+
 class Measured(Frozen):
-    """An evaluation, and how tools were used in `ALL` of it and in each family."""
+    """An evaluation, and how tools were used in `ALL` of it and in each family; `costs` of those with right answers."""
 
     result: EvaluationResult
     tools: dict[str, ToolUse]
+    costs: dict[str, Cost] = {}
 
     @property
     def use(self) -> ToolUse:
@@ -186,10 +203,12 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
     """The arm under a condition; what its run has evaluated already is read there."""
     recipe = study.recipe(arm, seed)
     if arm != "stronger" and condition.max_turns is None and not _tool_changes(study, condition):
-        return _read(study.run(arm, seed), condition)
+        best = best_costs(Build(recipe).set_tasks(_chosen(recipe, condition))) if study.config.costs else {}
+        return _read(study.run(arm, seed), condition, study.config.costs, best)
     changed = with_tools(recipe, study, condition)
     chosen = _chosen(changed, condition)
     key = [check(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
+    key += [study.config.costs] if study.config.costs else []
     digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = study.root / "evaluations" / f"{recipe.name}-s{seed}-{digest}.json"
     try:
@@ -197,7 +216,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
     except (FileNotFoundError, ValidationError):  # not there yet, or of an earlier version
         run = None if arm == "stronger" else study.run(arm, seed)
         study.report(f"{recipe.name}-s{seed}: {_words(condition)}")
-        made = _evaluate(changed, run, chosen, condition)
+        made = _evaluate(changed, run, chosen, condition, study.config.costs)
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, made.model_dump_json().encode())
         return made
@@ -229,7 +248,7 @@ def _chosen(recipe: Recipe, condition: Condition) -> SetConfig:
     return chosen if condition.max_turns is None else chosen.model_copy(update={"max_turns": condition.max_turns})
 
 
-def _read(run: RunDirectory, condition: Condition) -> Measured:
+def _read(run: RunDirectory, condition: Condition, costs: Mapping[str, float], best: Mapping[str, float]) -> Measured:
     """A run's own evaluation, before its first step or after its last."""
     sampling = evaluation.sampling_name(condition.temperature)
     found = [
@@ -240,10 +259,17 @@ def _read(run: RunDirectory, condition: Condition) -> Measured:
     steps = [result.step or 0 for result in found]
     result = found[steps.index(min(steps) if condition.before else max(steps))]
     name = evaluation.result_name(condition.set_name, sampling, result.step)
-    return summed(result, run.trajectories.read(name))
+    return summed(result, run.trajectories.read(name), costs, best)
 
 
-def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:
+def best_costs(tasks: Sequence[Task]) -> dict[str, float]:
+    """The cost of the cheapest sure plan of each task that states it."""
+    return {task.id: float(task.metadata["best_cost"]) for task in tasks if "best_cost" in task.metadata}  # type: ignore[arg-type]
+
+
+def _evaluate(
+    recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition, costs: Mapping[str, float]
+) -> Measured:
     build = Build(recipe)
     with event_loop(build) as run_coroutine:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
@@ -261,11 +287,19 @@ def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condi
             trials=recipe.evaluation.trials,
         )
         result, trajectories = run_coroutine(evaluation.evaluate(work))
-    return summed(result, trajectories)
+    return summed(result, trajectories, costs, best_costs(work.tasks))
 
 
-def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured:
-    """An evaluation with its use of tools; `InfrastructureError` if tasks without a result would decide it."""
+def summed(
+    result: EvaluationResult,
+    trajectories: list[Trajectory],
+    costs: Mapping[str, float] | None = None,
+    best: Mapping[str, float] | None = None,
+) -> Measured:
+    """An evaluation with its use of tools; `InfrastructureError` if tasks without a result would decide it.
+
+    With `costs` (of a call, by tool) and `best` (of the cheapest sure plan, by task) also what right answers cost.
+    """
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if len(errors) > MAX_LOST * len(trajectories):
         raise InfrastructureError(
@@ -277,5 +311,21 @@ def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured
     families: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         families.setdefault(trajectory.family, []).append(trajectory)
-    uses = {name: tool_use(members) for name, members in families.items()}
-    return Measured(result=result, tools={ALL: tool_use(trajectories), **uses})
+    groups = {ALL: trajectories, **families}
+    return Measured(
+        result=result,
+        tools={name: tool_use(members) for name, members in groups.items()},
+        costs={name: cost for name, members in groups.items() if (cost := _cost(members, costs or {}, best or {}))},
+    )
+
+
+def _cost(trajectories: Sequence[Trajectory], costs: Mapping[str, float], best: Mapping[str, float]) -> Cost | None:
+    """Of right answers: a wrong one may be cheap because it gave up."""
+    right = [one for one in trajectories if one.task_id in best and one.reward and one.reward.value == 1]
+    if not costs or not right:
+        return None
+    calls = tool_use(right).calls
+    return Cost(
+        spent=sum(costs[tool] * count for tool, count in calls.items()) / len(right),
+        best=fmean(best[one.task_id] for one in right),
+    )

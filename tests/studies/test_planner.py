@@ -19,6 +19,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import to_toml
 from midstream.runs import RunDirectory
+from midstream.worlds.graphs.tasks import COSTS
 from support.errors import coded
 from support.served_model import save_model
 
@@ -78,7 +79,7 @@ def analyses(root: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.slow
 def test_every_analysis_has_numbers_of_every_seed_and_a_figure(whole: Path) -> None:
     found = analyses(whole)
-    assert list(found) == list(ANALYSES)
+    assert [*found, "costs"] == list(ANALYSES)  # of which its file says nothing
     for name, rows in found.items():
         assert rows
         assert all(len(row["values"]) == 1 for row in rows if row["metric"] != "recovered")
@@ -218,13 +219,28 @@ def test_refusals_leave_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["sizes", "toolsets", "planners"])
+@pytest.mark.parametrize("name", ["sizes", "toolsets", "costs", "planners"])
 def test_a_file_without_variants_says_so(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plain.toml"
     file.write_text('recipe = "flow-grpo-tiny"\n', encoding="utf-8")
     assert main([*arguments(file, tmp_path / "out"), "--only", name]) == 1
     assert "error[missing-key]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_sound_plans_cost_what_the_best_ones_do(tmp_path: Path) -> None:
+    shipped = read_file(SHIPPED.with_name("graphs.toml"))
+    assert shipped.costs == COSTS
+    sound = shipped.model_copy(update={"stronger": {"type": "clumsy", "sense": 1.0, "malformed": 0.0}})
+    overrides = ("tasks.graphs=40", "evaluation.sets=[{name='test', per_family=12, max_turns=11}]")
+    here = Study(root=tmp_path, config=sound, overrides=overrides)
+    found = measured(here, "stronger", 0, Condition(set_name="test", temperature=1.0))
+    assert found.result.success == 1
+    assert {"all", "measure", "compare", "distance", "depth6"} < set(found.costs)
+    regrets = {family: cost.regret for family, cost in found.costs.items() if family != "all"}
+    assert regrets.pop("distance") > 0  # the cheap query is tried first, and sometimes fails
+    assert set(regrets.values()) == {0}
+    assert found.costs["all"].regret > 0
 
 
 def test_a_lora_planner_before_training_is_the_model_as_it_was_built(tmp_path: Path) -> None:
