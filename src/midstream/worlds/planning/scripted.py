@@ -47,6 +47,7 @@ MALFORMED_REPLIES = ("{act}", "{open} {thought}{act}", "{open} {thought}{close}"
 _FOUND = [name for topic in TOPICS for name in topic.found]
 _FACT = re.compile(rf"\w+ (?:{'|'.join(_FOUND)}) \w+")
 _WORDS = re.compile(r"\w+")
+NOTHING = "no "  # begins what a tool of the graphs says that it cannot do
 _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number, a place, True or False
 
 
@@ -193,16 +194,19 @@ class StreamSituation(Situation):
         found = blocks(stream.pieces, stream.template)
         question = stream.messages[-1].content.removeprefix(QUESTION)
         steps: list[tuple[str, str]] = []
+        failed: set[str] = set()
         tool = query = ""
         for block in found:
             if block.kind == "call":
                 tool, query = block.tool, block.body
             elif block.kind == "output" and not block.sampled:
                 text = block.body.strip()
-                if not _FACT.fullmatch(text) or set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
+                if text.startswith(NOTHING):
+                    failed.add(tool)
+                elif not _FACT.fullmatch(text) or set(_WORDS.findall(query)) <= set(_WORDS.findall(text)):
                     steps.append((tool, text))
         last = [_RESULT.fullmatch(text) for _, text in steps]
-        super().__init__(question, [step for step, result in zip(steps, last, strict=True) if result])
+        super().__init__(question, [step for step, result in zip(steps, last, strict=True) if result], failed)
         self.slots = [result[1] for result in last if result]
         self.calculates = read_question(question)[1]
 
