@@ -11,7 +11,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.worlds.gazetteer.tasks import DIFFICULTIES, TOTALS
 from midstream.worlds.graphs.tasks import DEPTHS, STANDARD
-from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner
+from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, ScriptedPolicy
 
 SHORT = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}
 PLACES = {**SHORT, **{family: 2 * places - 1 for family, places in TOTALS.items()}}
@@ -54,3 +54,28 @@ def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
             assert tokenizer.unk_token_id not in (*prompt, *said), call
             assert len(said) < sampling.max_tokens
             assert len(prompt) + sampling.max_tokens <= build.policy.engine().model.config.max_position_embeddings
+
+
+@pytest.mark.parametrize("name", ["artist-tiny", "artist-graphs"])
+def test_a_sound_stream_solves_every_task(name):
+    pytest.importorskip("torch", reason="the training extra is not installed")
+    recipe = load_recipe(name)
+    build = Build(recipe)
+    chosen = recipe.evaluation.sets[0]
+    environment = build.environment(chosen=chosen)
+    environment.agent.policy = ScriptedPolicy(ScriptedConfig(sense=1, malformed=0))
+    tasks = build.source.fixed("test", per_family=25, seed=1, families=chosen.families)
+    tokenizer = build.policy.engine().tokenizer
+
+    async def go():
+        try:
+            return await rollout(environment, tasks, seed=0)
+        finally:
+            await build.close()
+
+    for group in asyncio.run(go()):
+        [one] = group.trajectories
+        assert one.reward, one.error
+        assert one.reward.value == 1.0, f"{one.question} {one.answer} instead of {one.gold}"
+        assert one.stop_reason == "answered"
+        assert all(tokenizer.unk_token_id not in tokenizer.encode(call.completion) for call in one.calls)
