@@ -1,14 +1,12 @@
-"""Weights, lessons, and both, in each world and across worlds.
+"""Weights, lessons, and both, each learned in one world and asked about in every one.
 
-    frozen                    the warm start that both ways begin with
-    lessons                   a library learned in its prompt, the weights frozen (Training-Free GRPO)
-    another world's lessons   a library that was learned in another world, the weights frozen
-    weights                   Flow-GRPO from the same start, no lessons
-    weights, then lessons     the same, with this world's library in its prompt at evaluation alone
-    both                      Flow-GRPO with this world's library in its prompt
+    frozen     the warm start that both ways begin with, which saw transcripts of every world
+    lessons    a library of one world in its prompt, the weights frozen (Training-Free GRPO, arXiv 2510.08191)
+    weights    Flow-GRPO on one world's questions, no lessons (arXiv 2510.05592)
+    both       Flow-GRPO on one world's questions, with that world's library in the prompt
 
-Weights cannot cross: each world's planner reads and writes the words of its world alone. Every training is a run of its
-own in the study's directory; nothing is run twice. `two-ways.toml` names the recipes; another file may be named.
+Every training is a run of its own in the study's directory; nothing is run twice. `two-ways.toml` names the recipes and
+the families of each world; another file may be named.
 """
 
 from __future__ import annotations
@@ -27,23 +25,18 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe
+from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 
 
-class World(Frozen):
-    """The recipes of a world: one practises (`lessons`), the other trains the weights."""
+class TwoWaysFile(Frozen):
+    """The study as its file describes it: a recipe that practises, one that trains, and the families of each world."""
 
     lessons: str
     weights: str
-
-
-class TwoWaysFile(Frozen):
-    """The study as its file describes it."""
-
-    worlds: dict[str, World]
+    worlds: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,81 +48,82 @@ class Runs:
     overrides: Sequence[str]
     seed: int
 
-    def lessons(self, world: str) -> RunDirectory:
-        """The practice run of a world."""
-        return self._trained(self.config.worlds[world].lessons, f"{world}-lessons")
+    def recipe(self, way: str, world: str, library: RunDirectory | None = None) -> Recipe:
+        """The recipe of a way that learns in a world."""
+        families = json.dumps(self.config.worlds[world])
+        name, learns = (
+            (self.config.lessons, f"practice.families={families}")
+            if way == "lessons"
+            else (self.config.weights, f"tasks.stages=[{{families={families}}}]")
+        )
+        more = [f"agent.library={json.dumps(str(library.root.resolve()))}"] if library else []
+        return load_recipe(name, [*self.overrides, learns, *more, f"seed={self.seed}"])
 
-    def weights(self, world: str, *, library: bool = False) -> RunDirectory:
-        """The training run of a world, with its library in the prompt or without."""
-        more = [f"agent.library={json.dumps(str(self.lessons(world).root.resolve()))}"] if library else []
-        return self._trained(self.config.worlds[world].weights, f"{world}-{'both' if library else 'weights'}", more)
+    def run(self, way: str, world: str) -> RunDirectory:
+        """The finished run of a way, made now if it was not; `both` needs that of `lessons` first."""
+        library = self.run("lessons", world) if way == "both" else None
+        out = self.root / f"{way}-{world}-s{self.seed}"
+        return api.train(self.recipe(way, world, library), out, exist_ok=True)
 
-    def under(self, trained: RunDirectory, library: str) -> RunDirectory:
-        """A run's weights with the library of a world in the prompt."""
-        out = self.root / f"{trained.root.name}-under-{library}-s{self.seed}"
-        return api.evaluate(trained.root, out, library=str(self.lessons(library).root))
 
-    def _trained(self, recipe: str, name: str, more: Sequence[str] = ()) -> RunDirectory:
-        chosen = load_recipe(recipe, [*self.overrides, f"seed={self.seed}", *more])
-        return api.train(chosen, self.root / f"{name}-s{self.seed}", exist_ok=True)
+WAYS = ("lessons", "weights", "both")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study; returns the exit code."""
     options = parser(__doc__ or "", out="runs/study-two-ways")
     default = Path(__file__).with_name("two-ways.toml")
-    options.add_argument("file", nargs="?", type=Path, default=default, help="the recipes of each world")
+    options.add_argument("file", nargs="?", type=Path, default=default, help="the recipes, and the families of worlds")
     return run(study_two_ways, options.parse_args(arguments))
 
 
 def study_two_ways(options: argparse.Namespace) -> None:
-    """Train what is missing, evaluate, write the numbers, print a table."""
+    """Train what is missing, write the numbers, print a table."""
     config = validate(TwoWaysFile, read_toml(options.file), str(options.file))
-    for world in config.worlds.values():  # refused before hours of work, not after
-        for name, section in ((world.lessons, "practice"), (world.weights, "training")):
-            recipe = load_recipe(name, options.overrides)
+    seeds = [
+        Runs(root=options.out, config=config, overrides=options.overrides, seed=seed) for seed in range(options.seeds)
+    ]
+    for way, section in (("lessons", "practice"), ("weights", "training")):  # refused before hours of work, not after
+        for world in config.worlds:
+            recipe = seeds[0].recipe(way, world)
             if getattr(recipe, section) is None:
                 raise RecipeError(
-                    f"recipe {name!r} has no [{section}]",
+                    f"recipe {recipe.name!r} has no [{section}]",
                     code="wrong-kind-of-recipe",
-                    fix="a world's `lessons` practises, its `weights` trains, as in studies/two-ways.toml",
+                    fix="`lessons` is one that practises, `weights` one that trains, as in studies/two-ways.toml",
                 )
             require_set(recipe)
             check(recipe)
     report, values = reporter(options), dict[tuple[str, str], list[float]]()
-    for seed in range(options.seeds):
-        runs = Runs(root=options.out, config=config, overrides=options.overrides, seed=seed)
+    for runs in seeds:
         for world in config.worlds:
-            report(f"{world}, seed {seed}: training, unless that is done")
-            for way, result in ways(runs, world):
-                values.setdefault((f"{world}: {way}", result.sampling), []).append(result.success)
+            for way in WAYS:
+                report(f"{way} of {world}, seed {runs.seed}: learning, unless that is done")
+                before, after = _sides(runs.run(way, world))
+                if (way, world) == (WAYS[0], next(iter(config.worlds))):
+                    _add(values, "frozen", before)
+                _add(values, f"{way} of {world}", after)
     rows = [StudyRow(name=name, metric=metric, values=tuple(found)) for (name, metric), found in values.items()]
     write_json(options.out / "two-ways.json", records(rows))
     if options.json:
         print(json.dumps(records(rows)))
     else:
-        print_tables({"two ways": rows}, {"two ways": ("Weights, lessons, and both", "world: way")})
+        print_tables({"two ways": rows}, {"two ways": ("Weights, lessons, and both", "learned")})
 
 
-def ways(runs: Runs, world: str) -> Iterator[tuple[str, EvaluationResult]]:
-    """Every way of a world with its evaluations, of the first set under each temperature."""
-    lessons, weights = runs.lessons(world), runs.weights(world)
-    yield from _each("frozen", lessons, last=False)
-    yield from _each("lessons", lessons)
-    for other in runs.config.worlds:
-        if other != world:
-            yield from _each(f"lessons of {other}", runs.under(lessons, other))
-    yield from _each("weights", weights)
-    yield from _each("weights, then lessons", runs.under(weights, world))
-    yield from _each("both", runs.weights(world, library=True))
+def _sides(done: RunDirectory) -> Iterator[list[EvaluationResult]]:
+    """The first and the last evaluation of every set under each temperature."""
+    results = [result for result in done.evaluations.read() if result.set_name != "validation"]
+    for place in (0, -1):
+        yield [
+            [one for one in results if (one.set_name, one.sampling) == key][place]
+            for key in dict.fromkeys((result.set_name, result.sampling) for result in results)
+        ]
 
 
-def _each(way: str, done: RunDirectory, *, last: bool = True) -> Iterator[tuple[str, EvaluationResult]]:
-    """The first or last evaluation of a run's first set under each temperature."""
-    results = done.evaluations.read()
-    for sampling in dict.fromkeys(result.sampling for result in results):
-        of_set = [result for result in results if (result.set_name, result.sampling) == (results[0].set_name, sampling)]
-        yield way, of_set[-1 if last else 0]
+def _add(values: dict[tuple[str, str], list[float]], name: str, results: Sequence[EvaluationResult]) -> None:
+    for result in results:
+        values.setdefault((name, f"{result.set_name}, {result.sampling}"), []).append(result.success)
 
 
 if __name__ == "__main__":

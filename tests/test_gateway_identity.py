@@ -153,7 +153,6 @@ def train(directory, monkeypatch, gateway):
                 learner=parts.learner,
                 environment=environment,
                 source=parts.source,
-                families=parts.source.families,
                 publish=parts.publish,
                 seed=parts.seed,
                 role=role,

@@ -86,8 +86,8 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
     assert coded("too-few-tasks", "practice.tasks = 6")(error)
 
 
-@pytest.mark.parametrize("families", [["lookup"], ["lookup", "arith", "hop", "scale", "hopp"], ["lookup"] * 4])
-def test_stages_have_each_family_of_the_tasks_once(families):
+@pytest.mark.parametrize("families", [["lookup", "arith", "hop", "scale", "hopp"], ["lookup"] * 4])
+def test_stages_have_families_of_the_tasks_at_most_once(families):
     pytest.importorskip("torch", reason="the training extra is not installed")
     stages = ["tasks.difficulty=easy", f"tasks.stages=[{{families={json.dumps(families)}}}]"]
     refused = pytest.raises(RecipeError, check=coded("setting-conflict", "tasks.stages"))

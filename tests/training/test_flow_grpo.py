@@ -66,9 +66,9 @@ def make(make_build):
             learner=parts.learner,
             environment=replace(parts.make_environment(), reward=reward),
             source=parts.source,
-            families=parts.source.families,
             publish=parts.publish,
             seed=parts.seed,
+            stages=parts.stages,
         )
         return algorithm, parts
 
@@ -323,7 +323,7 @@ def test_families_are_drawn_by_their_failures(make):
 def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
     right = Scripted(lambda one: 1.0)
     algorithm, _ = make(right, f"training.family_sampling={sampling}", "training.learning_rate=1e-9")
-    first, second = algorithm.families
+    first, second = algorithm.success
     algorithm.stages = (Stage(families=(first,), until=0.3), Stage(families=(second,)))
     outcomes = run(algorithm, 6)
     seen = [{one.family for one in outcome.trajectories} for outcome in outcomes]
@@ -335,6 +335,15 @@ def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
     assert (fresh.success, fresh.stage) == (algorithm.success, 1)
     fresh.load_state_dict({first: 0.5, second: 0.25})  # of a checkpoint from before there were stages
     assert (fresh.success, fresh.stage) == ({first: 0.5, second: 0.25}, 0)
+
+
+@pytest.mark.parametrize("sampling", ["failure", "uniform"])
+def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
+    algorithm, _ = make(
+        Scripted(parity), f"training.family_sampling={sampling}", 'tasks.stages=[{families=["lookup"]}]'
+    )
+    assert list(algorithm.success) == ["lookup"]
+    assert {one.family for outcome in run(algorithm, 3) for one in outcome.trajectories} == {"lookup"}
 
 
 def test_every_step_samples_other_tasks_and_names_its_policy(make):

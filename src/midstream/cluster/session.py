@@ -55,7 +55,6 @@ class ClusterSession:
             learner=None,  # type: ignore[arg-type]  # verl is the learner
             environment=build.environment(),
             source=build.source,
-            families=build.source.families,
             stages=stages_of(build),
             publish=self._published,
             seed=self.recipe.seed,

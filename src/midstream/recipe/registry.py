@@ -13,6 +13,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
         "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
         "graphs": "midstream.worlds.graphs.tasks:GraphsConfig",
+        "both": "midstream.worlds.both:BothConfig",
         "atlas": "midstream.worlds.atlas.tasks:AtlasConfig",
         "game24": "midstream.worlds.game24:Game24Config",
         "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",

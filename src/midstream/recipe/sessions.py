@@ -86,18 +86,16 @@ def parts_of(build: Build) -> Parts:
 
 
 def stages_of(build: Build) -> tuple[Stage, ...]:
-    """The stages of a recipe's training tasks. Raises `RecipeError` unless each family is in one of them."""
+    """The stages of a recipe's training tasks. Raises `RecipeError` for a family that is unknown or in two of them."""
     stages = tasks_config(build.recipe.tasks).stages
-    if not stages:
-        return ()
-    staged = sorted(family for stage in stages for family in stage.families)
-    families = sorted(build.source.families)
-    if staged != families:
+    staged = [family for stage in stages for family in stage.families]
+    wrong = next((name for name in staged if staged.count(name) > 1 or name not in build.source.families), None)
+    if wrong is not None:
         raise RecipeError(
-            f"tasks.stages has the families {', '.join(staged)}",
+            f"tasks.stages has the family {wrong!r}" + (" twice" if staged.count(wrong) > 1 else ""),
             code="setting-conflict",
-            cause=f"the tasks have {', '.join(families)}",
-            fix="put each of them into one stage",
+            cause=f"the tasks have {', '.join(sorted(build.source.families))}, each for one stage",
+            fix="put each family that is trained on into one stage",
         )
     return stages
 

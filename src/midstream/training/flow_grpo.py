@@ -54,15 +54,14 @@ class FlowGRPO:
     """The algorithm.
 
     `role` is the module that is trained. `publish(step)` hands the weights after that step to the engine that samples;
-    an engine that shares the learner's model has them already. `success` is each family's running success, and `stage`
-    the number of the `stages` after the first that have begun.
+    an engine that shares the learner's model has them already. `success` is the running success of each family that is
+    trained on, and `stage` the number of the `stages` after the first that have begun.
     """
 
     config: TrainingConfig
     learner: Learner
     environment: Environment
     source: TaskSource
-    families: Sequence[str]
     publish: Callable[[int], Awaitable[None]]
     seed: int
     role: str = "planner"
@@ -70,7 +69,8 @@ class FlowGRPO:
     _gap_checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.success = dict.fromkeys(self.families, 0.0)
+        trained = [family for stage in self.stages for family in stage.families] or self.source.families
+        self.success = dict.fromkeys(trained, 0.0)
         self.stage = 0
         self.progress = Progress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
@@ -171,8 +171,10 @@ class FlowGRPO:
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
-        for later in self.stages[self.stage + 1 :]:
-            weights = (weights or {}) | dict.fromkeys(later.families, 0.0)
+        if self.stages:
+            begun = {family for stage in self.stages[: self.stage + 1] for family in stage.families}
+            every = self.source.families
+            weights = {family: (weights or {}).get(family, 1.0) if family in begun else 0.0 for family in every}
         sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *rounds), weights)
         tried = {group.task.id for group in earlier}
         tasks = [task for task in sampled if task.id not in tried]

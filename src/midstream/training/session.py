@@ -107,7 +107,6 @@ class TrainingSession(Session):
                 learner=parts.learner,
                 environment=parts.make_environment(),
                 source=parts.source,
-                families=parts.source.families,
                 stages=parts.stages,
                 publish=parts.publish,
                 seed=parts.seed,

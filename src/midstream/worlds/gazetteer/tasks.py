@@ -85,7 +85,7 @@ class Gazetteer(PlannedWorld):
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
             "the gazetteer",
-            topic=PLACES,
+            topics=(PLACES,),
             known=(*DIFFICULTIES["standard"], *TOTALS),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("tasks",),

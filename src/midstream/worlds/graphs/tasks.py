@@ -92,7 +92,7 @@ class Graphs(PlannedWorld):
     def __init__(self, config: GraphsConfig) -> None:
         super().__init__(
             "the graphs",
-            topic=GRAPHS,
+            topics=(GRAPHS,),
             known=(*STANDARD, *DEPTHS, "reworded"),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("graph tasks",),

@@ -23,6 +23,7 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import text_arguments
+from midstream.worlds.both import Both
 from midstream.worlds.graphs.questions import NOUNS
 from midstream.worlds.graphs.tasks import REACH, Graphs
 
@@ -161,13 +162,14 @@ class WorldToolConfig(ToolConfig):
 
     def build(self, context: Context) -> Tool:
         """Build it. Raises `RecipeError` for tasks of another world."""
-        if not isinstance(context.source, Graphs):
+        world = context.source.graphs if isinstance(context.source, Both) else context.source
+        if not isinstance(world, Graphs):
             raise RecipeError(
                 f"tools.{context.name} answers about graphs, and the tasks have none",
                 code="world-missing",
-                fix='set tasks.type = "graphs", or leave it out',
+                fix='set tasks.type = "graphs" or "both", or leave it out',
             )
-        return self.make(context.source)
+        return self.make(world)
 
     def make(self, world: Graphs) -> Tool:
         """The tool, in its world."""

@@ -30,9 +30,9 @@ class PlannedWorld(TinyWorld, Endless):
     `lists` are the names of each kind of thing; item i of each belongs to the split that has i.
     """
 
-    def __init__(self, what: str, *, topic: Topic, **families: Any) -> None:
+    def __init__(self, what: str, *, topics: Sequence[Topic], **families: Any) -> None:
         super().__init__(what, **families)
-        self.topic = topic
+        self.searches = [topic.search for topic in topics]
         self.lists: tuple[Sequence[str], ...] = ()
 
     def draw_names(self, rng: random.Random, count: int, kinds: int, setting: str) -> None:
@@ -132,7 +132,7 @@ class PlannedWorld(TinyWorld, Endless):
             places = names & set(group.task.question.split())
             for trajectory in group.trajectories:
                 action = trajectory.turns[0].action if trajectory.turns else None
-                if action and action.tool == self.topic.search:
+                if action and action.tool in self.searches:
                     looked_up += 1
                     copied += bool(places & set(action.context.split()))
         return copied / max(1, looked_up), "copy rate of validation names"
