@@ -1,8 +1,7 @@
 """Both offline worlds in one: questions about places and about graphs, for a planner that knows the words of both.
 
 A planner can then be trained on one of them and asked about the other. Families have their world's name before them:
-`gazetteer.sum`, `graphs.sum`. `local_search` finds the facts of the gazetteer; the tools of the graphs answer about
-the graphs.
+`gazetteer.sum`, `graphs.sum`. `local_search` finds the facts of the gazetteer alone.
 """
 
 from __future__ import annotations
