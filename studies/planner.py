@@ -87,6 +87,12 @@ def require(study: Study, names: Sequence[str]) -> None:
                 code="missing-key",
                 fix=f"add [{key}] to its file, or name with --only the analyses that do without",
             )
+    if "costs" in names and (unpriced := set(study.recipe("trained", 0).tools) - set(study.config.costs)):
+        raise RecipeError(
+            f"the study's costs lack {', '.join(sorted(unpriced))}",
+            code="missing-key",
+            fix="give each tool of the recipe a cost under [costs]",
+        )
     if "sizes" in names:
         arms += map(study.size_arm, study.config.sizes)
     for arm in arms:

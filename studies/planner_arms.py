@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
 from midstream.core.seeds import derive_seed
 from midstream.core.tables import validate
 from midstream.core.task import Task
+from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
 from midstream.process import event_loop
@@ -68,19 +68,13 @@ class PlannerFile(Frozen):
     imitation: Table = {}
     sizes: dict[str, Table] = {}
     tools: dict[str, Table] = {}
-    costs: dict[str, float] = {}
+    costs: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     turns: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5, 7, 10), min_length=1)
 
 
 def read_file(path: Path) -> PlannerFile:
     """The study in a TOML file. Raises `RecipeError`."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f"{path} cannot be read: {error}", code="file-invalid", fix="name a file like studies/planner.toml"
-        ) from error
-    return validate(PlannerFile, table, str(path))
+    return validate(PlannerFile, read_toml(path), "", of=f"study {path}")
 
 
 @dataclass(frozen=True, kw_only=True)

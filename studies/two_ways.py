@@ -17,6 +17,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from midstream import api
 from midstream.core.data import Frozen
@@ -24,8 +27,9 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
-from midstream.recipe.check import check
+from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
+from midstream.recipe.sessions import check_work
 from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
@@ -36,7 +40,9 @@ class TwoWaysFile(Frozen):
 
     lessons: str
     weights: str
-    worlds: dict[str, tuple[str, ...]]
+    worlds: dict[Annotated[str, Field(pattern=r"^\w+$")], Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        min_length=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,8 @@ def study_two_ways(options: argparse.Namespace) -> None:
                     fix="`lessons` is one that practises, `weights` one that trains, as in studies/two-ways.toml",
                 )
             require_set(recipe)
-            check(recipe)
+            with Build(recipe) as build:
+                check_work(build, "train")
     report, values = reporter(options), dict[tuple[str, str], list[float]]()
     for runs in seeds:
         for world in config.worlds:

@@ -447,6 +447,7 @@ def test_long_results_are_cut_and_say_by_how_much():
     assert f"{MAX_NAMES - 1}, {MAX_NAMES}, [9 " in long.text
     many = answer(nx.complete_graph(9), "simple_cycles", {})
     assert len(many.value) == MAX_RESULTS
+    assert f"more than {MAX_RESULTS:,} cycles" in many.text
 
 
 @pytest.mark.parametrize(
@@ -587,6 +588,8 @@ def test_only_named_files_are_read(tmp_path, monkeypatch):
         str(tmp_path / "secret.csv"),
         "../secret.csv",
         "/etc/passwd",
+        "named edges",
+        "karate club.gml",
         "named.edge",
     ]
     found = calls(

@@ -154,7 +154,7 @@ class Stage(Settings):
     """
 
     families: tuple[str, ...] = Field(min_length=1)
-    until: float = Field(default=0.8, gt=0, le=1)
+    until: float = Field(default=0.8, gt=0, lt=1)
 
 
 class TasksConfig(ComponentConfig):

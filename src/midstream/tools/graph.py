@@ -26,7 +26,7 @@ from midstream.tools.graphs.reading import FORMS, MAX_EDGES, MAX_NODES, Mistake
 
 NEVER_S = 3600.0  # the pool bounds its own waits and runs
 _SHOWN_FILES = 20
-_ENDINGS = (".csv", ".edgelist", ".edges", ".gexf", ".graphml", ".json", ".txt", ".xml")
+_ENDINGS = tuple(".csv .dot .edgelist .edges .gexf .gml .graphml .gz .json .net .tsv .txt .xml".split())
 _NODE = {"type": ["string", "number"]}
 
 # The modules of tools/graphs as a package of the sandbox, which need not have midstream. The first line of what it
@@ -167,10 +167,12 @@ class GraphTool:
 
     def _graph(self, given: str) -> tuple[str, str]:
         """(name, text) of the graph that a call means. Raises `Mistake` for an unknown file."""
-        name = given.strip().rpartition("/")[2]
+        line = given.strip()
+        name = line.rpartition("/")[2]
         if (path := self._files.get(name)) is not None:
             return name, read_text(path, limit=self._config.max_mb << 20, error=ToolServerError)
-        if name.lower().endswith(_ENDINGS) or not any(sign in given for sign in " ,\t\n"):
+        like_name = name.lower().endswith(_ENDINGS) or did_you_mean(name, self._files) or not set(line) & set(" ,\t")
+        if like_name and "\n" not in line and line[:1] not in ("{", "[", "<"):
             raise Mistake(
                 f"there is no graph file {name!r:.200}",
                 code="unknown-graph",

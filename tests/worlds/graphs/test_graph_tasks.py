@@ -13,7 +13,7 @@ import pytest
 from midstream.core.errors import RecipeError, UsageError
 from midstream.worlds.graphs.questions import question_words
 from midstream.worlds.graphs.tasks import COSTS, DEPTHS, REACH, STANDARD, Graphs, GraphsConfig
-from midstream.worlds.graphs.tools import GraphQuery, NeighborQuery, NoisyOracle, PathQuery
+from midstream.worlds.graphs.tools import GraphQuery, NeighborQuery, NoisyOracle, NoisyOracleConfig, PathQuery
 from support.errors import coded
 
 SPLITS = ("train", "validation", "test")
@@ -167,10 +167,10 @@ def test_the_oracle_is_right_as_often_as_configured_and_always_says_the_same():
     queries = [f"{name} {algorithm}" for name in WORLD.named for algorithm in ("diameter", "radius", "number_of_nodes")]
     truth = [ask(GraphQuery(WORLD), query) for query in queries]
     for right in (0.0, 0.6, 1.0):
-        said = [ask(NoisyOracle(WORLD, right), query) for query in queries]
+        said = [ask(NoisyOracle(WORLD, NoisyOracleConfig(right=right)), query) for query in queries]
         share = sum(one == other for one, other in zip(said, truth, strict=True)) / len(queries)
         assert share == pytest.approx(right, abs=0.05 if 0 < right < 1 else 0)
-        assert said == [ask(NoisyOracle(WORLD, right), query) for query in queries]
+        assert said == [ask(NoisyOracle(WORLD, NoisyOracleConfig(right=right)), query) for query in queries]
 
 
 def test_the_deepest_questions_name_as_many_graphs_as_their_turns_allow():

@@ -14,9 +14,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from .reading import Mistake, name_of, read_graph
-from .words import Names, in_words, shown
+from .words import MAX_RESULTS, Names, in_words, shown
 
-MAX_RESULTS = 1000  # paths or cycles, of which there can be exponentially many
 _LARGEST = 1e300  # of a weight
 _SEEDED = {"seed": 0}
 
@@ -328,7 +327,7 @@ def _called(graph: Any, spec: Algorithm, algorithm: str, positional: list[Any], 
         result = function(*positional, **keywords)
         if isinstance(result, dict | bool | int | float | networkx.Graph):
             return result
-        return list(islice(result, MAX_RESULTS) if spec.form in ("paths", "cycles") else result)
+        return list(islice(result, MAX_RESULTS + 1) if spec.form in ("paths", "cycles") else result)
     except (MemoryError, ImportError):
         raise
     except Exception as error:  # an algorithm may raise anything on a graph that it was not made for

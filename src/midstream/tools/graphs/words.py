@@ -11,13 +11,15 @@ MAX_NAMES = 50  # of a list in one line
 _LONGEST = 100  # characters of a name
 _PLAIN = re.compile(r"[\w.+-]+(?: [\w.+-]+)*")
 
+MAX_RESULTS = 1000  # paths or cycles, of which there can be exponentially many
+
 Said = tuple[str, Any, Sequence[str]]  # the end of the sentence, the value, lines of a table
 
 
 def shown(value: object) -> str:
     """A name or number in a text; a name with signs, which could be mistaken for the text around it, in JSON quotes."""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.6g}" if abs(value) < 1e5 else f"{value:.15g}"
     text = str(value)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}... {len(text)} characters"
@@ -103,11 +105,12 @@ def _cycle(result: Sequence[Sequence[int]], names: Names) -> Said:
 
 
 def _several(one: str) -> Callable[[Sequence[Sequence[int]], Names], Said]:
-    """Paths or cycles, of which the algorithm was stopped after as many as `MAX_RESULTS` of algorithms.py."""
+    """Paths or cycles; the algorithm was stopped after one more than `MAX_RESULTS`."""
 
     def said(result: Sequence[Sequence[int]], names: Names) -> Said:
-        value = [names.of(nodes) for nodes in result]
-        return _count(len(value), one), value, [f"{one}s:", *(_list(nodes, " -> ") for nodes in value)]
+        value = [names.of(nodes) for nodes in result[:MAX_RESULTS]]
+        count = _count(len(value), one) if len(value) == len(result) else f"more than {MAX_RESULTS:,} {one}s"
+        return count, value, [f"{one}s:", *(_list(nodes, " -> ") for nodes in value)]
 
     return said
 

@@ -42,8 +42,8 @@ class _WorldTool:
     description: str
     parameters: Mapping[str, Any]
 
-    def __init__(self, world: Graphs) -> None:
-        self._world = world
+    def __init__(self, world: Graphs, config: Any = None) -> None:
+        self._world, self._config = world, config
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Answer `arguments["query"]`."""
@@ -139,15 +139,11 @@ class NoisyOracle(GraphQuery):
     name = "oracle"
     description = "An expert who answers any question about a graph at once. It costs one."
 
-    def __init__(self, world: Graphs, right: float) -> None:
-        super().__init__(world)
-        self._right = right
-
     def answer(self, name: str, words: list[str]) -> str:
         """The true value, or one that is off by up to three."""
         *said, value = super().answer(name, words).split()
         draw = hashlib.blake2b(" ".join([name, *words]).encode(), digest_size=8).digest()
-        if value.isdecimal() and int.from_bytes(draw[:4], "big") >= self._right * 2**32:
+        if value.isdecimal() and int.from_bytes(draw[:4], "big") >= self._config.right * 2**32:
             value = str(int(value) + 1 + draw[4] % 3)
         return " ".join([*said, value])
 
@@ -169,11 +165,7 @@ class WorldToolConfig(ToolConfig):
                 code="world-missing",
                 fix='set tasks.type = "graphs" or "both", or leave it out',
             )
-        return self.make(world)
-
-    def make(self, world: Graphs) -> Tool:
-        """The tool, in its world."""
-        return type(self).component(world)
+        return type(self).component(world, self)
 
 
 class GraphQueryConfig(WorldToolConfig):
@@ -204,7 +196,3 @@ class NoisyOracleConfig(WorldToolConfig):
     component = NoisyOracle
 
     right: float = Field(default=0.6, ge=0, le=1)
-
-    def make(self, world: Graphs) -> Tool:
-        """The tool, in its world."""
-        return NoisyOracle(world, self.right)
