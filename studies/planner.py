@@ -26,20 +26,18 @@ from statistics import fmean
 
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
+from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.study import chosen
 from studies.common import parser, print_tables, records, reporter, run, write_json
-from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, measured, read_file
+from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, best_costs, measured, read_file
 
 BEFORE_AFTER = {FROZEN: True, LABELS["trained"]: False}  # label -> before training
 STEPS_A_POINT = 10
 PLAIN = ("turns", "tokens", "cost")  # metrics that are no shares begin so
-WANT = {
-    "sizes": "sizes",
-    "toolsets": "tools",
-    "costs": "costs",
-}  # analyses, and what the study's file must have for each
+# Analyses, and what the study's file must have for each.
+WANT = {"sizes": "sizes", "toolsets": "tools", "costs": "costs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +85,22 @@ def require(study: Study, names: Sequence[str]) -> None:
                 code="missing-key",
                 fix=f"add [{key}] to its file, or name with --only the analyses that do without",
             )
-    if "costs" in names and (unpriced := set(study.recipe("trained", 0).tools) - set(study.config.costs)):
-        raise RecipeError(
-            f"the study's costs lack {', '.join(sorted(unpriced))}",
-            code="missing-key",
-            fix="give each tool of the recipe a cost under [costs]",
-        )
+    if "costs" in names:
+        recipe = study.recipe("trained", 0)
+        if differ := set(recipe.tools) ^ set(study.config.costs):
+            raise RecipeError(
+                f"[costs] of the study and the recipe's tools differ in {', '.join(sorted(differ))}",
+                code="setting-conflict",
+                fix=f"give a cost to each of {', '.join(sorted(recipe.tools))}, and to nothing else",
+            )
+        without = [each.name for each in recipe.evaluation.sets if not best_costs(Build(recipe).set_tasks(each))]
+        if without:
+            raise RecipeError(
+                f"no task of set {without[0]!r} states its best_cost",
+                code="setting-conflict",
+                cause="the analysis `costs` compares the cost of calls with that of the cheapest plan",
+                fix="choose a recipe on graphs, whose tasks state it, or leave [costs] out",
+            )
     if "sizes" in names:
         arms += map(study.size_arm, study.config.sizes)
     for arm in arms:
@@ -248,18 +256,18 @@ def costs(study: Study, scene: Scene) -> list[StudyRow]:
     for set_name in scene.sets:
         for family in (ALL, *measured(study, "trained", 0, scene.on(set_name)).families):
             for label, before in BEFORE_AFTER.items():
-
-                def cost(one: Measured, part: str, family: str = family) -> float | None:
-                    return getattr(one.costs[family], part) if family in one.costs else None
-
                 numbers = {
-                    "cost": partial(cost, part="spent"),
-                    "cost, best plan": partial(cost, part="best"),
-                    "cost, regret": partial(cost, part="regret"),
+                    "cost": partial(_cost, family=family, part="spent"),
+                    "cost, best plan": partial(_cost, family=family, part="best"),
+                    "cost, regret": partial(_cost, family=family, part="regret"),
                 }
                 condition = scene.on(set_name, before=before)
                 rows += _rows(study, f"{set_name}, {family}, {label}", "trained", condition, numbers)
     return rows
+
+
+def _cost(one: Measured, *, family: str, part: str) -> float | None:
+    return getattr(one.costs[family], part) if family in one.costs else None
 
 
 ANALYSES = {

@@ -32,6 +32,7 @@ from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
 from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
+from midstream.study import chosen
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 
 
@@ -85,29 +86,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def study_two_ways(options: argparse.Namespace) -> None:
     """Train what is missing, write the numbers, print a table."""
-    config = validate(TwoWaysFile, read_toml(options.file), str(options.file))
+    config = validate(TwoWaysFile, read_toml(options.file), "", of=f"study {options.file}")
     seeds = [
         Runs(root=options.out, config=config, overrides=options.overrides, seed=seed) for seed in range(options.seeds)
     ]
+    names = chosen(WAYS, options.only)
     for way, section in (("lessons", "practice"), ("weights", "training")):  # refused before hours of work, not after
+        if getattr(load_recipe(getattr(config, way), options.overrides), section) is None:
+            raise RecipeError(
+                f"recipe {getattr(config, way)!r} has no [{section}]",
+                code="wrong-kind-of-recipe",
+                fix="`lessons` is one that practises, `weights` one that trains, as in studies/two-ways.toml",
+            )
         for world in config.worlds:
             recipe = seeds[0].recipe(way, world)
-            if getattr(recipe, section) is None:
-                raise RecipeError(
-                    f"recipe {recipe.name!r} has no [{section}]",
-                    code="wrong-kind-of-recipe",
-                    fix="`lessons` is one that practises, `weights` one that trains, as in studies/two-ways.toml",
-                )
             require_set(recipe)
             with Build(recipe) as build:
                 check_work(build, "train")
     report, values = reporter(options), dict[tuple[str, str], list[float]]()
     for runs in seeds:
         for world in config.worlds:
-            for way in WAYS:
+            for way in names:
                 report(f"{way} of {world}, seed {runs.seed}: learning, unless that is done")
                 before, after = _sides(runs.run(way, world))
-                if (way, world) == (WAYS[0], next(iter(config.worlds))):
+                if (way, world) == (names[0], next(iter(config.worlds))) and way != "both":  # it begins with lessons
                     _add(values, "frozen", before)
                 _add(values, f"{way} of {world}", after)
     rows = [StudyRow(name=name, metric=metric, values=tuple(found)) for (name, metric), found in values.items()]

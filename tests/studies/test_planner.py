@@ -228,6 +228,24 @@ def test_a_file_without_variants_says_so(name: str, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "costs"),
+    [
+        ("flow-grpo-graphs", {"graph": 5, "path": 2, "neighbors": 1, "oracle": 1}),
+        ("flow-grpo-graphs", {**COSTS, "pyton": 1}),
+        ("flow-grpo-tiny", {"local_search": 1, "python": 1, "guess": 1}),
+    ],
+    ids=["a tool without a cost", "a cost without a tool", "tasks without a best cost"],
+)
+def test_costs_that_do_not_fit_are_refused_first(
+    recipe: str, costs: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.toml").write_text(to_toml({"recipe": recipe, "costs": costs}), encoding="utf-8")
+    assert main([str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--only", "costs"]) == 1
+    assert "error[setting-conflict]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_sound_plans_cost_what_the_best_ones_do(tmp_path: Path) -> None:
     shipped = read_file(SHIPPED.with_name("graphs.toml"))
     assert shipped.costs == COSTS

@@ -22,6 +22,8 @@ warm_start = { transcripts = 60, steps = 3, min_copy_rate = 0.0 }
 validation = { name = "validation", split = "validation", per_family = 1 }
 sets = [{ name = "all", split = "test", per_family = 1 }]
 """
+RECIPES = 'lessons = "training-free-both"\nweights = "flow-grpo-both"\n'
+WORLDS = '[worlds]\none = ["graphs.sum"]\n'
 CHANGES = {
     "lessons": "[practice]\ntasks = 8\nbatch_size = 8\nepochs = 1\ngroup_size = 2\ngate = { enabled = false }\n",
     "weights": "[training]\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n",
@@ -71,10 +73,22 @@ def test_every_way_has_numbers_and_nothing_is_done_twice(tmp_path: Path, capsys:
     assert all(path.stat().st_mtime < started for path in (tmp_path / "out").glob("*/evaluations.jsonl"))
 
 
-def test_a_recipe_of_the_wrong_kind_is_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "more", "code"),
+    [
+        (RECIPES.replace("training-free", "flow-grpo") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES.replace("flow-grpo", "training-free") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES + '[worlds]\none = ["graphs.sum"]\ntwo = ["graphs.nope"]\n', (), "unknown-family"),
+        (RECIPES + "[worlds]\n", (), "recipe-invalid"),
+        (RECIPES + '[worlds]\n"../one" = ["graphs.sum"]\n', (), "recipe-invalid"),
+        (RECIPES + WORLDS, ("--only", "wheights"), "unknown-name"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(
+    text: str, more: tuple[str, ...], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = tmp_path / "study.toml"
-    both = 'lessons = "flow-grpo-both"\nweights = "training-free-both"\n[worlds]\none = ["graphs.sum"]\n'
-    study.write_text(both, "utf-8")
-    assert main([str(study), "--out", str(tmp_path / "out")]) == 1
-    assert "error[" in capsys.readouterr().err
+    study.write_text(text, "utf-8")
+    assert main([str(study), "--out", str(tmp_path / "out"), *more]) == 1
+    assert f"error[{code}]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -25,6 +25,22 @@ BOTH = {
 TURNS = {"flow-grpo-deep": PLACES, "flow-grpo-graphs": {**GRAPHS, "distance": 2}, "flow-grpo-both": BOTH}
 
 
+def solved(build, environment, tasks):
+    """The trajectories of some tasks, all with the right answer."""
+
+    async def go():
+        try:
+            return await rollout(environment, tasks, seed=0)
+        finally:
+            await build.close()
+
+    found = [one for group in asyncio.run(go()) for one in group.trajectories]
+    for one in found:
+        assert one.reward, one.error
+        assert one.reward.value == 1.0, f"{one.question} {one.answer} instead of {one.gold}"
+    return found
+
+
 def test_every_family_is_asked():
     assert set(PLACES) == {*DIFFICULTIES["deep"], *TOTALS}
     assert set(TURNS["flow-grpo-graphs"]) == {*STANDARD, *DEPTHS, "reworded"}
@@ -41,16 +57,7 @@ def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
     tokenizer = build.policy.engine().tokenizer
     sampling = recipe.modules["planner"].config.sampling
 
-    async def go():
-        try:
-            return await rollout(environment, tasks, seed=0)
-        finally:
-            await build.close()
-
-    for group in asyncio.run(go()):
-        [one] = group.trajectories
-        assert one.reward, one.error
-        assert one.reward.value == 1.0, f"{one.question} {one.answer} instead of {one.gold}"
+    for one in solved(build, environment, tasks):
         assert one.stop_reason == "verified"
         turns = TURNS[name][one.family]
         assert len(one.turns) == turns or (one.family.endswith("distance") and len(one.turns) == 1)
@@ -72,15 +79,6 @@ def test_a_sound_stream_solves_every_task(name):
     tasks = build.source.fixed("test", per_family=25, seed=1, families=chosen.families)
     tokenizer = build.policy.engine().tokenizer
 
-    async def go():
-        try:
-            return await rollout(environment, tasks, seed=0)
-        finally:
-            await build.close()
-
-    for group in asyncio.run(go()):
-        [one] = group.trajectories
-        assert one.reward, one.error
-        assert one.reward.value == 1.0, f"{one.question} {one.answer} instead of {one.gold}"
+    for one in solved(build, environment, tasks):
         assert one.stop_reason == "answered"
         assert all(tokenizer.unk_token_id not in tokenizer.encode(call.completion) for call in one.calls)
