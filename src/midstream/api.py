@@ -82,6 +82,7 @@ from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
+from midstream.tools.graph import graph_files
 from midstream.torchrun import is_rank, joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
@@ -266,8 +267,8 @@ def solve(
     with answering(
         source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
     ) as (environment, run_coroutine, seed):
-        for path in changes.get("graphs", ()):
-            question += run_coroutine(_graph_line(recipe, environment.tools, Path(path)))
+        for path in graph_files(changes.get("graphs", ())).values():
+            question += run_coroutine(_graph_line(recipe, environment.tools, path))
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
     # There is no gold answer to score by.

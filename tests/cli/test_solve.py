@@ -467,9 +467,9 @@ def test_a_graph_file_is_there_for_the_tool_and_in_the_question(capsys, ring):
         at = ("--base-url", server.base_url, "--model", "m", "--graph", "ring.csv")
         code, out, err = solve(capsys, *at, "--json")
         shown = solve(capsys, *at)[1]
-        other = solve(capsys, *at, "--recipe", "agentflow-prompted", "--tools", "python", "--json")[1]
+        other = solve(capsys, *at[:-1], str(ring), "--recipe", "agentflow-prompted", "--tools", "python", "--json")[1]
     assert (code, err) == (0, "")
-    for text in (out, other):  # the recipe that --graph takes, and one to which it adds the tool
+    for text in (out, other):  # the recipe that --graph takes, and one to which it adds the tool, of a directory
         trajectory = Trajectory.model_validate_json(text)
         assert trajectory.answer == "3"
         assert trajectory.turns[0].observation.text == "diameter of ring.csv: 3"

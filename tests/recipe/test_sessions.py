@@ -16,6 +16,7 @@ from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.training_free.commit import read_updates
+from midstream.worlds.gazetteer.tasks import Gazetteer
 from support.errors import coded
 from support.practice_sessions import SMALL
 
@@ -86,13 +87,28 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
     assert coded("too-few-tasks", "practice.tasks = 6")(error)
 
 
-@pytest.mark.parametrize("families", [["lookup", "arith", "hop", "scale", "hopp"], ["lookup"] * 4])
-def test_stages_have_families_of_the_tasks_at_most_once(families):
+@pytest.mark.parametrize(
+    ("families", "code"),
+    [(["lookup", "arith", "hop", "scale", "hopp"], "unknown-family"), (["lookup"] * 4, "setting-conflict")],
+)
+def test_stages_have_families_of_the_tasks_at_most_once(families, code):
     pytest.importorskip("torch", reason="the training extra is not installed")
     stages = ["tasks.difficulty=easy", f"tasks.stages=[{{families={json.dumps(families)}}}]"]
-    refused = pytest.raises(RecipeError, check=coded("setting-conflict", "tasks.stages"))
+    refused = pytest.raises(RecipeError, check=coded(code, "tasks.stages"))
     with Build(load_recipe("flow-grpo-tiny", stages)) as build, refused:
         check_work(build, "train")
+
+
+def test_the_tasks_of_the_first_step_are_drawn_from_the_first_stage(monkeypatch):
+    """So that too few of them are found before a model is loaded."""
+    pytest.importorskip("torch", reason="the training extra is not installed")
+    drawn = []
+    sample = Gazetteer.sample
+    monkeypatch.setattr(Gazetteer, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
+    stages = 'tasks.stages=[{families=["hop"]}, {families=["lookup", "sum"]}]'
+    with Build(load_recipe("flow-grpo-tiny", [stages])) as build:
+        check_work(build, "train")
+    assert {task.family for task in drawn[-1]} == {"hop"}
 
 
 def test_a_question_in_two_splits_is_named(tmp_path):

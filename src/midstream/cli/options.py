@@ -97,7 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
     "--graph": {
         "dest": "graphs", "action": "append", "default": [], "metavar": "FILE",
-        "help": "a graph that the question is about, which the tool graph reads; may be given several times",
+        "help": "a graph that the question is about, which the tool graph reads, or a directory of them; repeatable",
     },
     "--tasks": {"metavar": "FILE", "help": "learn from these questions, or from FILE.py:FUNCTION"},
     "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},

@@ -30,7 +30,7 @@ from midstream.recipe.estimate import on_hub
 from midstream.recipe.library import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
-from midstream.sources.finite import Finite
+from midstream.sources.finite import Finite, check_known
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training_free.feedback import read_votes
 from midstream.training_free.ledger import Cache, Ledger
@@ -89,12 +89,11 @@ def stages_of(build: Build) -> tuple[Stage, ...]:
     """The stages of a recipe's training tasks. Raises `RecipeError` for a family that is unknown or in two of them."""
     stages = tasks_config(build.recipe.tasks).stages
     staged = [family for stage in stages for family in stage.families]
-    wrong = next((name for name in staged if staged.count(name) > 1 or name not in build.source.families), None)
-    if wrong is not None:
+    check_known("family", staged, build.source.families, "tasks.stages")
+    if twice := [family for family in staged if staged.count(family) > 1]:
         raise RecipeError(
-            f"tasks.stages has the family {wrong!r}" + (" twice" if staged.count(wrong) > 1 else ""),
+            f"tasks.stages has the family {twice[0]!r} twice",
             code="setting-conflict",
-            cause=f"the tasks have {', '.join(sorted(build.source.families))}, each for one stage",
             fix="put each family that is trained on into one stage",
         )
     return stages
@@ -165,18 +164,23 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
             fix="add one, or use `midstream eval`",
         )
     check_warm_start(build)
-    stages_of(build)
+    stages = stages_of(build)
     # Draw all tasks that the run will need, to find a source with too few now.
-    counts = [warm.at_once] if warm and warm.file is None else []
+    counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
         from midstream.training.transcripts import read_transcripts  # needs torch
 
         deque(read_transcripts(warm.file), maxlen=0)
     if training.steps:
-        imitates = training.algorithm == "supervised"
-        counts.append(training.supervised.at_once if imitates else training.tasks_per_step)
+        if training.algorithm == "supervised":
+            counts.append((training.supervised.at_once, None))
+        else:
+            first = (
+                {family: float(family in stages[0].families) for family in build.source.families} if stages else None
+            )
+            counts.append((training.tasks_per_step, first))
     reward = build.reward(recipe.reward)
-    tasks = [task for count in counts for task in build.source.sample("train", count, recipe.seed)]
+    tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
     if isinstance(build.source, Finite):  # those of later steps too
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
     for task in tasks:

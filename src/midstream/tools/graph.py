@@ -7,7 +7,7 @@ in a process of the sandbox, whose limits of time and memory hold for graphs of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class GraphTool:
         if sandbox.tier != "remote":  # there, the container's image has NetworkX
             config.check_machine("the tool graph")
         self._config = config
-        self._files = _files(config.graphs)
+        self._files = graph_files(config.graphs)
         self._pool = PythonPool(config, sandbox, table="tools.graph")
         self.output_tokens = config.output_limit
         names = sorted(self._files)
@@ -136,8 +136,11 @@ class GraphTool:
             ToolServerError: a named file can no longer be read.
             SandboxError: no process could run the algorithm, or the container's image lacks NetworkX.
         """
-        given, algorithm = dict(arguments.get("arguments") or {}), str(arguments["algorithm"])
+        given, algorithm = arguments.get("arguments") or {}, str(arguments["algorithm"])
         try:
+            if not isinstance(given, Mapping):
+                raise Mistake(f"arguments = {given!r:.100} is no table", code="invalid-arguments", fix="e.g. {}")
+            given = dict(given)
             name, text = self._graph(str(arguments["graph"]))
             if isinstance(given.get("other"), str):
                 given["other"] = self._graph(given["other"])[1]
@@ -170,13 +173,15 @@ class GraphTool:
         line = given.strip()
         name = line.rpartition("/")[2]
         if (path := self._files.get(name)) is not None:
-            return name, read_text(path, limit=self._config.max_mb << 20, error=ToolServerError)
+            limit = self._config.max_mb
+            fix = f"name a text file in UTF-8 of at most {limit} MB, or raise max_mb in [tools.graph]"
+            return name, read_text(path, limit=limit << 20, error=ToolServerError, fix=fix)
         like_name = name.lower().endswith(_ENDINGS) or did_you_mean(name, self._files) or not set(line) & set(" ,\t")
         if like_name and "\n" not in line and line[:1] not in ("{", "[", "<"):
             raise Mistake(
                 f"there is no graph file {name!r:.200}",
                 code="unknown-graph",
-                cause="only files that the user has named can be read, by their names without a directory",
+                cause="only files named by --graph or in [tools.graph] are read, by their names without a directory",
                 fix=did_you_mean(name, self._files)
                 + (f"name one of: {', '.join(sorted(self._files)[:_SHOWN_FILES])}; or " if self._files else "")
                 + f"give the graph itself: {FORMS}",
@@ -218,10 +223,10 @@ class GraphConfig(Limits, ToolConfig):
         return GraphTool(self, context.sandbox)
 
 
-def _files(graphs: tuple[Path, ...]) -> dict[str, Path]:
-    """The files that may be read, by name. Raises `RecipeError` if one is missing or two have one name."""
+def graph_files(graphs: Iterable[str | Path]) -> dict[str, Path]:
+    """Files, and those in directories, by name. Raises `RecipeError` if one is missing or two have one name."""
     files: dict[str, Path] = {}
-    for path in _each(graphs):
+    for path in _each(map(Path, graphs)):
         if path.name in files and path.absolute() != files[path.name].absolute():
             raise RecipeError(
                 f"{files[path.name]} and {path} have one name, which is all that a model knows of them",
@@ -232,7 +237,7 @@ def _files(graphs: tuple[Path, ...]) -> dict[str, Path]:
     return files
 
 
-def _each(graphs: tuple[Path, ...]) -> Iterator[Path]:
+def _each(graphs: Iterable[Path]) -> Iterator[Path]:
     for path in graphs:
         if path.is_dir():
             yield from sorted(inner for inner in path.iterdir() if inner.is_file())

@@ -9,16 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import Context
 from midstream.core.seeds import Seed
 from midstream.core.task import Task
 from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from midstream.worlds.graphs.tasks import Graphs, GraphsConfig
 from midstream.worlds.planning.words import TOPICS
-from midstream.worlds.planning.world import GATE_SAMPLES, PlannedWorld
+from midstream.worlds.planning.world import PlannedConfig, PlannedWorld
 
 
-class BothConfig(TasksConfig):
+class BothConfig(PlannedConfig):
     """Endless questions about the gazetteer and about graphs, each of one to three turns.
 
     Attributes:
@@ -27,12 +27,6 @@ class BothConfig(TasksConfig):
         graphs: how many
         seed: the seed of both worlds: the same worlds for every run seed
     """
-
-    endless = True
-    plays = ("reflector",)
-    world = True
-    teacher = "clumsy"
-    gate_samples = GATE_SAMPLES
 
     families: tuple[str, ...] = ()
     countries: int = 300
@@ -46,8 +40,6 @@ class BothConfig(TasksConfig):
 
 class Both(PlannedWorld):
     """The gazetteer and the graphs. Immutable after construction; a `core.protocols.TrainableWorld`."""
-
-    teacher = BothConfig.teacher
 
     def __init__(self, config: BothConfig) -> None:
         self.gazetteer = Gazetteer(GazetteerConfig(countries=config.countries, seed=config.seed))

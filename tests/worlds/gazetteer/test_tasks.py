@@ -227,7 +227,7 @@ def test_every_process_makes_the_same_world():
 
 
 def test_another_seed_is_another_world():
-    one, two = (list(Gazetteer(GazetteerConfig(countries=20, seed=seed)).documents()) for seed in (0, 1))
+    one, two = (list(Gazetteer(GazetteerConfig(countries=22, seed=seed)).documents()) for seed in (0, 1))
     assert not {text for _, text in one} & {text for _, text in two}
 
 
@@ -238,7 +238,7 @@ def test_another_seed_is_another_world():
     ("settings", "code", "value"),
     [
         ({"families": ("hop", "hopp")}, "unknown-family", "'hopp'"),
-        ({"countries": 19}, "setting-range", "countries = 19"),
+        ({"countries": 21}, "setting-range", "countries = 21"),
         ({"countries": 10**6}, "setting-range", "countries = 1000000"),
     ],
 )
@@ -255,7 +255,7 @@ def test_bad_requests():
     with pytest.raises(RecipeError, check=coded("unknown-family", "'hopp'")):
         WORLD.fixed("test", per_family=1, seed=0, families=["hop", "hopp"])
     with pytest.raises(RecipeError, check=coded("too-few-tasks", "different 'hop' tasks")):
-        Gazetteer(GazetteerConfig(countries=20)).fixed("validation", per_family=500, seed=0, families=["hop"])
+        Gazetteer(GazetteerConfig(countries=22)).fixed("validation", per_family=500, seed=0, families=["hop"])
 
 
 def test_a_set_without_numbers_has_sixty_tasks_of_each_family():
@@ -264,9 +264,12 @@ def test_a_set_without_numbers_has_sixty_tasks_of_each_family():
 
 
 def test_the_smallest_world_serves_every_family():
-    small = Gazetteer(GazetteerConfig(countries=20, families=FAMILIES))
-    for split in SPLITS:
-        assert {task.family for task in small.sample(split, 500, seed=0)} == set(FAMILIES)
+    smallest = Gazetteer(GazetteerConfig(countries=22))
+    for world in (smallest, Gazetteer(GazetteerConfig(countries=56, families=FAMILIES))):
+        for split in SPLITS:
+            assert {task.family for task in world.sample(split, 500, seed=0)} == set(world.families)
+    with pytest.raises(RecipeError, check=coded("setting-range", "total4")):
+        smallest.fixed("validation", seed=0, families=["total4"])
 
 
 def test_every_question_of_the_world_is_readable():

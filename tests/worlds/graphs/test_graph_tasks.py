@@ -91,8 +91,14 @@ def test_the_vocabulary_has_every_word():
 
 
 def test_another_seed_is_another_world_and_the_same_seed_the_same():
-    first, again, other = (list(Graphs(GraphsConfig(graphs=20, seed=seed)).documents()) for seed in (0, 0, 1))
+    first, again, other = (list(Graphs(GraphsConfig(graphs=22, seed=seed)).documents()) for seed in (0, 0, 1))
     assert first == again != other
+
+
+def test_the_smallest_world_serves_every_depth():
+    small = Graphs(GraphsConfig(graphs=22, families=(*STANDARD, *DEPTHS)))
+    for split in SPLITS:
+        assert {task.family for task in small.sample(split, 300, seed=0)} == {*small.families}
 
 
 @pytest.mark.parametrize(

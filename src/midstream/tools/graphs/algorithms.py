@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal
 
-from .reading import Mistake, name_of, read_graph
+from .reading import Mistake, name_of, read_graph, turned
 from .words import MAX_RESULTS, Names, in_words, shown
 
 _LARGEST = 1e300  # of a weight
+_BOUNDS = {"refused": " of 0 or more", "zero too": " above 0"}
 _SEEDED = {"seed": 0}
 
 
@@ -26,7 +27,7 @@ class Algorithm:
 
     `takes` are the names of its arguments: "source", optional "weight?", or "capacity=capacity" with a default.
     `function` is its place in NetworkX, by default its name; `fixed` are arguments that no caller chooses. `negative`
-    says what becomes of negative weights.
+    says what becomes of negative weights; "zero too" refuses weights of 0 with them.
     """
 
     form: str  # of its result, a form of `words.py`
@@ -34,7 +35,7 @@ class Algorithm:
     meaning: str
     function: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    negative: Literal["refused", "allowed", "bellman-ford"] = "refused"
+    negative: Literal["refused", "zero too", "allowed", "bellman-ford"] = "refused"
 
 
 def _of(form: str, takes: str, meaning: str, function: str = "", **more: Any) -> Algorithm:
@@ -78,17 +79,21 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "is_eulerian": _of("yes", "", "whether a closed walk uses every edge once"),
     "is_directed_acyclic_graph": _of("yes", "", "whether the graph is directed and has no cycle"),
     "topological_sort": _of("order", "", "nodes in an order in which every edge leads on (directed, no cycle)"),
-    "dag_longest_path": _of("path", "weight=weight", "a heaviest path (directed, no cycle)", negative="allowed"),
+    "dag_longest_path": _of("longest path", "weight=weight", "heaviest path (directed, no cycle)", negative="allowed"),
     "check_planarity": _of("yes", "", "whether the graph can be drawn without crossings"),
     "is_isomorphic": _of("yes", "other", "whether two graphs are the same but for names"),
     "could_be_isomorphic": _of("yes", "other", "whether degrees, triangles and cliques allow it; much faster"),
     "find_cycle": _of("cycle", "", "one cycle"),
-    "cycle_basis": _of("cycles", "", "cycles of which all others are made (undirected)"),
+    "cycle_basis": _of("basis", "", "cycles of which all others are made (undirected)"),
     "simple_cycles": _of("cycles", "", "every cycle"),
     "pagerank": _of("scores", "node? weight=weight alpha?", "PageRank, 0.85 of it by links", _PAGERANK),
     "degree_centrality": _of("scores", "node?", "degree as a share of the other nodes"),
-    "betweenness_centrality": _of("scores", "node? weight?", "share of shortest paths through each node"),
-    "closeness_centrality": _of("scores", "node? weight?", "nearness to all nodes that can be reached"),
+    "betweenness_centrality": _of(
+        "scores", "node? weight?", "share of shortest paths through each node", negative="zero too"
+    ),
+    "closeness_centrality": _of(
+        "scores", "node? weight?", "nearness of all nodes that reach it", negative="zero too"
+    ),
     "eigenvector_centrality": _of(
         "scores", "node? weight?", "centrality by that of neighbors", fixed={"max_iter": 1000}
     ),
@@ -102,12 +107,14 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "max_weight_matching": _of(
         "edges", "weight=weight", "a heaviest set of edges that share no node", negative="allowed"
     ),
-    "minimum_spanning_tree": _of("edges", "weight=weight", "the lightest edges that connect all", negative="allowed"),
+    "minimum_spanning_tree": _of(
+        "edges", "weight=weight", "the lightest edges that keep the parts connected", negative="allowed"
+    ),
     "maximum_flow_value": _of("number", _FLOW, "the largest flow"),
     "minimum_cut_value": _of("number", _FLOW, "the least capacity whose removal separates source from target"),
     "minimum_edge_cut": _of("edges", "source? target?", "fewest edges that separate source from target, or any nodes"),
     "minimum_node_cut": _of("nodes", "source? target?", "fewest nodes that separate source from target, or any nodes"),
-    "node_connectivity": _of("number", "source? target?", "how many nodes such a cut has"),
+    "node_connectivity": _of("number", "source? target?", "size of such a cut; of neighbors, paths that share no node"),
     "edge_connectivity": _of("number", "source? target?", "how many edges such a cut has"),
     "bridges": _of("edges", "", "edges whose removal separates nodes (undirected)"),
     "articulation_points": _of("nodes", "", "nodes whose removal separates others (undirected)"),
@@ -147,9 +154,9 @@ def answer(graph: Any, algorithm: str, arguments: Mapping[str, Any], *, name: st
     """
     try:
         spec = _spec(algorithm)
+        arguments = {key: value for key, value in arguments.items() if value is not None}
         _check_arguments(spec, algorithm, arguments)
-        if (directed := arguments.get("directed")) is not None and directed != graph.is_directed():
-            graph = graph.to_directed() if directed else graph.to_undirected()
+        graph = turned(graph, arguments.get("directed"))
         return _answer(_Numbered(graph), spec, algorithm, arguments, name)
     except Mistake as mistake:
         return Answer(str(mistake), ok=False, code=mistake.code)
@@ -195,6 +202,11 @@ def _check_arguments(spec: Algorithm, algorithm: str, arguments: Mapping[str, An
     """Check names and kinds of all arguments, before any work."""
     known = {word.partition("=")[0].rstrip("?"): word for word in (*spec.takes, "directed?")}
     problem = ""
+    missing = [name for name, word in known.items() if word == name and name not in arguments]
+    if missing:
+        problem = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    elif len({"source", "target"} & {*arguments} & {*known}) == 1:
+        problem = "source and target belong together"
     for key, value in arguments.items():
         if key not in known:
             problem = f"{did_you_mean(key, known)}it takes no {key!r:.100}"
@@ -208,11 +220,6 @@ def _check_arguments(spec: Algorithm, algorithm: str, arguments: Mapping[str, An
             problem = f"alpha = {value!r:.100} is not between 0 and 1"
         elif key == "other" and not hasattr(value, "is_directed"):
             problem = f"other = {value!r:.100} is not a graph"
-    missing = [name for name, word in known.items() if word == name and name not in arguments]
-    if missing:
-        problem = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-    elif len({"source", "target"} & {*arguments}) == 1:
-        problem = "source and target belong together"
     if problem:
         raise Mistake(
             f"{algorithm} cannot be called with that: {problem}",
@@ -252,12 +259,13 @@ class _Numbered:
             value = data.get(attribute, 0)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             negative |= number and value < 0
-            if not number or not -_LARGEST < value < _LARGEST or (value < 0 and spec.negative == "refused"):
+            least = {"refused": 0, "zero too": 5e-324}.get(spec.negative, -_LARGEST)
+            if not number or not least <= value < _LARGEST:
                 edge = f"{shown(self.names[source])} - {shown(self.names[target])}"
                 raise Mistake(
                     f"the edge {edge} has {attribute} = {value!r:.50}",
                     code="weights-invalid",
-                    cause="the algorithm takes finite numbers" + " of 0 or more" * (spec.negative == "refused"),
+                    cause=f"the algorithm takes finite numbers{_BOUNDS.get(spec.negative, '')}",
                     fix="correct the graph, or name another attribute",
                 )
         if missing and (given or missing < len(edges)):
@@ -266,7 +274,8 @@ class _Numbered:
                 f"{missing:,} of {len(edges):,} edges have no attribute {attribute!r:.100}",
                 code="weights-invalid",
                 cause=f"the edges have: {', '.join(map(shown, there[:10])) or 'no attributes'}",
-                fix=f"{did_you_mean(attribute, there)}name one that every edge has as {key}, or leave {key} out",
+                fix=f"{did_you_mean(attribute, there)}name one that every edge has as {key}"
+                + ", or leave it out" * (given and key == "weight"),
             )
         return negative
 
@@ -302,6 +311,12 @@ def _answer(graph: _Numbered, spec: Algorithm, algorithm: str, arguments: Mappin
             about.append(f"{key} {shown(value)}")
     if not graph.names and algorithm not in ("describe", "number_of_nodes", "number_of_edges"):
         raise Mistake(f"{algorithm} has no answer: the graph has no nodes", code="no-answer", fix="give another graph")
+    if algorithm == "minimum_node_cut" and positional and graph.graph.has_edge(*positional):
+        raise Mistake(  # NetworkX's answer is the empty set
+            "minimum_node_cut has no answer: source and target are neighbors, and no nodes lie between them",
+            code="no-answer",
+            fix="minimum_edge_cut separates them; or name two nodes without a common edge",
+        )
     form, result = spec.form, _called(graph.graph, spec, algorithm, positional, keywords)
     if form == "scores" and "node" in arguments:
         form, result = "number", dict(result)[graph.number("node", arguments["node"])]
@@ -338,14 +353,21 @@ def _no_answer(error: Exception, algorithm: str, graph: Any) -> Mistake:
     """Why an algorithm has no answer. NetworkX's own text may name nodes by their numbers."""
     import networkx
 
+    said = str(error)
     problem, fix = f"{type(error).__name__}: {error}"[:300], "ask for another algorithm, or give another graph"
     kind = "directed" if graph.is_directed() else "undirected"
     if isinstance(error, networkx.NetworkXNoPath):
         problem, fix = "no path leads from source to target", "has_path says what can be reached"
-    elif isinstance(error, networkx.NetworkXNotImplemented | AttributeError):
-        problem = f"it is not for this kind of graph ({error})"
+    elif "self loops" in said:
+        problem, fix = "it is not for graphs with self-loops", "leave out the edges from a node to itself"
+    elif isinstance(error, networkx.NetworkXNotImplemented | AttributeError) and "multigraph" not in said:
+        problem = f"it is not for {kind} graphs"
         fix = f'"directed": {"false" if graph.is_directed() else "true"} reads it the other way; or another algorithm'
-    elif "connected" in str(error):
+    elif isinstance(error, networkx.NetworkXNotImplemented):
+        problem, fix = "it is not for graphs with parallel edges", "give the graph with one edge for each pair of nodes"
+    elif isinstance(error, ZeroDivisionError):
+        problem, fix = "it divides by a total of zero", "give a graph with edges, or one whose weights are not all 0"
+    elif "connected" in said:
         fix = "connected_components and strongly_connected_components show the parts"
     many = f"{graph.number_of_nodes():,} nodes and {graph.number_of_edges():,} edges"
     cause = f"the graph is {kind}{' and has parallel edges' * graph.is_multigraph()}, with {many}"

@@ -9,11 +9,12 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 MAX_NODES, MAX_EDGES = 50_000, 200_000
 FORMS = "an edge list, CSV with the header source,target or source,target,weight, JSON, GraphML or GEXF"
-_SOURCES, _TARGETS = ("source", "from"), ("target", "to")
+_ENDS = {"source": "source", "from": "source", "target": "target", "to": "target"}  # of an edge, by the words for them
 Edge = tuple[Any, Any, dict[str, Any]]  # source, target, attributes
 
 
@@ -52,13 +53,11 @@ def read_graph(
             _check_size(len(re.findall(r"<node\b", text)), len(re.findall(r"<edge\b", text)), max_nodes, max_edges)
             graph = _read_xml(text)
         else:
-            header = [cell.strip().casefold() for cell in start.partition("\n")[0].split(",")]
             if start.startswith(("{", "[")):
                 nodes, edges, declared, multiple = _read_json(start)
-            elif {*_SOURCES} & {*header} and {*_TARGETS} & {*header}:
-                nodes, edges, declared, multiple = (), _read_csv(start), False, False
             else:
-                nodes, edges, declared, multiple = (), _read_lines(start), False, False
+                edges = _read_table(start) or _read_lines(start)
+                nodes, declared, multiple = (), False, False
             kinds = (networkx.Graph, networkx.DiGraph, networkx.MultiGraph, networkx.MultiDiGraph)
             graph = kinds[2 * multiple + (declared or directed is True)]()
             _fill(graph, nodes, edges, max_nodes, max_edges)
@@ -68,9 +67,24 @@ def read_graph(
         problem = f"{type(error).__name__}: {error}"[:300]
         raise _invalid(f"the graph cannot be read: {problem}", "the file is cut off or damaged") from error
     _check_size(graph.number_of_nodes(), graph.number_of_edges(), max_nodes, max_edges)
-    if directed is not None and directed != graph.is_directed():
-        graph = graph.to_directed() if directed else graph.to_undirected()
-    return _labeled(graph)
+    return _labeled(turned(graph, directed))
+
+
+def turned(graph: Any, directed: bool | None) -> Any:
+    """The graph with or without directions, as `read_graph` describes it.
+
+    Raises `Mistake` if the two directions of an edge have different attributes: neither could be chosen.
+    """
+    import networkx
+
+    if directed is None or directed == graph.is_directed():
+        return graph
+    if directed:
+        return graph.to_directed()
+    kept = networkx.MultiGraph() if graph.is_multigraph() else networkx.Graph()
+    kept.add_nodes_from(graph.nodes(data=True))
+    _add_edges(kept, graph.edges(data=True), graph.number_of_nodes(), graph.number_of_edges())
+    return kept
 
 
 def name_of(value: object) -> str:
@@ -79,7 +93,10 @@ def name_of(value: object) -> str:
         raise _invalid(f"{value!r:.100} cannot be a node", "a node is a text or a number")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).strip()
+    name = str(value).strip()
+    if not name or (isinstance(value, float) and not isfinite(value)):
+        raise _invalid(f"{value!r} cannot be a node", "the name of a node is empty, or no finite number")
+    return name
 
 
 def _invalid(what: str, cause: str) -> Mistake:
@@ -97,20 +114,26 @@ def _check_size(nodes: int, edges: int, max_nodes: int, max_edges: int) -> None:
 
 
 def _fill(graph: Any, nodes: Iterable[Any], edges: Iterable[Edge], max_nodes: int, max_edges: int) -> None:
-    """Add nodes and edges, and stop at the limits. A pair of nodes may be repeated only with the same attributes."""
+    """Add nodes and edges, and stop at the limits."""
     for node in nodes:
         data = node if isinstance(node, dict) else {"id": node}
-        graph.add_node(name_of(data["id"]))
-        graph.nodes[name_of(data["id"])].update(data)
+        name = name_of(data.get("id", ""))
+        if name in graph:
+            raise _invalid(f"the node {name!r:.100} is given twice", "each node has an id of its own")
+        graph.add_node(name)
+        graph.nodes[name].update(data)
         _check_size(len(graph), 0, max_nodes, max_edges)
+    named = ((name_of(source), name_of(target), data) for source, target, data in edges)
+    _add_edges(graph, named, max_nodes, max_edges)
+
+
+def _add_edges(graph: Any, edges: Iterable[Edge], max_nodes: int, max_edges: int) -> None:
+    """Add edges, and stop at the limits. A pair of nodes may be repeated only with the same attributes."""
     for count, (source, target, data) in enumerate(edges, 1):
-        pair = name_of(source), name_of(target)
-        if not all(pair):
-            raise _invalid(f"edge {count} has no name for one of its nodes", "a node is a text or a number")
-        if not graph.is_multigraph() and graph.get_edge_data(*pair, data) != data:
+        if not graph.is_multigraph() and graph.get_edge_data(source, target, data) != data:
             cause = "only a multigraph, as JSON with multigraph true, has parallel edges"
-            raise _invalid(f"the edge of {pair[0]!r:.100} and {pair[1]!r:.100} stands twice and differs", cause)
-        graph.add_edges_from([(*pair, data)])
+            raise _invalid(f"{source!r:.100} - {target!r:.100} is given twice, with different attributes", cause)
+        graph.add_edges_from([(source, target, data)])
         _check_size(len(graph), count, max_nodes, max_edges)
 
 
@@ -148,30 +171,43 @@ def _read_json(text: str) -> tuple[list[Any], Iterator[Edge], bool, bool]:
     nodes, edges = table.get("nodes", []), table.get("edges", table.get("links"))
     if not isinstance(nodes, list) or not isinstance(edges, list):
         raise _invalid("the JSON has no list of edges", 'it is {"nodes": [...], "edges": [[source, target], ...]}')
-    return nodes, map(_json_edge, edges), table.get("directed") is True, table.get("multigraph") is True
+    directed, multiple = table.get("directed", False), table.get("multigraph", False)
+    if not isinstance(directed, bool) or not isinstance(multiple, bool):
+        raise _invalid("directed or multigraph is neither true nor false", "JSON's true and false have no quotes")
+    return nodes, map(_json_edge, edges), directed, multiple
 
 
 def _json_edge(edge: Any) -> Edge:
     if isinstance(edge, dict):
-        more = {key: value for key, value in edge.items() if key not in ("source", "target")}
-        return edge["source"], edge["target"], more
+        source, target = ("source", "target") if "source" in edge else ("from", "to")
+        more = {key: value for key, value in edge.items() if key not in (source, target)}
+        return edge.get(source, ""), edge.get(target, ""), more
     if not isinstance(edge, list) or len(edge) not in (2, 3):
         raise _invalid(f"{edge!r:.100} is not an edge", "an edge is [source, target] or [source, target, weight]")
     return edge[0], edge[1], {"weight": edge[2]} if len(edge) == 3 else {}
 
 
-def _read_csv(text: str) -> Iterator[Edge]:
-    """Edges of rows under a header; columns other than source and target are attributes."""
-    rows = csv.reader(io.StringIO(text), strict=True)
-    header = [cell.strip() for cell in next(rows)]
-    known = dict.fromkeys(_SOURCES, "source") | dict.fromkeys(_TARGETS, "target")
-    keys = [known.get(key.casefold(), key) for key in header]
-    if len({*keys}) < len(keys) or not all(keys):
-        raise _invalid(f"the header {','.join(header)!r:.200} repeats or lacks a name", "columns have names")
+def _read_table(text: str) -> Iterator[Edge] | None:
+    """Edges of rows under a header with source and target; other columns are attributes. None without such a header."""
+    text = re.sub(r"\A(\s*[#%].*\n)+", "", text)
+    for between in ",\t; ":
+        form: dict[str, Any] = {"delimiter": between, "skipinitialspace": between == " "}
+        header = [cell.strip() for cell in next(csv.reader([text.partition("\n")[0]], **form), [])]
+        keys = [_ENDS.get(key.casefold(), key) for key in header]
+        if {"source", "target"} <= {*keys}:
+            if len({*keys}) < len(keys) or not all(keys):
+                raise _invalid(
+                    f"the header {between.join(header)!r:.200} repeats or lacks a name", "columns have names"
+                )
+            return _rows(csv.reader(io.StringIO(text.partition("\n")[2]), strict=True, **form), keys)
+    return None
+
+
+def _rows(rows: Any, keys: list[str]) -> Iterator[Edge]:
     for row in filter(None, rows):
         if len(row) != len(keys):
             cause = f"it has {len(row)} cells, the header {len(keys)}"
-            raise _invalid(f"line {rows.line_num} of the CSV does not fit its header", cause)
+            raise _invalid(f"line {rows.line_num} below the header does not fit it", cause)
         cells = dict(zip(keys, map(str.strip, row), strict=True))
         source, target = cells.pop("source"), cells.pop("target")
         yield source, target, {key: _number(cell) for key, cell in cells.items() if cell}

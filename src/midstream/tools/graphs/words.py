@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,12 @@ def shown(value: object) -> str:
     text = str(value)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}... {len(text)} characters"
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    quoted = json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN.fullmatch(text) else "".join(_visible(sign) for sign in quoted)
+
+
+def _visible(sign: str) -> str:
+    return sign if sign.isprintable() else json.dumps(sign)[1:-1]
 
 
 class Names:
@@ -36,11 +42,11 @@ class Names:
         """The names of nodes."""
         return [self.names[node] for node in nodes]
 
-    def weight_of(self, source: int, target: int) -> float | None:
-        """The least weight of the edges between two nodes; None without weights."""
+    def weight_of(self, source: int, target: int, choose: Callable[..., float | None] = min) -> float | None:
+        """The least weight, or the one that `choose` takes, of the edges between two nodes; None without weights."""
         data = self.graph.get_edge_data(source, target)
         parallel = data.values() if self.graph.is_multigraph() else [data]
-        return min((edge[self.weight] for edge in parallel if self.weight in edge), default=None)
+        return choose((edge[self.weight] for edge in parallel if self.weight in edge), default=None)
 
 
 def in_words(form: str, title: str, result: Any, names: Names) -> tuple[str, Any]:
@@ -92,9 +98,9 @@ def _order(result: Iterable[int], names: Names) -> Said:
     return _list(value), value, ()
 
 
-def _path(result: Sequence[int], names: Names) -> Said:
+def _path(result: Sequence[int], names: Names, choose: Callable[..., float | None] = min) -> Said:
     value = names.of(result)
-    weights = [weight for pair in pairwise(result) if (weight := names.weight_of(*pair)) is not None]
+    weights = [weight for pair in pairwise(result) if (weight := names.weight_of(*pair, choose)) is not None]
     total = f", weight {shown(sum(weights))}" if weights else ""
     return f"{_list(value, ' -> ')} ({_count(len(value) - 1, 'edge')}{total})", value, ()
 
@@ -104,15 +110,11 @@ def _cycle(result: Sequence[Sequence[int]], names: Names) -> Said:
     return f"{_list([*value, *value[:1]], ' -> ')} ({_count(len(value), 'edge')})", value, ()
 
 
-def _several(one: str) -> Callable[[Sequence[Sequence[int]], Names], Said]:
-    """Paths or cycles; the algorithm was stopped after one more than `MAX_RESULTS`."""
-
-    def said(result: Sequence[Sequence[int]], names: Names) -> Said:
-        value = [names.of(nodes) for nodes in result[:MAX_RESULTS]]
-        count = _count(len(value), one) if len(value) == len(result) else f"more than {MAX_RESULTS:,} {one}s"
-        return count, value, [f"{one}s:", *(_list(nodes, " -> ") for nodes in value)]
-
-    return said
+def _several(result: Sequence[Sequence[int]], names: Names, *, one: str, most: int | None = MAX_RESULTS) -> Said:
+    """Paths or cycles; the algorithm was stopped after one more than `most`."""
+    value = [names.of(nodes) for nodes in result[:most]]
+    count = _count(len(value), one) if len(value) == len(result) else f"more than {most:,} {one}s"
+    return count, value, [f"{one}s:", *(_list(nodes, " -> ") for nodes in value)]
 
 
 def _scores(result: Mapping[int, float] | Iterable[tuple[int, float]], names: Names) -> Said:
@@ -161,9 +163,11 @@ FORMS: Mapping[str, Callable[[Any, Names], Said]] = {
     "nodes": _nodes,
     "order": _order,
     "path": _path,
-    "paths": _several("path"),
+    "longest path": partial(_path, choose=max),
+    "paths": partial(_several, one="path"),
     "cycle": _cycle,
-    "cycles": _several("cycle"),
+    "cycles": partial(_several, one="cycle"),
+    "basis": partial(_several, one="cycle", most=None),
     "scores": _scores,
     "groups": _groups,
     "colors": _colors,

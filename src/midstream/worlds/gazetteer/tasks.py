@@ -26,7 +26,8 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import Context
+from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.worlds.gazetteer.questions import (
@@ -39,18 +40,16 @@ from midstream.worlds.gazetteer.questions import (
     question_words,
 )
 from midstream.worlds.planning.words import PLACES
-from midstream.worlds.planning.world import GATE_SAMPLES, PlannedWorld
+from midstream.worlds.planning.world import PlannedConfig, PlannedWorld
 
-DIFFICULTIES: dict[str, tuple[str, ...]] = {
-    "easy": ("lookup", "arith", "hop", "scale"),
-    "standard": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare"),
-    "deep": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare", "total3", "total4", "total5"),
-}
+EASY = ("lookup", "arith", "hop", "scale")
+STANDARD = (*EASY, "sum", "diff", "compare")
+DIFFICULTIES = {"easy": EASY, "standard": STANDARD, "deep": (*STANDARD, "total3", "total4", "total5")}
 TOTALS = {f"total{places}": places for places in range(3, 8)}  # a look-up each, and a sum for each but the first
 SMALLEST, LARGEST = 11, 199
 
 
-class GazetteerConfig(TasksConfig):
+class GazetteerConfig(PlannedConfig):
     """Endless questions about a made-up gazetteer, in seven families of one to three turns.
 
     Attributes:
@@ -60,12 +59,6 @@ class GazetteerConfig(TasksConfig):
         countries: each makes nine facts; the splits take 67, 13 and 20 %
         seed: the world's seed: the same world for every run seed
     """
-
-    endless = True
-    plays = ("reflector",)
-    world = True
-    teacher = "clumsy"
-    gate_samples = GATE_SAMPLES
 
     difficulty: Literal["easy", "standard", "deep"] = "standard"
     families: tuple[str, ...] = ()
@@ -80,13 +73,11 @@ class GazetteerConfig(TasksConfig):
 class Gazetteer(PlannedWorld):
     """Facts, documents and questions. Immutable after construction; a `core.protocols.TrainableWorld`."""
 
-    teacher = GazetteerConfig.teacher
-
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
             "the gazetteer",
             topics=(PLACES,),
-            known=(*DIFFICULTIES["standard"], *TOTALS),
+            known=(*STANDARD, *TOTALS),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("tasks",),
             fixed=("fixed",),
@@ -130,7 +121,13 @@ class Gazetteer(PlannedWorld):
                     return f"What is {x} {word} {y}", _apply(word, x, y)
         if family in TOTALS:
             attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
-            places = [pool[i] for i in rng.sample(indices, min(TOTALS[family], len(indices)))]
+            if len(indices) < TOTALS[family]:
+                raise RecipeError(
+                    f"{family} asks about {TOTALS[family]} places, and the {split} split has {len(indices)}",
+                    code="setting-range",
+                    fix=f"set countries to {8 * TOTALS[family]} or more",
+                )
+            places = [pool[i] for i in rng.sample(indices, TOTALS[family])]
             total = sum(int(self.facts[place, attribute]) for place in places)
             return f"What is the total {attribute} of {' and '.join(places)}", total
         i, j = rng.sample(indices, 2)

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import Context
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.worlds.graphs.questions import (
@@ -44,7 +44,7 @@ from midstream.worlds.graphs.questions import (
     question_words,
 )
 from midstream.worlds.planning.words import GRAPHS
-from midstream.worlds.planning.world import GATE_SAMPLES, PlannedWorld
+from midstream.worlds.planning.world import PlannedConfig, PlannedWorld
 
 if TYPE_CHECKING:
     import networkx
@@ -58,7 +58,7 @@ SMALLEST, LARGEST = 8, 40  # nodes
 LABELS = range(1, 200)
 
 
-class GraphsConfig(TasksConfig):
+class GraphsConfig(PlannedConfig):
     """Endless questions about made-up graphs, whose plans take one to eight turns.
 
     Attributes:
@@ -67,12 +67,6 @@ class GraphsConfig(TasksConfig):
         graphs: how many; the splits take 67, 13 and 20 %
         seed: the world's seed: the same world for every run seed
     """
-
-    endless = True
-    plays = ("reflector",)
-    world = True
-    teacher = "clumsy"
-    gate_samples = GATE_SAMPLES
 
     difficulty: Literal["standard", "deep"] = "standard"
     families: tuple[str, ...] = ()
@@ -86,8 +80,6 @@ class GraphsConfig(TasksConfig):
 
 class Graphs(PlannedWorld):
     """Graphs by name and endless questions on them. Immutable after construction."""
-
-    teacher = GraphsConfig.teacher
 
     def __init__(self, config: GraphsConfig) -> None:
         super().__init__(

@@ -62,7 +62,7 @@ class _WorldTool:
     def nodes(self, name: str, words: list[str], count: int) -> list[int]:
         """So many nodes of a graph, by number. Raises `ValueError` for others."""
         graph = self._world.graphs[name]
-        nodes = [int(word) for word in words if word.isdecimal()]
+        nodes = [int(word) for word in words if word.isdecimal() and len(word) < 10]
         if len(nodes) != count or len(words) != count or not all(node in graph for node in nodes):
             raise ValueError(f"{' '.join(words)[:50]} are not {count} nodes of {name}")
         return nodes

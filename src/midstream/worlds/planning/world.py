@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from midstream.core.component import Context
+from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import Lessons
 from midstream.core.task import Task
@@ -21,7 +21,18 @@ from midstream.worlds.planning.lessons import draw_lessons, lesson_words
 from midstream.worlds.planning.words import FIRST, SECOND, Topic
 from midstream.worlds.tiny_model import TinyWorld, Vocabulary
 
+_FEWEST = 22  # names of a kind: each split then has three, which the deepest questions about graphs need
 GATE_SAMPLES = 4  # rollouts of a validation task: for a copy rate that is steady to a few points
+
+
+class PlannedConfig(TasksConfig):
+    """Base of the worlds' settings."""
+
+    endless = True
+    plays = ("reflector",)
+    world = True
+    teacher = "clumsy"
+    gate_samples = GATE_SAMPLES
 
 
 class PlannedWorld(TinyWorld, Endless):
@@ -29,6 +40,8 @@ class PlannedWorld(TinyWorld, Endless):
 
     `lists` are the names of each kind of thing; item i of each belongs to the split that has i.
     """
+
+    teacher = PlannedConfig.teacher
 
     def __init__(self, what: str, *, topics: Sequence[Topic], **families: Any) -> None:
         super().__init__(what, **families)
@@ -39,12 +52,12 @@ class PlannedWorld(TinyWorld, Endless):
         """Draw `count` names of each of so many kinds, and split them 67, 13 and 20 %."""
         every = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
         most = len(every) // kinds
-        if not 20 <= count <= most:
+        if not _FEWEST <= count <= most:
             raise RecipeError(
                 f"{setting} = {count} cannot be made",
                 code="setting-range",
                 cause=f"each needs {kinds} of {len(every)} names, and every split needs names that no other has",
-                fix=f"set `{setting}` between 20 and {most}",
+                fix=f"set `{setting}` between {_FEWEST} and {most}",
             )
         rng.shuffle(every)
         self.lists = tuple(every[kind * count : (kind + 1) * count] for kind in range(kinds))
