@@ -21,7 +21,7 @@ from support.llm_server import LLMServer
 ROOT = Path(__file__).parents[2]
 KEY = "sk-canary-Zq7wLp2Xr9Vt"
 CODES = [
-    "MS101", "MS102", "MS111", "MS112", "MS113", "MS201", "MS202", "MS301", "MS302",
+    "MS101", "MS102", "MS111", "MS112", "MS113", "MS114", "MS201", "MS202", "MS301", "MS302",
     "MS401", "MS501", "MS502", "MS503", "MS601",
 ]  # fmt: skip
 LONG = "/a/very/long/path/" * 8

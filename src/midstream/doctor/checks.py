@@ -39,6 +39,11 @@ EXTRAS: Mapping[str, tuple[str, str, frozenset[str]]] = {
     "math": ("MS111", "the math reward, and for numpy and sympy in the sandbox", frozenset()),
     "web": ("MS112", "web search and web pages", frozenset({"web_search", "web_page"})),
     "mcp": ("MS113", "tools of MCP servers", frozenset({"mcp"})),
+    "graph": (
+        "MS114",
+        "graph algorithms",
+        frozenset({"graph", "graph_query", "path_query", "neighbor_query", "oracle"}),
+    ),
 }
 # Run in another process: a PyTorch that does not fit its driver can crash the process that imports it.
 _TORCH = """
@@ -72,7 +77,7 @@ def check_requirements() -> Check:
 
 
 def check_extras(tools: Collection[str] = ()) -> list[Check]:
-    """MS111 to MS113: the extras that tools need; `tools` are the types of those that will be used."""
+    """MS111 to MS114: the extras that tools need; `tools` are the types of those that will be used."""
     checks = []
     for name, (code, use, of) in EXTRAS.items():
         check, fix = partial(Check, code=code, what=f"extra {name}"), f"pip install 'midstream[{name}]'"

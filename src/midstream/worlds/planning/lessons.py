@@ -1,4 +1,4 @@
-"""Lessons about the gazetteer that a very small planner can be taught to follow: a closed set of sentences.
+"""Lessons that a very small planner can be taught to follow in either world: a closed set of sentences.
 
 A planner of half a million parameters reads no English. It can learn that a sentence stands for a way to decide, if its
 warm start shows it transcripts of a planner that follows the lessons in its prompt, drawn again for each transcript.

@@ -1,6 +1,6 @@
-"""Executor, verifier, generator and the `guess` tool of the offline world: fixed rules that read text only.
+"""Executor, verifier, generator and the `guess` tool of the two worlds: fixed rules that read text only.
 
-They see what a prompted module would see and nothing more. The verifier and the generator know the gazetteer's wording;
+They see what a prompted module would see and nothing more. The verifier and the generator know the worlds' wording;
 the executor serves any tool that takes one string.
 """
 

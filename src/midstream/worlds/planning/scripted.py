@@ -1,4 +1,4 @@
-"""The scripted planner and the scripted policy: programs that act in the gazetteer, sensibly now and then.
+"""The scripted planner and the scripted policy: programs that act in either world, sensibly now and then.
 
 Their transcripts warm-start a small model: they show how an action or a stream is written and how names and numbers are
 copied, and seldom a plan that works. With `sense=0` they are the random planner of the controls.
@@ -52,7 +52,7 @@ _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number,
 
 
 def action_words() -> set[str]:
-    """Words of actions on the gazetteer, except names, numbers and the gazetteer's own words."""
+    """Words of actions, except names, numbers and the words of one world."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
     return {
         *goals,
