@@ -115,7 +115,7 @@ def _first(scores: dict[Any, float]) -> Any:
 
 
 def in_words(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.12g}"
 
 
 @pytest.fixture(scope="module")

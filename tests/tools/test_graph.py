@@ -196,7 +196,7 @@ def _mapped(value: Any, names: Mapping[str, str]) -> Any:
         ("shortest_path", {"source": "a"}, "invalid-arguments", "target"),
         ("shortest_path", {"source": "a", "target": "d", "wieght": "weight"}, "invalid-arguments", "weight"),
         ("shortest_path", {"source": "a", "target": "z"}, "unknown-node", "z"),
-        ("shortest_path", {"source": ["a"], "target": "d"}, "graph-invalid", "a"),
+        ("shortest_path", {"source": ["a"], "target": "d"}, "invalid-arguments", "a"),
         ("shortest_path", {"source": "a", "target": "d", "weight": 3}, "invalid-arguments", "3"),
         ("shortest_path", {"source": "a", "target": "d", "weight": "wait"}, "weights-invalid", "weight"),
         ("minimum_edge_cut", {"source": "a"}, "invalid-arguments", "target"),
@@ -209,8 +209,10 @@ def _mapped(value: Any, names: Mapping[str, str]) -> Any:
         ("is_isomorphic", {"other": "a b"}, "invalid-arguments", "a b"),
         ("topological_sort", {}, "no-answer", "directed"),
         ("in_degree", {}, "no-answer", "directed"),
-        ("minimum_node_cut", {"source": "a", "target": "b"}, "no-answer", "minimum_edge_cut"),
-        ("shortest_path", {"source": "", "target": "d"}, "graph-invalid", "empty"),
+        ("minimum_node_cut", {"source": "a", "target": "b"}, "no-answer", "neighbors"),
+        ("minimum_node_cut", {"source": "a", "target": "a"}, "no-answer", "one node"),
+        ("node_connectivity", {"source": "a", "target": "a"}, "no-answer", "one node"),
+        ("shortest_path", {"source": "", "target": "d"}, "invalid-arguments", "source"),
         ("triangles", {"directed": True}, "no-answer", "directed"),
         ("topological_sort", {"directed": True}, "no-answer", "cycle"),
     ],
@@ -272,6 +274,21 @@ def test_weights_of_zero_are_refused_where_they_make_endless_ties():
         assert answer(graph, name, {"weight": "weight"}).code == "weights-invalid"
         assert answer(graph, name, {"weight": None}).ok
     assert answer(graph, "diameter", {"weight": "weight"}).value == 1
+    triangle = read_graph("a b 0\nb c 0\na c 0")
+    paths = answer(triangle, "all_shortest_paths", {"source": "a", "target": "c", "weight": "weight"})
+    assert sorted(paths.value) == [["a", "b", "c"], ["a", "c"]]
+
+
+def test_a_default_weight_that_no_edge_has_is_said():
+    graph = read_graph("source,target,length\na,b,5\nb,c,1")
+    assert "none has a weight" in answer(graph, "minimum_spanning_tree", {}).text
+    assert "none has" not in answer(read_graph("a b\nb c"), "minimum_spanning_tree", {}).text
+
+
+def test_weights_are_said_exactly():
+    path = {"source": "a", "target": "c", "weight": "weight"}
+    assert answer(read_graph("a b 12345.67\nb c 20000.08"), "shortest_path_length", path).text.endswith(": 32345.75")
+    assert answer(read_graph("a b 0.1\nb c 0.2"), "shortest_path_length", path).text.endswith(": 0.3")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +342,7 @@ def ends(pair: frozenset[str]) -> tuple[str, str]:
 def test_json_keeps_every_name(edges):
     lists = [[*ends(pair), weight] for pair, weight in edges.items()]
     tables = [dict(zip(("source", "target", "weight"), edge, strict=True)) for edge in lists]
-    for text in (lists, {"edges": lists}, {"edges": tables}, {"links": tables, "nodes": [{"id": lists[0][0]}]}):
+    for text in (lists, {"edges": lists}, {"edges": tables}, {"links": tables, "nodes": [lists[0][0]]}):
         assert edges_of(read_graph(json.dumps(text))) == {*edges.items()}
 
 
@@ -343,6 +360,49 @@ def test_an_edge_list_keeps_every_name(edges):
     for between in (" ", ",", "\t", ", "):
         text = "\n".join(between.join([*ends(pair), str(weight)]) for pair, weight in edges.items())
         assert edges_of(read_graph(f"# edges\n{text}\n")) == {*edges.items()}
+
+
+def test_a_table_of_gephi_says_its_direction_and_weight():
+    table = "Source,Target,Type,Id,Weight\n1,2,Directed,0,5\n2,3,Directed,1,1"
+    graph = read_graph(table)
+    assert graph.is_directed()
+    assert list(graph.edges(data="weight")) == [("1", "2", 5), ("2", "3", 1)]
+    assert not read_graph(table.replace("Directed", "Undirected")).is_directed()
+    with pytest.raises(Mistake, check=coded("graph-invalid")):
+        read_graph(table.replace("Directed", "Undirected", 1))
+    both_ways = read_graph(f"{table}\n2,1,Directed,2,5", directed=False)
+    assert both_ways.number_of_edges() == 2, "ids of edges are not compared"
+
+
+def test_one_sign_separates_all_cells():
+    assert [*read_graph("Smith, J\tDoe\nDoe\tRoe, A").edges] == [("Smith, J", "Doe"), ("Doe", "Roe, A")]
+    assert [*read_graph('"a", "b"\n"b", "c"').edges] == [("a", "b"), ("b", "c")]
+    assert [*read_graph('source, target\n"a", "b"\n"b", "c"').edges] == [("a", "b"), ("b", "c")]
+    assert [*read_graph("source,target,5\nsource,a,3").edges(data="weight")] == [
+        ("source", "target", 5), ("source", "a", 3)]  # fmt: skip
+
+
+def test_edges_of_json_end_at_the_ids_of_nodes():
+    nodes = [{"id": "a", "name": "Ann"}, {"id": "b", "name": "Bob"}]
+    assert [*read_graph(json.dumps({"nodes": nodes, "edges": [["a", "b"]]}))] == ["Ann", "Bob"]
+    for edges in ([["Ann", "Bob"]], [{"source": 0, "target": 1}]):
+        with pytest.raises(Mistake, check=coded("graph-invalid")):
+            read_graph(json.dumps({"nodes": nodes, "edges": edges}))
+    nodes[1]["name"] = None  # type: ignore[assignment]
+    assert [*read_graph(json.dumps({"nodes": nodes, "edges": [["a", "b"]]}))] == ["a", "b"]
+
+
+def test_defaults_versions_and_comments_of_xml():
+    default = '<key id="w" for="edge" attr.name="weight" attr.type="double"><default>2.0</default></key><graph'
+    graph = GRAPHML.format('<!-- <edge> --><node name="a>b" id="a"/><edge source="a" target="b"/>')
+    assert [*read_graph(graph.replace("<graph", default, 2).replace(default, "<graph", 1)).edges(data="weight")] == [
+        ("a", "b", 2.0)]  # fmt: skip
+    gexf = written(weighted(connected(3), 3))["gexf"]
+    newer = gexf.replace("http://www.gexf.net/1.2draft", "http://gexf.net/1.3")
+    assert newer != gexf
+    assert edges_of(read_graph(newer)) == edges_of(read_graph(gexf))
+    with pytest.raises(Mistake, check=coded("graph-invalid")):
+        read_graph(GRAPHML.format('<node id="a"><graph edgedefault="undirected"><node id="b"/></graph></node>'))
 
 
 @given(st.text(max_size=200))
@@ -398,8 +458,11 @@ def test_numbers_and_their_texts_are_the_same_node():
 
 @pytest.mark.parametrize(
     "header",
-    ['"source","target"', "Source;Target", "from\tto", "from to", "# of roads\n\n% and ways\nfrom,to", '"from"  "to"'],
-)
+    [
+        '"source","target"', "Source;Target", "from\tto", "from to", "# of roads\n\n% and ways\nfrom,to",
+        '"from"  "to"', "src, dst", "source_id,target_id", "from_node;to_node",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("weight", ["", "weight"])
 def test_a_header_is_never_an_edge(header, weight):
     between = next((sign for sign in ",;\t" if sign in header.splitlines()[-1]), " ")
@@ -456,6 +519,18 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         '{"multigraph": 1, "edges": [["a", "b"]]}',
         "from to\na b c",
         '{"nodes": [{"name": "a"}], "edges": []}',
+        "a b 1,5",
+        "a;b;1,5",
+        "a\tb\t1,5",
+        "a,,3",
+        "a: b, c\nb: d, e",
+        "(a, b)\n(b, c)",
+        r"1 2\n2 3",
+        "id,label\n1,Ann",
+        "%%MatrixMarket matrix coordinate\n3 3 1\n2 1 1",
+        "graph [\n node [ id 1 ]\n]",
+        "digraph G { a -> b }",
+        "*Vertices 3\n1 2",
         '{"edges": [["a", "b"]',
         "[" * 100_000,
         '{"edges": [["a", "b", 1], ["b", "a", 2]]}',
@@ -527,6 +602,15 @@ def test_a_name_of_any_script_is_shown_as_it_is():
     assert '"São Paulo (SP)" -> "北京/大兴"' in found
 
 
+def test_both_graphs_are_read_with_or_without_directions():
+    both = (nx.DiGraph([("a", "b")]), nx.DiGraph([("d", "c")]))
+    assert answer(both[0], "is_isomorphic", {"other": both[1], "directed": False}).value is True
+
+
+def test_two_nodes_with_one_name_are_refused():
+    assert answer(nx.Graph([(1, "1"), ("1", 2)]), "degree", {}).code == "graph-invalid"
+
+
 def test_graphs_without_nodes_edges_or_connection():
     empty = nx.Graph()
     for name in ALGORITHMS:
@@ -550,6 +634,8 @@ def test_parallel_edges_are_counted_or_refused():
     assert answer(graph, "max_weight_matching", {}).code == "no-answer"
     heaviest = answer(turned(graph, True), "dag_longest_path", {})
     assert heaviest.code == "no-answer"  # both ways are a cycle
+    for name in ("edge_connectivity", "minimum_edge_cut"):
+        assert answer(graph, name, {}).code == "no-answer", "NetworkX counts parallel edges once"
     one_way = read_graph('{"multigraph": true, "directed": true, "edges": [["a", "b", 3], ["a", "b", 1]]}')
     assert answer(one_way, "dag_longest_path", {}).text.endswith("(1 edge, weight 3)")
 
@@ -677,6 +763,10 @@ def test_files_that_cannot_be_used(tmp_path):
         calls(graphs=(first, second))
     with pytest.raises(RecipeError, check=coded("file-not-found")):
         calls(graphs=(tmp_path / "none.csv",))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".DS_Store").write_bytes(b"\xff")
+    with pytest.raises(RecipeError, check=coded("file-not-found")):
+        calls(graphs=(tmp_path / "empty",))
     assert calls({"graph": "g.csv", "algorithm": "describe"}, graphs=(first, first.parent))[0].ok
 
 

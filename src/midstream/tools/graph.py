@@ -240,7 +240,10 @@ def graph_files(graphs: Iterable[str | Path]) -> dict[str, Path]:
 def _each(graphs: Iterable[Path]) -> Iterator[Path]:
     for path in graphs:
         if path.is_dir():
-            yield from sorted(inner for inner in path.iterdir() if inner.is_file())
+            inside = sorted(inner for inner in path.iterdir() if inner.is_file() and inner.name[0] != ".")
+            if not inside:
+                raise RecipeError(f"there is no file in {path}", code="file-not-found", fix="name one with graph files")
+            yield from inside
         elif path.is_file():
             yield path
         else:

@@ -7,13 +7,13 @@
 which they were read, so no order of texts in a set can decide between equal results, and seeds are fixed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal
 
-from .reading import Mistake, name_of, read_graph, turned
+from .reading import Mistake, is_name, name_of, read_graph, turned
 from .words import MAX_RESULTS, Names, in_words, shown
 
 _LARGEST = 1e300  # of a weight
@@ -157,6 +157,8 @@ def answer(graph: Any, algorithm: str, arguments: Mapping[str, Any], *, name: st
         arguments = {key: value for key, value in arguments.items() if value is not None}
         _check_arguments(spec, algorithm, arguments)
         graph = turned(graph, arguments.get("directed"))
+        if "other" in arguments:
+            arguments["other"] = turned(arguments["other"], arguments.get("directed"))
         return _answer(_Numbered(graph), spec, algorithm, arguments, name)
     except Mistake as mistake:
         return Answer(str(mistake), ok=False, code=mistake.code)
@@ -210,6 +212,8 @@ def _check_arguments(spec: Algorithm, algorithm: str, arguments: Mapping[str, An
     for key, value in arguments.items():
         if key not in known:
             problem = f"{did_you_mean(key, known)}it takes no {key!r:.100}"
+        elif key in ("source", "target", "node") and not is_name(value):
+            problem = f"{key} = {value!r:.100} is no name of a node"
         elif key in ("weight", "capacity") and not isinstance(value, str):
             problem = f"{key} = {value!r:.100} is not the name of an attribute of edges"
         elif key == "directed" and not isinstance(value, bool):
@@ -238,6 +242,8 @@ class _Numbered:
         self.names = [name_of(node) for node in graph]
         self.graph = networkx.convert_node_labels_to_integers(graph)
         self.numbers = {name: number for number, name in enumerate(self.names)}
+        if len(self.numbers) < len(self.names):
+            raise Mistake("two nodes have one name as text", code="graph-invalid", fix="rename one of them")
 
     def number(self, key: str, value: Any) -> int:
         """The node that an argument names."""
@@ -305,24 +311,44 @@ def _answer(graph: _Numbered, spec: Algorithm, algorithm: str, arguments: Mappin
             keywords["distance" if algorithm == "closeness_centrality" else key] = value
             if negative and spec.negative == "bellman-ford":
                 keywords["method"] = "bellman-ford"
+            datas = [data for *_, data in graph.graph.edges(data=True)]
+            if key not in arguments and any(datas) and not any(value in data for data in datas):
+                about.append(f"each edge counts 1: none has a {value}")
         else:
             keywords[key] = value
         if key in arguments:
             about.append(f"{key} {shown(value)}")
     if not graph.names and algorithm not in ("describe", "number_of_nodes", "number_of_edges"):
         raise Mistake(f"{algorithm} has no answer: the graph has no nodes", code="no-answer", fix="give another graph")
-    if algorithm == "minimum_node_cut" and positional and graph.graph.has_edge(*positional):
-        raise Mistake(  # NetworkX's answer is the empty set
-            "minimum_node_cut has no answer: source and target are neighbors, and no nodes lie between them",
-            code="no-answer",
-            fix="minimum_edge_cut separates them; or name two nodes without a common edge",
-        )
+    if problem := _no_cut(graph.graph, algorithm, positional):
+        fix = "ask for another algorithm, or give other nodes or another graph"
+        raise Mistake(f"{algorithm} has no answer: {problem}", code="no-answer", fix=fix)
     form, result = spec.form, _called(graph.graph, spec, algorithm, positional, keywords)
     if form == "scores" and "node" in arguments:
         form, result = "number", dict(result)[graph.number("node", arguments["node"])]
     title = f"{algorithm} of {shown(name)}" + (f" ({', '.join(about)})" if about else "")
     text, value = in_words(form, title, result, Names(graph.graph, graph.names, keywords.get("weight")))
     return Answer(text, value=value)
+
+
+def _no_cut(graph: Any, algorithm: str, ends: Sequence[int]) -> str:
+    """Why a cut has no size, where NetworkX returns one all the same; "" otherwise."""
+    if algorithm in ("minimum_edge_cut", "edge_connectivity") and graph.is_multigraph():
+        return "it is not for graphs with parallel edges"
+    if algorithm in ("minimum_node_cut", "node_connectivity") and ends and ends[0] == ends[1]:
+        return "source and target are one node"
+    if algorithm == "minimum_node_cut" and ends and graph.has_edge(*ends):
+        return "source and target are neighbors, and no nodes lie between them"
+    return ""
+
+
+def _once(paths: Iterable[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Each path once: with weights of 0, NetworkX may yield it several times."""
+    seen: set[tuple[int, ...]] = set()
+    for path in map(tuple, paths):
+        if path not in seen:
+            seen.add(path)
+            yield path
 
 
 def _called(graph: Any, spec: Algorithm, algorithm: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
@@ -342,7 +368,9 @@ def _called(graph: Any, spec: Algorithm, algorithm: str, positional: list[Any], 
         result = function(*positional, **keywords)
         if isinstance(result, dict | bool | int | float | networkx.Graph):
             return result
-        return list(islice(result, MAX_RESULTS + 1) if spec.form in ("paths", "cycles") else result)
+        if spec.form in ("paths", "cycles"):
+            result = islice(_once(result) if spec.form == "paths" else result, MAX_RESULTS + 1)
+        return list(result)
     except (MemoryError, ImportError):
         raise
     except Exception as error:  # an algorithm may raise anything on a graph that it was not made for

@@ -14,7 +14,12 @@ from typing import Any
 
 MAX_NODES, MAX_EDGES = 50_000, 200_000
 FORMS = "an edge list, CSV with the header source,target or source,target,weight, JSON, GraphML or GEXF"
-_ENDS = {"source": "source", "from": "source", "target": "target", "to": "target"}  # of an edge, by the words for them
+_ENDS = {  # the words of a header for the ends of an edge
+    "source": re.compile("(source|from|src)[ _]?(id|node)?"),
+    "target": re.compile("(target|to|dst|dest|destination)[ _]?(id|node)?"),
+}
+_OTHER_FORM = re.compile(r"%%MatrixMarket|\*Vertices|(strict\s+)?(di)?graph\b[^\n]*[{\[]", re.IGNORECASE)
+_GEXF = "http://www.gexf.net/1.2draft"
 Edge = tuple[Any, Any, dict[str, Any]]  # source, target, attributes
 
 
@@ -51,13 +56,13 @@ def read_graph(
     try:
         if start.startswith("<"):
             _check_size(len(re.findall(r"<node\b", text)), len(re.findall(r"<edge\b", text)), max_nodes, max_edges)
-            graph = _read_xml(text)
+            graph = _read_xml(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
         else:
             if start.startswith(("{", "[")):
                 nodes, edges, declared, multiple = _read_json(start)
             else:
-                edges = _read_table(start) or _read_lines(start)
-                nodes, declared, multiple = (), False, False
+                edges, declared = _read_rows(start)
+                nodes, multiple = (), False
             kinds = (networkx.Graph, networkx.DiGraph, networkx.MultiGraph, networkx.MultiDiGraph)
             graph = kinds[2 * multiple + (declared or directed is True)]()
             _fill(graph, nodes, edges, max_nodes, max_edges)
@@ -65,7 +70,9 @@ def read_graph(
         raise
     except Exception as error:  # parsers raise anything on a broken file: XML, recursion, missing keys
         problem = f"{type(error).__name__}: {error}"[:300]
-        raise _invalid(f"the graph cannot be read: {problem}", "the file is cut off or damaged") from error
+        broken = isinstance(error, SyntaxError | ValueError | csv.Error)
+        cause = "the text is cut off or damaged" if broken else "the graph has what this form does not allow"
+        raise _invalid(f"the graph cannot be read: {problem}", cause) from error
     _check_size(graph.number_of_nodes(), graph.number_of_edges(), max_nodes, max_edges)
     return _labeled(turned(graph, directed))
 
@@ -83,20 +90,26 @@ def turned(graph: Any, directed: bool | None) -> Any:
         return graph.to_directed()
     kept = networkx.MultiGraph() if graph.is_multigraph() else networkx.Graph()
     kept.add_nodes_from(graph.nodes(data=True))
-    _add_edges(kept, graph.edges(data=True), graph.number_of_nodes(), graph.number_of_edges())
+    edges = graph.edges(data=True)
+    plain = ((source, target, {key: data[key] for key in data if key != "id"}) for source, target, data in edges)
+    _add_edges(kept, plain, graph.number_of_nodes(), graph.number_of_edges())
     return kept
 
 
-def name_of(value: object) -> str:
-    """The name of a node as text. Raises `Mistake` for what is neither text nor number."""
+def is_name(value: object) -> bool:
+    """Whether a value can be the name of a node: a text that is not empty, or a finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _invalid(f"{value!r:.100} cannot be a node", "a node is a text or a number")
+        return False
+    return isfinite(value) if isinstance(value, float) else bool(str(value).strip())
+
+
+def name_of(value: Any) -> str:
+    """The name of a node as text. Raises `Mistake` for what can be none."""
+    if not is_name(value):
+        raise _invalid(f"{value!r:.100} cannot be a node", "the name of a node is a text or a finite number")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    name = str(value).strip()
-    if not name or (isinstance(value, float) and not isfinite(value)):
-        raise _invalid(f"{value!r} cannot be a node", "the name of a node is empty, or no finite number")
-    return name
+    return str(value).strip()
 
 
 def _invalid(what: str, cause: str) -> Mistake:
@@ -123,8 +136,17 @@ def _fill(graph: Any, nodes: Iterable[Any], edges: Iterable[Edge], max_nodes: in
         graph.add_node(name)
         graph.nodes[name].update(data)
         _check_size(len(graph), 0, max_nodes, max_edges)
-    named = ((name_of(source), name_of(target), data) for source, target, data in edges)
+    ids = {*graph} if any(isinstance(node, dict) for node in nodes) else None
+    named = ((_end(source, ids), _end(target, ids), data) for source, target, data in edges)
     _add_edges(graph, named, max_nodes, max_edges)
+
+
+def _end(value: Any, ids: set[str] | None) -> str:
+    """The name of one end of an edge; with `ids`, it must be one of them."""
+    name = name_of(value)
+    if ids is not None and name not in ids:
+        raise _invalid(f"an edge ends at {name!r:.100}, which no node has as its id", f"ids are {sorted(ids)[:5]}, ...")
+    return name
 
 
 def _add_edges(graph: Any, edges: Iterable[Edge], max_nodes: int, max_edges: int) -> None:
@@ -142,7 +164,10 @@ def _labeled(graph: Any) -> Any:
     import networkx
 
     for key in ("label", "name"):
-        labels = {node: str(data.get(key, "")).strip() for node, data in graph.nodes(data=True)}
+        given = {node: data.get(key) for node, data in graph.nodes(data=True)}
+        labels = {
+            node: str(label).strip() if isinstance(label, str | int | float) else "" for node, label in given.items()
+        }
         if labels and all(labels.values()) and len({*labels.values()}) == len(labels):
             return networkx.relabel_nodes(graph, labels)
     return graph
@@ -157,11 +182,23 @@ def _read_xml(text: str) -> Any:
 
     if found := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         raise _invalid(f"the graph has a {found[1].upper()}", "such definitions are never read: they can name any file")
-    if re.search(r"<node\b(?![^<>]*\sid\s*=)|<edge\b(?![^<>]*\ssource\s*=)|<edge\b(?![^<>]*\starget\s*=)", text):
-        raise _invalid("a node has no id, or an edge no source or target", "the file is damaged")
+    nodes, edges = (
+        re.findall(rf"<(?:\w+:)?{tag}\b((?:[^<>\"']|\"[^\"]*\"|'[^']*')*)>", text) for tag in ("node", "edge")
+    )
+    lacking = [word for word, tags in (("id", nodes), ("source", edges), ("target", edges))
+               if not all(re.search(rf"\s{word}\s*=", tag) for tag in tags)]  # fmt: skip
+    if lacking:
+        raise _invalid(f"a node or edge has no {lacking[0]}", "the file is damaged")
     if re.search(r"<(\w+:)?gexf\b", text):
-        return networkx.read_gexf(io.StringIO(text))
-    return networkx.parse_graphml(text)
+        # NetworkX knows the name of version 1.2, and reads 1.3 as well.
+        graph = networkx.read_gexf(io.StringIO(re.sub(r"http://(www\.)?gexf\.net/1\.3", _GEXF, text)))
+    else:
+        graph = networkx.parse_graphml(text)
+    if len(nodes) > len(graph):
+        raise _invalid(f"of {len(nodes):,} nodes only {len(graph):,} can be read", "graphs are nested, or ids repeated")
+    for *_, data in graph.edges(data=True):
+        data.update(graph.graph.get("edge_default", {}) | data)
+    return graph
 
 
 def _read_json(text: str) -> tuple[list[Any], Iterator[Edge], bool, bool]:
@@ -187,23 +224,50 @@ def _json_edge(edge: Any) -> Edge:
     return edge[0], edge[1], {"weight": edge[2]} if len(edge) == 3 else {}
 
 
-def _read_table(text: str) -> Iterator[Edge] | None:
-    """Edges of rows under a header with source and target; other columns are attributes. None without such a header."""
+def _read_rows(text: str) -> tuple[Iterable[Edge], bool]:
+    """Edges, and whether they have a direction, of rows with one sign between cells, under a header or without."""
+    if found := _OTHER_FORM.match(text):
+        raise _invalid(
+            f"the form that begins with {found[0]!r} is not read", "GML, DOT, Pajek and MatrixMarket are not"
+        )
     text = re.sub(r"\A(\s*[#%].*\n)+", "", text)
-    for between in ",\t; ":
-        form: dict[str, Any] = {"delimiter": between, "skipinitialspace": between == " "}
-        header = [cell.strip() for cell in next(csv.reader([text.partition("\n")[0]], **form), [])]
-        keys = [_ENDS.get(key.casefold(), key) for key in header]
-        if {"source", "target"} <= {*keys}:
-            if len({*keys}) < len(keys) or not all(keys):
-                raise _invalid(
-                    f"the header {between.join(header)!r:.200} repeats or lacks a name", "columns have names"
-                )
-            return _rows(csv.reader(io.StringIO(text.partition("\n")[2]), strict=True, **form), keys)
-    return None
+    first, _, rest = text.partition("\n")
+    between = next((sign for sign in "\t;," if sign in first.partition("{")[0]), " ")
+    header = _cells(first.partition("{")[0], between)
+    keys = [_key(cell) for cell in header]
+    if {"id"} < {*keys} <= {"id", "label", "name"}:
+        raise _invalid(f"the header {first!r:.100} is of a table of nodes", "a table of edges has source and target")
+    if not {"source", "target"} <= {*keys} or any(not isinstance(_number(key), str) for key in keys):
+        return _read_lines(text, between), False
+    if len({*keys}) < len(keys) or not all(keys):
+        raise _invalid(f"the header {first!r:.100} repeats or lacks a name", "columns have names of their own")
+    edges = list(_below(keys, csv.reader(io.StringIO(rest), strict=True, delimiter=between, skipinitialspace=True)))
+    kinds = {str(data.get("type")).casefold() for *_, data in edges}
+    if not edges or not kinds <= {"directed", "undirected"}:  # as in Gephi's tables
+        return edges, False
+    if len(kinds) > 1:
+        raise _invalid("some edges are directed and some undirected", "a graph is one or the other")
+    return [(source, target, data) for source, target, data in edges if data.pop("type")], kinds == {"directed"}
 
 
-def _rows(rows: Any, keys: list[str]) -> Iterator[Edge]:
+def _key(cell: str) -> str:
+    """The attribute that a cell of a header names: words for the ends of an edge have many forms."""
+    word = cell.casefold()
+    for key, words in _ENDS.items():
+        if words.fullmatch(word):
+            return key
+    return word if word in ("weight", "capacity", "type", "id") else cell
+
+
+def _cells(line: str, between: str) -> list[str]:
+    """The cells of one line; a separator at its end makes none."""
+    row = next(csv.reader([line.strip()], strict=True, delimiter=between, skipinitialspace=True), [])
+    cells = [cell.strip() for cell in row]
+    return cells[:-1] if len(cells) > 1 and not cells[-1] else cells
+
+
+def _below(keys: list[str], rows: Any) -> Iterator[Edge]:
+    """The edges of rows below a header."""
     for row in filter(None, rows):
         if len(row) != len(keys):
             cause = f"it has {len(row)} cells, the header {len(keys)}"
@@ -213,20 +277,28 @@ def _rows(rows: Any, keys: list[str]) -> Iterator[Edge]:
         yield source, target, {key: _number(cell) for key, cell in cells.items() if cell}
 
 
-def _read_lines(text: str) -> Iterator[Edge]:
+def _read_lines(text: str, between: str) -> Iterator[Edge]:
     """Edges of lines `source target`, perhaps with a weight or NetworkX's `{'weight': 3}`; `#`, `%` begin comments."""
+    others = {" ": ",;\t", ",": ";\t"}.get(between, "")  # in a cell, they make another sign the separator
     for number, line in enumerate(text.splitlines(), 1):
         pair, brace, data = line.partition("{")
-        parts = [part.strip() for part in pair.split(",") if part.strip()] if "," in pair else pair.split()
         if not line.strip() or line.lstrip()[0] in "#%":
             continue
-        more = ast.literal_eval(brace + data.strip()) if brace else {}
-        if len(parts) == 3 and not brace:
-            more = {"weight": _number(parts.pop())}
-        if len(parts) != 2 or isinstance(more.get("weight"), str):
-            cause = "a line is source, target and perhaps a weight, with spaces or commas between"
+        cells, more = _cells(pair, between), ast.literal_eval(brace + data.strip()) if brace else {}
+        decimal = len(cells) == 2 and between == "," and re.search(r"\s[\d.]+,\d+$", line)  # a b 1,5
+        if len(cells) == 3 and not brace:
+            more = {"weight": _number(cells.pop())}
+        if (
+            len(cells) != 2
+            or isinstance(more.get("weight"), str)
+            or decimal
+            or re.match(r"[^\s:]+:(\s|$)", cells[0])  # a: b, c
+            or (cells[0].startswith("(") and line.rstrip().endswith(")"))
+            or any(sign in cell for cell in cells for sign in (*others, r"\n"))
+        ):
+            cause = "a line is source, target and perhaps a weight, with one sign between them in all lines"
             raise _invalid(f"line {number} is not an edge: {line!r:.100}", cause)
-        yield parts[0], parts[1], more
+        yield cells[0], cells[1], more
 
 
 def _number(text: str) -> Any:

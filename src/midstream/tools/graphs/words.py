@@ -20,7 +20,7 @@ Said = tuple[str, Any, Sequence[str]]  # the end of the sentence, the value, lin
 def shown(value: object) -> str:
     """A name or number in a text; a name with signs, which could be mistaken for the text around it, in JSON quotes."""
     if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e5 else f"{value:.15g}"
+        return f"{value:.12g}"
     text = str(value)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}... {len(text)} characters"

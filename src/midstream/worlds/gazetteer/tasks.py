@@ -50,7 +50,7 @@ SMALLEST, LARGEST = 11, 199
 
 
 class GazetteerConfig(PlannedConfig):
-    """Endless questions about a made-up gazetteer, in seven families of one to three turns.
+    """Endless questions about a made-up gazetteer, of one to thirteen turns.
 
     Attributes:
         difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare; `deep`: also total3, total4

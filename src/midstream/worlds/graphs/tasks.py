@@ -62,7 +62,7 @@ class GraphsConfig(PlannedConfig):
     """Endless questions about made-up graphs, whose plans take one to eight turns.
 
     Attributes:
-        difficulty: `standard`: eight families of one to three turns; `deep`: also depth4, depth5 and depth6, of so many
+        difficulty: `standard`: eight families of one to three turns; `deep`: also depth4 to depth6, of so many turns
         families: replaces the families of `difficulty`
         graphs: how many; the splits take 67, 13 and 20 %
         seed: the world's seed: the same world for every run seed
