@@ -382,6 +382,25 @@ def test_one_sign_separates_all_cells():
         ("source", "target", 5), ("source", "a", 3)]  # fmt: skip
 
 
+def test_tables_as_programs_write_them():
+    pandas = read_graph(",source,target,weight\n0,a,b,1\n1,b,c,2\n")
+    assert list(pandas.edges(data=True)) == [("a", "b", {"weight": 1}), ("b", "c", {"weight": 2})]
+    for text in ("source,target,\na,b,\n  \nb,c,", "# c\n\nsource target\na b\nb c ", '[["a", "b", {}], ["b", "c"]]'):
+        assert [*read_graph(text).edges] == [("a", "b"), ("b", "c")]
+    assert [*read_graph("source,target,Id\na,b,0\nb,a,1").edges(data=True)] == [("a", "b", {})]
+    assert [*read_graph('[["a", "b", {"weight": 3}]]').edges(data="weight")] == [("a", "b", 3)]
+    assert len(read_graph('{"vertices": ["a", "b", "c"], "edges": [["a", "b"]]}')) == 3
+    assert [*read_graph('{"nodes": [{"name": "A"}, {"name": "B"}], "edges": [["A", "B"]]}')] == ["A", "B"]
+
+
+def test_what_says_that_it_is_undirected_gets_both_directions():
+    back = {"source": "b", "target": "a", "directed": True}
+    for text in ('{"directed": false, "edges": [["a", "b"]]}', "Source,Target,Type\na,b,Undirected"):
+        assert answer(read_graph(text), "has_path", back).value is True
+        assert answer(read_graph(text, directed=True), "has_path", back).value is True
+    assert answer(read_graph("a b", directed=True), "has_path", back).value is False
+
+
 def test_edges_of_json_end_at_the_ids_of_nodes():
     nodes = [{"id": "a", "name": "Ann"}, {"id": "b", "name": "Bob"}]
     assert [*read_graph(json.dumps({"nodes": nodes, "edges": [["a", "b"]]}))] == ["Ann", "Bob"]
@@ -398,9 +417,10 @@ def test_defaults_versions_and_comments_of_xml():
     assert [*read_graph(graph.replace("<graph", default, 2).replace(default, "<graph", 1)).edges(data="weight")] == [
         ("a", "b", 2.0)]  # fmt: skip
     gexf = written(weighted(connected(3), 3))["gexf"]
-    newer = gexf.replace("http://www.gexf.net/1.2draft", "http://gexf.net/1.3")
-    assert newer != gexf
-    assert edges_of(read_graph(newer)) == edges_of(read_graph(gexf))
+    for other in (' xmlns="http://gexf.net/1.3"', ' lang="en" xmlns="https://www.gexf.net/1.2"', ""):
+        newer = gexf.replace(' xmlns="http://www.gexf.net/1.2draft"', other)
+        assert newer != gexf
+        assert edges_of(read_graph(f"\n{newer}")) == edges_of(read_graph(gexf))
     with pytest.raises(Mistake, check=coded("graph-invalid")):
         read_graph(GRAPHML.format('<node id="a"><graph edgedefault="undirected"><node id="b"/></graph></node>'))
 
@@ -460,7 +480,7 @@ def test_numbers_and_their_texts_are_the_same_node():
     "header",
     [
         '"source","target"', "Source;Target", "from\tto", "from to", "# of roads\n\n% and ways\nfrom,to",
-        '"from"  "to"', "src, dst", "source_id,target_id", "from_node;to_node",
+        '"from"  "to"', "src, dst", "FromNodeId\tToNodeId", "source_id,target_id", "from_node;to_node",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("weight", ["", "weight"])
@@ -494,6 +514,7 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         "a b c d e",
         "What is the diameter of this graph?",
         "a b heavy",
+        "a b 1_0",
         "a",
         "a b\na b 3",
         "a b {'weight': __import__('os')}",
@@ -518,13 +539,21 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         '{"directed": "true", "edges": [["a", "b"]]}',
         '{"multigraph": 1, "edges": [["a", "b"]]}',
         "from to\na b c",
-        '{"nodes": [{"name": "a"}], "edges": []}',
         "a b 1,5",
         "a;b;1,5",
         "a\tb\t1,5",
         "a,,3",
         "a: b, c\nb: d, e",
         "(a, b)\n(b, c)",
+        "(a, b),\n(b, c)",
+        "1 -> 2\n2 -> 3",
+        "A->B 3",
+        "A B: 5",
+        "A,B: 5",
+        "- a, b",
+        "1 Alice\n2 Bob\n#\n1 2",
+        "# nothing\n# at all",
+        '{"edges": [], "links": [["a", "b"]]}',
         r"1 2\n2 3",
         "id,label\n1,Ann",
         "%%MatrixMarket matrix coordinate\n3 3 1\n2 1 1",

@@ -15,10 +15,12 @@ from typing import Any
 MAX_NODES, MAX_EDGES = 50_000, 200_000
 FORMS = "an edge list, CSV with the header source,target or source,target,weight, JSON, GraphML or GEXF"
 _ENDS = {  # the words of a header for the ends of an edge
-    "source": re.compile("(source|from|src)[ _]?(id|node)?"),
-    "target": re.compile("(target|to|dst|dest|destination)[ _]?(id|node)?"),
+    "source": re.compile("(source|from|src)([ _]?(node|id|name|label))*"),
+    "target": re.compile("(target|to|dst|dest|destination)([ _]?(node|id|name|label))*"),
 }
-_OTHER_FORM = re.compile(r"%%MatrixMarket|\*Vertices|(strict\s+)?(di)?graph\b[^\n]*[{\[]", re.IGNORECASE)
+_OTHER_FORM = re.compile(r"%%MatrixMarket|\*Vertices|(strict\s+)?(di)?graph\b[^\n]*[{\[]\s*(\n|$)", re.IGNORECASE)
+# In an edge list with commas or spaces: arrows, bullets, pairs in parentheses, adjacency lists, "b: 3".
+_SIGN = re.compile(r"^[^\w\s]+$|->|=>|→|--|^[^\s:]+:(\s|$)|:\s+[\d.]+$|^[-*] |^\([^()]*$")
 _GEXF = "http://www.gexf.net/1.2draft"
 Edge = tuple[Any, Any, dict[str, Any]]  # source, target, attributes
 
@@ -56,7 +58,7 @@ def read_graph(
     try:
         if start.startswith("<"):
             _check_size(len(re.findall(r"<node\b", text)), len(re.findall(r"<edge\b", text)), max_nodes, max_edges)
-            graph = _read_xml(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
+            graph = _read_xml(re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL))
         else:
             if start.startswith(("{", "[")):
                 nodes, edges, declared, multiple = _read_json(start)
@@ -64,14 +66,18 @@ def read_graph(
                 edges, declared = _read_rows(start)
                 nodes, multiple = (), False
             kinds = (networkx.Graph, networkx.DiGraph, networkx.MultiGraph, networkx.MultiDiGraph)
-            graph = kinds[2 * multiple + (declared or directed is True)]()
+            graph = kinds[2 * multiple + (directed is True if declared is None else declared)]()
             _fill(graph, nodes, edges, max_nodes, max_edges)
     except (Mistake, MemoryError, ImportError):
         raise
     except Exception as error:  # parsers raise anything on a broken file: XML, recursion, missing keys
         problem = f"{type(error).__name__}: {error}"[:300]
         broken = isinstance(error, SyntaxError | ValueError | csv.Error)
-        cause = "the text is cut off or damaged" if broken else "the graph has what this form does not allow"
+        cause = (
+            "the text is cut off, damaged or of another form"
+            if broken
+            else "the graph has what this form does not allow"
+        )
         raise _invalid(f"the graph cannot be read: {problem}", cause) from error
     _check_size(graph.number_of_nodes(), graph.number_of_edges(), max_nodes, max_edges)
     return _labeled(turned(graph, directed))
@@ -130,7 +136,7 @@ def _fill(graph: Any, nodes: Iterable[Any], edges: Iterable[Edge], max_nodes: in
     """Add nodes and edges, and stop at the limits."""
     for node in nodes:
         data = node if isinstance(node, dict) else {"id": node}
-        name = name_of(data.get("id", ""))
+        name = name_of(data.get("id", data.get("name", "")))
         if name in graph:
             raise _invalid(f"the node {name!r:.100} is given twice", "each node has an id of its own")
         graph.add_node(name)
@@ -190,26 +196,30 @@ def _read_xml(text: str) -> Any:
     if lacking:
         raise _invalid(f"a node or edge has no {lacking[0]}", "the file is damaged")
     if re.search(r"<(\w+:)?gexf\b", text):
-        # NetworkX knows the name of version 1.2, and reads 1.3 as well.
-        graph = networkx.read_gexf(io.StringIO(re.sub(r"http://(www\.)?gexf\.net/1\.3", _GEXF, text)))
+        # NetworkX reads 1.3 as well, but knows the names of earlier versions alone.
+        nameless = re.sub(r'(<gexf\b[^>]*?)\sxmlns="[^"]*"', r"\1", text, count=1)
+        graph = networkx.read_gexf(io.StringIO(re.sub(r"<gexf\b", f'<gexf xmlns="{_GEXF}"', nameless, count=1)))
     else:
         graph = networkx.parse_graphml(text)
-    if len(nodes) > len(graph):
-        raise _invalid(f"of {len(nodes):,} nodes only {len(graph):,} can be read", "graphs are nested, or ids repeated")
+    if len(nodes) > len(graph) or len(edges) > graph.number_of_edges():
+        read = f"{len(graph):,} of {len(nodes):,} nodes and {graph.number_of_edges():,} of {len(edges):,} edges"
+        raise _invalid(f"only {read} can be read", "there are several graphs, or an id is repeated")
     for *_, data in graph.edges(data=True):
         data.update(graph.graph.get("edge_default", {}) | data)
     return graph
 
 
-def _read_json(text: str) -> tuple[list[Any], Iterator[Edge], bool, bool]:
+def _read_json(text: str) -> tuple[list[Any], Iterator[Edge], bool | None, bool]:
     """Nodes, edges, directed, multigraph of node-link JSON, of {"edges": [[source, target, weight]]}, or of a list."""
     value = json.loads(text)
     table = {"edges": value} if isinstance(value, list) else value
-    nodes, edges = table.get("nodes", []), table.get("edges", table.get("links"))
-    if not isinstance(nodes, list) or not isinstance(edges, list):
-        raise _invalid("the JSON has no list of edges", 'it is {"nodes": [...], "edges": [[source, target], ...]}')
-    directed, multiple = table.get("directed", False), table.get("multigraph", False)
-    if not isinstance(directed, bool) or not isinstance(multiple, bool):
+    nodes, edges = table.get("nodes", table.get("vertices", [])), table.get("edges", table.get("links"))
+    if not isinstance(nodes, list) or not isinstance(edges, list) or {"edges", "links"} <= {*table}:
+        raise _invalid(
+            "the JSON has no list of edges, or two", 'it is {"nodes": [...], "edges": [[source, target], ...]}'
+        )
+    directed, multiple = table.get("directed"), table.get("multigraph", False)
+    if not isinstance(directed, bool | None) or not isinstance(multiple, bool):
         raise _invalid("directed or multigraph is neither true nor false", "JSON's true and false have no quotes")
     return nodes, map(_json_edge, edges), directed, multiple
 
@@ -221,16 +231,19 @@ def _json_edge(edge: Any) -> Edge:
         return edge.get(source, ""), edge.get(target, ""), more
     if not isinstance(edge, list) or len(edge) not in (2, 3):
         raise _invalid(f"{edge!r:.100} is not an edge", "an edge is [source, target] or [source, target, weight]")
-    return edge[0], edge[1], {"weight": edge[2]} if len(edge) == 3 else {}
+    more = edge[2] if len(edge) == 3 else {}
+    return edge[0], edge[1], more if isinstance(more, dict) else {"weight": more}
 
 
-def _read_rows(text: str) -> tuple[Iterable[Edge], bool]:
-    """Edges, and whether they have a direction, of rows with one sign between cells, under a header or without."""
+def _read_rows(text: str) -> tuple[Iterable[Edge], bool | None]:
+    """Edges of rows with one sign between cells, under a header or without, and their direction if a column says it."""
     if found := _OTHER_FORM.match(text):
         raise _invalid(
             f"the form that begins with {found[0]!r} is not read", "GML, DOT, Pajek and MatrixMarket are not"
         )
-    text = re.sub(r"\A(\s*[#%].*\n)+", "", text)
+    if r"\n" in text and "\n" not in text.strip():
+        raise _invalid(r"the text has one line, and \n as two signs", "the shell or the model has written it so")
+    text = re.sub(r"\A\s*([#%].*\n\s*)+", "", text)
     first, _, rest = text.partition("\n")
     between = next((sign for sign in "\t;," if sign in first.partition("{")[0]), " ")
     header = _cells(first.partition("{")[0], between)
@@ -238,13 +251,13 @@ def _read_rows(text: str) -> tuple[Iterable[Edge], bool]:
     if {"id"} < {*keys} <= {"id", "label", "name"}:
         raise _invalid(f"the header {first!r:.100} is of a table of nodes", "a table of edges has source and target")
     if not {"source", "target"} <= {*keys} or any(not isinstance(_number(key), str) for key in keys):
-        return _read_lines(text, between), False
-    if len({*keys}) < len(keys) or not all(keys):
-        raise _invalid(f"the header {first!r:.100} repeats or lacks a name", "columns have names of their own")
+        return _read_lines(text, between), None
+    if len({*keys}) < len(keys) or not all(keys[1:]):
+        raise _invalid(f"the header {first!r:.100} names a column twice or not at all", "each has a name of its own")
     edges = list(_below(keys, csv.reader(io.StringIO(rest), strict=True, delimiter=between, skipinitialspace=True)))
     kinds = {str(data.get("type")).casefold() for *_, data in edges}
     if not edges or not kinds <= {"directed", "undirected"}:  # as in Gephi's tables
-        return edges, False
+        return edges, None
     if len(kinds) > 1:
         raise _invalid("some edges are directed and some undirected", "a graph is one or the other")
     return [(source, target, data) for source, target, data in edges if data.pop("type")], kinds == {"directed"}
@@ -267,45 +280,51 @@ def _cells(line: str, between: str) -> list[str]:
 
 
 def _below(keys: list[str], rows: Any) -> Iterator[Edge]:
-    """The edges of rows below a header."""
-    for row in filter(None, rows):
+    """The edges of rows below a header; ids of rows are left out, as is the nameless first column of pandas."""
+    for row in rows:
+        row = [cell.strip() for cell in row]
+        if not any(row):
+            continue
+        if len(row) == len(keys) + 1 and not row[-1]:
+            row.pop()
         if len(row) != len(keys):
             cause = f"it has {len(row)} cells, the header {len(keys)}"
             raise _invalid(f"line {rows.line_num} below the header does not fit it", cause)
-        cells = dict(zip(keys, map(str.strip, row), strict=True))
+        cells = dict(zip(keys, row, strict=True))
         source, target = cells.pop("source"), cells.pop("target")
-        yield source, target, {key: _number(cell) for key, cell in cells.items() if cell}
+        yield source, target, {key: _number(cell) for key, cell in cells.items() if cell and key not in ("", "id")}
 
 
 def _read_lines(text: str, between: str) -> Iterator[Edge]:
     """Edges of lines `source target`, perhaps with a weight or NetworkX's `{'weight': 3}`; `#`, `%` begin comments."""
-    others = {" ": ",;\t", ",": ";\t"}.get(between, "")  # in a cell, they make another sign the separator
+    others = {" ": ",;\t", ",": ";\t"}.get(between, "")  # another line may have them as its separator
+    edges = 0
     for number, line in enumerate(text.splitlines(), 1):
         pair, brace, data = line.partition("{")
-        if not line.strip() or line.lstrip()[0] in "#%":
+        if not line.strip() or (line.lstrip()[0] in "#%" and line.strip() != "#"):
             continue
         cells, more = _cells(pair, between), ast.literal_eval(brace + data.strip()) if brace else {}
-        decimal = len(cells) == 2 and between == "," and re.search(r"\s[\d.]+,\d+$", line)  # a b 1,5
+        decimal_comma = len(cells) == 2 and between == "," and re.search(r"\s[\d.]+,\d+$", line)
         if len(cells) == 3 and not brace:
             more = {"weight": _number(cells.pop())}
-        if (
-            len(cells) != 2
-            or isinstance(more.get("weight"), str)
-            or decimal
-            or re.match(r"[^\s:]+:(\s|$)", cells[0])  # a: b, c
-            or (cells[0].startswith("(") and line.rstrip().endswith(")"))
-            or any(sign in cell for cell in cells for sign in (*others, r"\n"))
-        ):
-            cause = "a line is source, target and perhaps a weight, with one sign between them in all lines"
+        signs = between in ", " and any(_SIGN.search(cell) for cell in cells)
+        mixed = any(sign in cell for cell in cells for sign in others)
+        if len(cells) != 2 or isinstance(more.get("weight"), str) or decimal_comma or signs or mixed:
+            cause = (
+                "a line is source, target and perhaps a weight, with one sign between them; a header has these words"
+            )
             raise _invalid(f"line {number} is not an edge: {line!r:.100}", cause)
         yield cells[0], cells[1], more
+        edges += 1
+    if not edges:
+        raise _invalid("the text has no edge", "each of its lines is a comment")
 
 
 def _number(text: str) -> Any:
     """The number in a text, or the text."""
     for kind in (int, float):
         try:
-            return kind(text)
+            return kind(text.replace("_", "?"))  # Python reads 1_0 as 10
         except ValueError:
             continue
     return text
