@@ -21,7 +21,6 @@ from midstream.worlds.planning.lessons import draw_lessons, lesson_words
 from midstream.worlds.planning.words import FIRST, SECOND, Topic
 from midstream.worlds.tiny_model import TinyWorld, Vocabulary
 
-_FEWEST = 22  # names of a kind: each split then has three, which the deepest questions about graphs need
 GATE_SAMPLES = 4  # rollouts of a validation task: for a copy rate that is steady to a few points
 
 
@@ -52,16 +51,17 @@ class PlannedWorld(TinyWorld, Endless):
         """Draw `count` names of each of so many kinds, and split them 67, 13 and 20 %."""
         every = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
         most = len(every) // kinds
-        if not _FEWEST <= count <= most:
+        train, validation = int(count * 0.67), int(count * 0.80)
+        # Three names in each split, which 21 do not give, are enough for the deepest questions about graphs.
+        if not 20 <= count <= most or validation - train < 3:
             raise RecipeError(
                 f"{setting} = {count} cannot be made",
                 code="setting-range",
                 cause=f"each needs {kinds} of {len(every)} names, and every split needs names that no other has",
-                fix=f"set `{setting}` between {_FEWEST} and {most}",
+                fix=f"set `{setting}` between 20 and {most}, except 21",
             )
         rng.shuffle(every)
         self.lists = tuple(every[kind * count : (kind + 1) * count] for kind in range(kinds))
-        train, validation = int(count * 0.67), int(count * 0.80)
         self.splits = {
             "train": range(train),
             "validation": range(train, validation),
