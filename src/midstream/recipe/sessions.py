@@ -89,6 +89,8 @@ def stages_of(build: Build) -> tuple[Stage, ...]:
     """The stages of a recipe's training tasks. Raises `RecipeError` for a family that is unknown or in two of them."""
     stages = tasks_config(build.recipe.tasks).stages
     staged = [family for stage in stages for family in stage.families]
+    if not staged:  # the families of a benchmark would have to be downloaded
+        return ()
     check_known("family", staged, build.source.families, "tasks.stages", "name families of the tasks in tasks.stages")
     if twice := [family for family in staged if staged.count(family) > 1]:
         raise RecipeError(
