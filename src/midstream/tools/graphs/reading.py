@@ -138,7 +138,7 @@ def _fill(graph: Any, nodes: Iterable[Any], edges: Iterable[Edge], max_nodes: in
         data = node if isinstance(node, dict) else {"id": node}
         name = name_of(data.get("id", data.get("name", "")))
         if name in graph:
-            raise _invalid(f"the node {name!r:.100} is given twice", "each node has an id of its own")
+            raise _invalid(f"the node {name!r:.100} is given twice", "each node has its own id")
         graph.add_node(name)
         graph.nodes[name].update(data)
         _check_size(len(graph), 0, max_nodes, max_edges)
@@ -253,7 +253,7 @@ def _read_rows(text: str) -> tuple[Iterable[Edge], bool | None]:
     if not {"source", "target"} <= {*keys} or any(not isinstance(_number(key), str) for key in keys):
         return _read_lines(text, between), None
     if len({*keys}) < len(keys) or not all(keys[1:]):
-        raise _invalid(f"the header {first!r:.100} names a column twice or not at all", "each has a name of its own")
+        raise _invalid(f"the header {first!r:.100} names a column twice or not at all", "each column has its own name")
     edges = list(_below(keys, csv.reader(io.StringIO(rest), strict=True, delimiter=between, skipinitialspace=True)))
     kinds = {str(data.get("type")).casefold() for *_, data in edges}
     if not edges or not kinds <= {"directed", "undirected"}:  # as in Gephi's tables
