@@ -51,9 +51,8 @@ class PlannedWorld(TinyWorld, Endless):
         """Draw `count` names of each of so many kinds, and split them 67, 13 and 20 %."""
         every = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
         most = len(every) // kinds
-        train, validation = int(count * 0.67), int(count * 0.80)
-        # Three names in each split, which 21 do not give, are enough for the deepest questions about graphs.
-        if not 20 <= count <= most or validation - train < 3:
+        # Of 21, validation would get two; the deepest questions about graphs need three.
+        if not 20 <= count <= most or count == 21:
             raise RecipeError(
                 f"{setting} = {count} cannot be made",
                 code="setting-range",
@@ -61,6 +60,7 @@ class PlannedWorld(TinyWorld, Endless):
                 fix=f"set `{setting}` between 20 and {most}, except 21",
             )
         rng.shuffle(every)
+        train, validation = int(count * 0.67), int(count * 0.80)
         self.lists = tuple(every[kind * count : (kind + 1) * count] for kind in range(kinds))
         self.splits = {
             "train": range(train),
