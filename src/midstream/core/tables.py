@@ -31,7 +31,7 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
     named = located(kind, named, where)
     config = config_class(kind, named)
     alias = settings.pop("alias", None) if kind == "tool" else None
-    if alias is not None and not _ALIAS.fullmatch(str(alias)):
+    if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise RecipeError(
             f"{where}.alias = {shown(alias)} is not a name",
             code="recipe-invalid",
