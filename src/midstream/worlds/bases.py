@@ -62,23 +62,24 @@ class Endless:
         """Return `per_family` tasks of each family (or `count`, shared out evenly), all questions different."""
         check_known("split", [split], self.splits, self.what, SPLIT_FIX)
         check_known("family", families, self._known, self.what)
-        chosen = families or self.families
-        if count is not None:
-            per_family = -(-count // len(chosen))
-        elif per_family is None:
-            per_family = PER_FAMILY
+        chosen = tuple(dict.fromkeys(families or self.families))
+        if count is None:
+            shares = [PER_FAMILY if per_family is None else per_family] * len(chosen)
+        else:
+            share, rest = divmod(count, len(chosen))
+            shares = [share + (place < rest) for place in range(len(chosen))]
         draws = Random(derive_seed(*self._fixed, split, seed))
         tasks: list[Task] = []
         seen: set[str] = set()
-        for family in chosen:
+        for family, wanted in zip(chosen, shares, strict=True):
             made = attempts = 0
-            while made < per_family:
+            while made < wanted:
                 attempts += 1
-                if attempts > _ATTEMPTS * per_family:
+                if attempts > _ATTEMPTS * wanted:
                     raise RecipeError(
                         f"only {made} different {family!r} tasks of {self.what} were found in the {split} split",
                         code="too-few-tasks",
-                        cause=f"{per_family} were asked for",
+                        cause=f"{wanted} were asked for",
                         fix="lower `per_family`, or make the world of [tasks] larger",
                     )
                 task = self.make(split, family, draws, f"{split}-{family}-{made}")
@@ -86,7 +87,7 @@ class Endless:
                     seen.add(task.question)
                     tasks.append(task)
                     made += 1
-        return tasks if count is None else tasks[:count]
+        return tasks
 
 
 class WarmStartWorld:

@@ -185,3 +185,14 @@ def test_the_deepest_questions_name_as_many_graphs_as_their_turns_allow():
             names = task.question.count(" and ") + 1
             cores = len(re.findall(r"the core of", task.question))
             assert 2 * names - 1 + cores + task.question.startswith("Is") == turns
+
+
+def test_a_count_is_shared_out_over_all_families():
+    world = Graphs(GraphsConfig(graphs=30))
+    drawn = Counter(task.family for task in world.fixed("train", seed=0, count=42))
+    assert list(drawn.values()) == [6, 6, 5, 5, 5, 5, 5, 5]
+
+
+def test_a_family_named_twice_is_asked_once():
+    tasks = Graphs(GraphsConfig(graphs=30)).fixed("test", seed=0, families=["measure", "measure"], per_family=3)
+    assert [task.id for task in tasks] == ["test-measure-0", "test-measure-1", "test-measure-2"]
