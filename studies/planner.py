@@ -7,7 +7,7 @@
     sizes      success before and after, by the size of the policy
     recovery   what follows an error, before and after
     toolsets   success before and after with worse and better tools at inference
-    costs      of right answers: the cost of their calls, next to the cheapest plan that is sure to be right
+    costs      of right answers: the cost of their calls, next to the best plan's (`worlds/graphs/tasks.py`)
 
 Training itself is seen on the recipe's training questions, all else on its evaluation sets. `planner.toml` has the
 recipe and the variants; another file may be named.
@@ -20,7 +20,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -98,7 +97,7 @@ def require(study: Study, names: Sequence[str]) -> None:
             raise RecipeError(
                 f"no task of set {without[0]!r} states its best_cost",
                 code="setting-conflict",
-                cause="the analysis `costs` compares the cost of calls with that of the cheapest plan",
+                cause="the analysis `costs` compares the cost of calls with that of the best plan",
                 fix="choose a recipe on graphs, whose tasks state it, or leave [costs] out",
             )
     if "sizes" in names:
@@ -254,20 +253,23 @@ def costs(study: Study, scene: Scene) -> list[StudyRow]:
     """On every set and in each family, before and after; regret is what right answers cost above the best plan."""
     rows: list[StudyRow] = []
     for set_name in scene.sets:
-        for family in (ALL, *measured(study, "trained", 0, scene.on(set_name)).families):
-            for label, before in BEFORE_AFTER.items():
-                numbers = {
-                    "cost": partial(_cost, family=family, part="spent"),
-                    "cost, best plan": partial(_cost, family=family, part="best"),
-                    "cost, regret": partial(_cost, family=family, part="regret"),
-                }
-                condition = scene.on(set_name, before=before)
-                rows += _rows(study, f"{set_name}, {family}, {label}", "trained", condition, numbers)
+        sides = {}
+        for label, before in BEFORE_AFTER.items():
+            condition = scene.on(set_name, before=before)
+            sides[label] = [measured(study, "trained", seed, condition) for seed in range(study.seeds)]
+        for family in (ALL, *sides[LABELS["trained"]][0].families):
+            for label, seeds in sides.items():
+                found = [one.costs[family] for one in seeds if family in one.costs]
+                rows += [
+                    StudyRow(
+                        name=f"{set_name}, {family}, {label}",
+                        metric=metric,
+                        values=tuple(getattr(cost, part) for cost in found),
+                        as_percent=False,
+                    )
+                    for metric, part in (("cost", "spent"), ("cost, best plan", "best"), ("cost, regret", "regret"))
+                ]
     return rows
-
-
-def _cost(one: Measured, *, family: str, part: str) -> float | None:
-    return getattr(one.costs[family], part) if family in one.costs else None
 
 
 ANALYSES = {

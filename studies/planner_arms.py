@@ -142,18 +142,21 @@ class Study:
         supervised: dict[str, Any] = dict(self.config.imitation)
         if arm != "supervised":
             supervised |= {"planner": self.config.stronger, "successes_only": arm == "distilled-successes"}
-        return {"training": {"algorithm": "supervised", "supervised": supervised}}
+        changes: Table = {"training": {"algorithm": "supervised", "supervised": supervised}}
+        # Stages are Flow-GRPO's: an imitator draws from all families.
+        return {**changes, "tasks": {"stages": []}} if "stages" in recipe.table()["tasks"] else changes
 
 
 class Cost(Frozen):
-    """What the calls of right answers cost on average, and what the cheapest sure plans of the same tasks cost."""
+    """What the calls of right answers cost on average, and what the best plans of the same tasks cost."""
 
     spent: float
     best: float
 
     @property
     def regret(self) -> float:
-        """What they cost above the best plan; less than 0 where a cheap tool that may be wrong was right."""
+        """What they cost above the best plan; less than 0 where a cheap tool that may be wrong was right, or where
+        one call made several calculations."""
         return self.spent - self.best
 
 
@@ -257,7 +260,7 @@ def _read(run: RunDirectory, condition: Condition, costs: Mapping[str, float], b
 
 
 def best_costs(tasks: Sequence[Task]) -> dict[str, float]:
-    """The cost of the cheapest sure plan of each task that states it."""
+    """The cost of the best plan of each task that states it."""
     return {task.id: float(task.metadata["best_cost"]) for task in tasks if "best_cost" in task.metadata}  # type: ignore[arg-type]
 
 
@@ -292,7 +295,7 @@ def summed(
 ) -> Measured:
     """An evaluation with its use of tools; `InfrastructureError` if tasks without a result would decide it.
 
-    With `costs` (of a call, by tool) and `best` (of the cheapest sure plan, by task) also what right answers cost.
+    With `costs` (of a call, by tool) and `best` (of the best plan, by task) also what right answers cost.
     """
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if len(errors) > MAX_LOST * len(trajectories):

@@ -90,7 +90,7 @@ def study_two_ways(options: argparse.Namespace) -> None:
     seeds = [
         Runs(root=options.out, config=config, overrides=options.overrides, seed=seed) for seed in range(options.seeds)
     ]
-    names = chosen(WAYS, options.only)
+    names = [way for way in WAYS if way in chosen(WAYS, options.only)]
     for way, section in (("lessons", "practice"), ("weights", "training")):  # refused before hours of work, not after
         if getattr(load_recipe(getattr(config, way), options.overrides), section) is None:
             raise RecipeError(

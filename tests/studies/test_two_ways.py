@@ -71,6 +71,8 @@ def test_every_way_has_numbers_and_nothing_is_done_twice(tmp_path: Path, capsys:
     assert main(arguments) == 0
     assert capsys.readouterr().out == first
     assert all(path.stat().st_mtime < started for path in (tmp_path / "out").glob("*/evaluations.jsonl"))
+    assert main([*arguments, "--only", "both", "lessons"]) == 0
+    assert json.loads(capsys.readouterr().out) == [row for row in json.loads(first) if "weights" not in row["name"]]
 
 
 @pytest.mark.parametrize(

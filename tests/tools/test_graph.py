@@ -783,6 +783,13 @@ def test_only_named_files_are_read(tmp_path, monkeypatch):
     assert "'named.edges'" in found[len(asked) - 1].text
 
 
+def test_text_of_one_line_is_a_graph_if_it_has_a_separator():
+    found = calls(
+        *({"graph": text, "algorithm": "number_of_edges"} for text in ("a;b", "a,b", "a\tb", "a b", "", "ab"))
+    )
+    assert [result.code for result in found] == ["", "", "", "", "graph-invalid", "unknown-graph"]
+
+
 def test_files_that_cannot_be_used(tmp_path):
     first, second = tmp_path / "a" / "g.csv", tmp_path / "b" / "g.csv"
     for path in (first, second):

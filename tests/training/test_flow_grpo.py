@@ -337,6 +337,15 @@ def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):
     assert (fresh.success, fresh.stage) == ({first: 0.5, second: 0.25}, 0)
 
 
+def test_progress_counts_the_families_that_are_trained_on_now(make):
+    algorithm, _ = make(Scripted(parity))
+    first, second = algorithm.success
+    algorithm.stages = (Stage(families=(first,)), Stage(families=(second,)))
+    algorithm.success[first] = 0.7
+    run(algorithm)
+    assert algorithm.progress.success == 0.7
+
+
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
 def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
     algorithm, _ = make(

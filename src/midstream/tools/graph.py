@@ -174,10 +174,11 @@ class GraphTool:
         name = line.rpartition("/")[2]
         if (path := self._files.get(name)) is not None:
             limit = self._config.max_mb
-            fix = f"name a text file in UTF-8 of at most {limit} MB, or raise max_mb in [tools.graph]"
+            fix = f"name a text file in UTF-8, unpacked, of at most {limit} MB, or raise max_mb in [tools.graph]"
             return name, read_text(path, limit=limit << 20, error=ToolServerError, fix=fix)
-        like_name = name.lower().endswith(_ENDINGS) or did_you_mean(name, self._files) or not set(line) & set(" ,\t")
-        if like_name and "\n" not in line and line[:1] not in ("{", "[", "<"):
+        one_word = not set(line) & set(" ,;\t")
+        like_name = one_word or name.lower().endswith(_ENDINGS) or did_you_mean(name, self._files)
+        if line and like_name and "\n" not in line and line[0] not in ("{", "[", "<"):
             raise Mistake(
                 f"there is no graph file {name!r:.200}",
                 code="unknown-graph",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -108,7 +108,7 @@ class FlowGRPO:
         while self.stage + 1 < len(self.stages) and self._succeeds(self.stages[self.stage]):
             self.stage += 1
         success = dict(self.success)
-        mean = fmean(success.values()) if success else 0.0
+        mean = fmean(success[family] for family in self._begun) if success else 0.0
         self.progress = Progress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
@@ -131,6 +131,13 @@ class FlowGRPO:
         )
         trajectories = [trajectory for group in sampled.groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
+
+    @property
+    def _begun(self) -> Collection[str]:
+        """The families that are trained on now."""
+        if not self.stages:
+            return self.success
+        return [family for stage in self.stages[: self.stage + 1] for family in stage.families]
 
     def _succeeds(self, stage: Stage) -> bool:
         return min(self.success[family] for family in stage.families) >= stage.until
@@ -172,8 +179,7 @@ class FlowGRPO:
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
         if self.stages:
-            begun = {family for stage in self.stages[: self.stage + 1] for family in stage.families}
-            every = self.source.families
+            begun, every = self._begun, self.source.families
             weights = {family: (weights or {}).get(family, 1.0) if family in begun else 0.0 for family in every}
         sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *rounds), weights)
         tried = {group.task.id for group in earlier}

@@ -63,15 +63,12 @@ class Endless:
         check_known("split", [split], self.splits, self.what, SPLIT_FIX)
         check_known("family", families, self._known, self.what)
         chosen = tuple(dict.fromkeys(families or self.families))
-        if count is None:
-            shares = [PER_FAMILY if per_family is None else per_family] * len(chosen)
-        else:
-            share, rest = divmod(count, len(chosen))
-            shares = [share + (place < rest) for place in range(len(chosen))]
+        total = count if count is not None else len(chosen) * (PER_FAMILY if per_family is None else per_family)
         draws = Random(derive_seed(*self._fixed, split, seed))
         tasks: list[Task] = []
         seen: set[str] = set()
-        for family, wanted in zip(chosen, shares, strict=True):
+        for place, family in enumerate(chosen):
+            wanted = len(range(place, total, len(chosen)))  # dealt out in turn
             made = attempts = 0
             while made < wanted:
                 attempts += 1

@@ -43,8 +43,8 @@ class Both(PlannedWorld):
 
     def __init__(self, config: BothConfig) -> None:
         self.gazetteer = Gazetteer(GazetteerConfig(countries=config.countries, seed=config.seed))
-        self.graphs = Graphs(GraphsConfig(graphs=config.graphs, seed=config.seed))
-        self.worlds: dict[str, PlannedWorld] = {"gazetteer": self.gazetteer, "graphs": self.graphs}
+        graphs = Graphs(GraphsConfig(graphs=config.graphs, seed=config.seed))
+        self.worlds: dict[str, PlannedWorld] = {"gazetteer": self.gazetteer, "graphs": graphs}
         known = [f"{name}.{family}" for name, world in self.worlds.items() for family in world.families]
         super().__init__(
             "both worlds",
@@ -62,7 +62,7 @@ class Both(PlannedWorld):
 
     def words(self) -> set[str]:
         """Every word of questions and results of both."""
-        return self.gazetteer.words() | self.graphs.words()
+        return set().union(*(world.words() for world in self.worlds.values()))
 
     def names(self, split: str | None = None) -> list[str]:
         """All names of both, or those of one split."""

@@ -3,7 +3,7 @@
 A graph is connected, has 8 to 40 numbered nodes and a name; its 2-core has a name of its own. Graphs are split into
 train, validation and test with everything asked about them.
 
-Families and the turns that the cheapest sound plan needs:
+Families and the turns of a sound plan, one operation a turn:
 
     measure  1   How wide is Amberbank ?
     degree   1   How many neighbors has node 12 in Amberbank ?
@@ -15,8 +15,9 @@ Families and the turns that the cheapest sound plan needs:
              Is the total number of edges of Amberbank and Oakfell and Mistvale more than 64 ?
     reworded 1   Count the nodes of Amberbank ?   (evaluation only: its frames are never trained on)
 
-Tools differ in cost, reach and error (`tools.py`). `metadata["best_cost"]` is the cost of the cheapest plan that is
-sure to be right.
+"The core of" goes with one name: "the core of Amberbank and Oakfell" is a core and a graph. Tools differ in cost,
+reach and error (`tools.py`). `metadata["best_cost"]` is the cost of the best plan: the cheapest that asks exact tools
+alone and calculates one operation a call.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Graphs(PlannedWorld):
         return self._values[name, algorithm]
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str, int]:
-        """Draw a question of a family; return its text, its answer and the cost of the cheapest sound plan."""
+        """Draw a question of a family; return its text, its answer and the cost of the best plan."""
         indices = self.indices(split)
         names = [self.named[i] for i in rng.sample(indices, min(4, len(indices)))]
         first, second = names[:2]
@@ -145,10 +146,9 @@ class Graphs(PlannedWorld):
         look, sum_ = COSTS["graph"], COSTS["python"]
         if family in DEPTHS:
             return self._deep(DEPTHS[family], names, asked, rng)
-        if family == "measure":
-            return rng.choice(MEASURE[asked]).format(first), a, look
-        if family == "reworded":
-            return rng.choice(REWORDED[asked]).format(first), a, look
+        if family in ("measure", "reworded"):
+            frames = MEASURE if family == "measure" else REWORDED
+            return rng.choice(frames[asked]).format(first), a, look
         if family == "degree":
             node = rng.choice(sorted(self.graphs[first]))
             return DEGREE.format(node, first), self.graphs[first].degree[node], COSTS["neighbors"]

@@ -5,7 +5,7 @@
 | `graph` | `Amberbank diameter`, `Amberbank degree 12`, `Amberbank k_core` | 5 | everything, exact |
 | `path` | `Amberbank 12 31` | 2 | exact, for nodes at most two links apart; else it fails |
 | `neighbors` | `Amberbank 12` | 1 | exact, one node |
-| `oracle` | as `graph` | 1 | everything; right six times out of ten |
+| `oracle` | as `graph` | 1 | everything; its numbers are right six times out of ten, its cores always |
 
 A result repeats what was asked and ends in the name of the algorithm and its value: `Amberbank diameter 5`. The core of
 a graph is a graph with a name of its own: `Amberbank k_core Mistvale`.
@@ -97,9 +97,8 @@ class GraphQuery(_WorldTool):
             return f"{a} {b} shortest_path_length {nx.shortest_path_length(graph, a, b)}"
         if rest or algorithm not in (*NOUNS, "k_core"):
             raise ValueError(f"no algorithm {' '.join(words)[:50]}")
-        return (
-            f"{algorithm} {self._world.core_of(name) if algorithm == 'k_core' else self._world.value(name, algorithm)}"
-        )
+        value = self._world.core_of(name) if algorithm == "k_core" else self._world.value(name, algorithm)
+        return f"{algorithm} {value}"
 
 
 class PathQuery(_WorldTool):
@@ -134,7 +133,7 @@ class NeighborQuery(_WorldTool):
 
 
 class NoisyOracle(GraphQuery):
-    """Answers as `graph` does, at once, and is wrong now and then: by a number that a hash of the query draws."""
+    """Answers as `graph` does, at once, and its numbers are wrong now and then: a hash of the query decides."""
 
     name = "oracle"
     description = "An expert who answers any question about a graph at once. It costs one."
@@ -158,7 +157,7 @@ class WorldToolConfig(ToolConfig):
 
     def build(self, context: Context) -> Tool:
         """Build it. Raises `RecipeError` for tasks of another world."""
-        world = context.source.graphs if isinstance(context.source, Both) else context.source
+        world = context.source.worlds["graphs"] if isinstance(context.source, Both) else context.source
         if not isinstance(world, Graphs):
             raise RecipeError(
                 f"tools.{context.name} answers about graphs, and the tasks have none",
@@ -190,7 +189,7 @@ class NoisyOracleConfig(WorldToolConfig):
     """An oracle on the graphs of the offline world, wrong now and then.
 
     Attributes:
-        right: the share of queries that it answers rightly
+        right: the share of queries for a number that it answers rightly
     """
 
     component = NoisyOracle
