@@ -36,7 +36,9 @@ def parser(description: str, *, out: str, recipe: str = "") -> argparse.Argument
     parsed.add_argument("--seeds", type=int, default=3, help="training seeds of each recipe (default 3)")
     parsed.add_argument("--out", type=Path, default=Path(out), help=f"directory, of which nothing is repeated ({out})")
     parsed.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of the arms or analyses")
-    parsed.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    parsed.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="settings of the recipe"
+    )
     parsed.add_argument("--json", action="store_true", help="print numbers instead of tables")
     parsed.add_argument("--quiet", action="store_true", help="no progress")
     return parsed
@@ -83,12 +85,19 @@ def print_tables(found: Mapping[str, Sequence[StudyRow]], titles: Mapping[str, t
 
 
 def require_set(recipe: Recipe) -> None:
-    """Refuse a recipe without an evaluation set before anything is learned."""
+    """Refuse a recipe that is not evaluated before and after it learns, before anything is learned."""
     if not recipe.evaluation.sets:
         raise RecipeError(
             f"recipe {recipe.name!r} has no evaluation set",
             code="missing-key",
             fix="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
+        )
+    if recipe.evaluation.at != "both":
+        raise RecipeError(
+            f"recipe {recipe.name!r} has evaluation.at = {recipe.evaluation.at!r}",
+            code="setting-conflict",
+            cause="a study compares before and after",
+            fix='set evaluation.at = "both"',
         )
 
 

@@ -111,6 +111,14 @@ class LibraryStudy:
                 cause="transfer is from one domain, a family of tasks, to another",
                 fix="choose a recipe with several families, or name other analyses with --only",
             )
+        asked = self.recipe(LEARNED, 0, {}).evaluation.sets[0].families
+        if asked and (missing := [domain for domain in domains if domain not in asked]):
+            raise RecipeError(
+                f"the first evaluation set does not ask {missing[0]!r}",
+                code="setting-conflict",
+                cause="transfer is measured on every family of the tasks",
+                fix="leave out its families, or limit [tasks] families to those of the set",
+            )
         return domains
 
 

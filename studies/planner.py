@@ -29,7 +29,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.study import chosen
-from studies.common import parser, print_tables, records, reporter, run, write_json
+from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, best_costs, measured, read_file
 
 BEFORE_AFTER = {FROZEN: True, LABELS["trained"]: False}  # label -> before training
@@ -74,6 +74,7 @@ class Scene:
 
 def require(study: Study, names: Sequence[str]) -> None:
     """Raise `RecipeError` for what an analysis wants and the recipe does not define, before anything is trained."""
+    require_set(study.recipe("trained", 0))
     arms = ["trained"]
     if "planners" in names:
         arms += ["stronger", *study.imitating]

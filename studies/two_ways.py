@@ -64,7 +64,9 @@ class Runs:
             else (self.config.weights, f"tasks.stages=[{{families={families}}}]")
         )
         more = [f"agent.library={json.dumps(str(library.root.resolve()))}"] if library else []
-        return load_recipe(name, [*self.overrides, learns, *more, f"seed={self.seed}"])
+        other = "training." if way == "lessons" else "practice."  # of the other recipe alone
+        shared = [override for override in self.overrides if not override.startswith(other)]
+        return load_recipe(name, [*shared, learns, *more, f"seed={self.seed}"])
 
     def run(self, way: str, world: str) -> RunDirectory:
         """The finished run of a way, made now if it was not; `both` needs that of `lessons` first."""
@@ -92,7 +94,7 @@ def study_two_ways(options: argparse.Namespace) -> None:
     ]
     names = [way for way in WAYS if way in chosen(WAYS, options.only)]
     for way, section in (("lessons", "practice"), ("weights", "training")):  # refused before hours of work, not after
-        if getattr(load_recipe(getattr(config, way), options.overrides), section) is None:
+        if getattr(load_recipe(getattr(config, way)), section) is None:
             raise RecipeError(
                 f"recipe {getattr(config, way)!r} has no [{section}]",
                 code="wrong-kind-of-recipe",

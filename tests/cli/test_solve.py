@@ -492,9 +492,10 @@ def test_a_graph_that_cannot_be_used_costs_no_request(capsys, ring):
 
 
 def test_a_tiny_planner_cannot_use_a_graph(capsys, finished_run, ring):
-    code, _, err = solve(capsys, "--planner", finished_run, "--graph", "ring.csv")
-    assert code == 2
-    assert coded("setting-conflict", "--graph")(printed(err))
+    for planner in (("--planner", finished_run), ("--recipe", "flow-grpo-graphs")):  # which has another tool graph
+        code, _, err = solve(capsys, *planner, "--graph", "ring.csv")
+        assert code == 2
+        assert coded("setting-conflict", "--graph")(printed(err))
 
 
 def test_a_question_about_a_graph_is_asked_from_python(ring):

@@ -15,7 +15,7 @@ from midstream.core.terminal import Terminal
 from midstream.report import blocks
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.tables import run_summary
-from midstream.report.training_page import lead, parts, streams, training_page
+from midstream.report.training_page import lead, parts, schedules, streams, training_page
 from support.fake_run import evaluation, evaluations, metrics, timings
 from support.pages import found, keys, made, rows, texts
 from support.streams import MATH_PARTS
@@ -221,3 +221,13 @@ def test_a_run_s_summary_has_its_calls_and_parts():
     text = " ".join(shown(run_summary("r", "artist", 3, steps(), [])).split())
     assert "calls 2.00 calls a run, 75.0% of them with a result" in text
     assert "its parts answer 2, relaxed format 0.5" in text
+
+
+def test_a_stage_is_a_number_and_a_schedule_of_a_tool_a_probability():
+    staged = steps(schedules={"tasks.stages": 3.0, "tools.search.fails": 0.25})
+    assert [chart["title"] for chart in found(schedules(staged), "chart")] == [
+        "tasks.stages 3",
+        "tools.search.fails 25.0%",
+    ]
+    assert schedules(steps()) is None
+    assert "stage 3 " in " ".join(shown(run_summary("r", "deep", 3, staged, [])).split())

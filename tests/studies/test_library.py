@@ -81,3 +81,19 @@ def test_transfer_needs_several_domains(tmp_path: Path, capsys: pytest.CaptureFi
     command = [*study(tmp_path, "--only", "transfer"), "--set", 'tasks.domains=["press"]']
     assert main(command) == 1
     assert "error[setting-conflict]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (["--only", "transfer", "--set", "evaluation.sets=[{name='one', families=['press']}]"], "setting-conflict"),
+        (["--only", "arms", "--set", "evaluation.at=end"], "setting-conflict"),
+        (["--only", "arms", "--set", "evaluation.at=none"], "setting-conflict"),
+    ],
+)
+def test_what_is_not_measured_is_refused_before_any_work(
+    more: list[str], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*study(tmp_path), *more]) == 1
+    assert f"error[{code}]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -209,6 +209,7 @@ def test_a_wrong_key_of_the_file_is_named(tmp_path: Path) -> None:
         (["--only", "nonsense"], "unknown-name"),
         (["--seeds", "0"], "empty-value"),
         (["--set", "evaluation.sets=[]"], "missing-key"),
+        (["--set", "evaluation.at=none"], "setting-conflict"),
     ],
 )
 def test_refusals_leave_nothing_behind(

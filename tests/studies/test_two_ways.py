@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from studies.two_ways import TwoWaysFile, main
+from studies.two_ways import Runs, TwoWaysFile, main
 
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
@@ -75,6 +75,15 @@ def test_every_way_has_numbers_and_nothing_is_done_twice(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out) == [row for row in json.loads(first) if "weights" not in row["name"]]
 
 
+def test_a_setting_is_for_the_recipe_that_has_its_section(tmp_path: Path) -> None:
+    runs = Runs(root=tmp_path, config=shipped(), overrides=("training.steps=7", "practice.epochs=2"), seed=0)
+    lessons, weights = runs.recipe("lessons", "graphs"), runs.recipe("weights", "graphs")
+    assert (lessons.training, weights.practice) == (None, None)
+    assert lessons.practice is not None
+    assert weights.training is not None
+    assert (lessons.practice.epochs, weights.training.steps) == (2, 7)
+
+
 @pytest.mark.parametrize(
     ("text", "more", "code"),
     [
@@ -84,6 +93,7 @@ def test_every_way_has_numbers_and_nothing_is_done_twice(tmp_path: Path, capsys:
         (RECIPES + "[worlds]\n", (), "recipe-invalid"),
         (RECIPES + '[worlds]\n"../one" = ["graphs.sum"]\n', (), "recipe-invalid"),
         (RECIPES + WORLDS, ("--only", "wheights"), "unknown-name"),
+        (RECIPES + WORLDS, ("--set", "evaluation.at=end"), "setting-conflict"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_work(

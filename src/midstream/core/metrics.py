@@ -327,7 +327,7 @@ class StepMetrics(Frozen):
     turns_mean: float = 0.0
     tool_use: ToolUse = ToolUse()
     tool_marks: dict[str, int] = {}  # results of simulated and degraded tools, by mark; not written if empty
-    schedules: dict[str, float] = {}  # probabilities of simulated and degraded tools; not written if empty
+    schedules: dict[str, float] = {}  # the stage, probabilities of simulated and degraded tools; not written if empty
     streams: StreamMetrics | None = None  # of interleaved policies
     rows: int = 0  # training rows
     rows_split: dict[str, int] = {}  # rows that a conversation was split into, by reason; not written if empty

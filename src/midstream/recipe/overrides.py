@@ -500,8 +500,9 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
 
 def with_graphs(tools: Mapping[str, Table], graphs: Sequence[str]) -> dict[str, Table]:
     """The tables of tools, in which the tool graph, which is added if it is missing, may read these files too."""
-    name = next((name for name, tool in tools.items() if tool.get("type", name) == "graph"), "graph")
-    table = tools.get(name, {})
+    free = "graph_files" if "graph" in tools else "graph"  # a tool of another type may have that name
+    name = next((name for name, tool in tools.items() if tool.get("type", name) == "graph"), free)
+    table = tools.get(name, {} if name == "graph" else {"type": "graph"})
     return {**tools, name: {**table, "graphs": [*table.get("graphs", ()), *map(os.path.abspath, graphs)]}}
 
 

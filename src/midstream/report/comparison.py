@@ -317,8 +317,8 @@ def _opened(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
     raise RunError(
         f"{path} has no finished evaluation",
         code="no-evaluation",
-        cause="it was interrupted before its first set was done, or holds none",
-        fix=f"midstream resume {path}",
+        cause="it was interrupted before its first set was done, or was made with evaluation.at = 'none'",
+        fix=f"midstream resume {path}, or midstream eval {path} if it is finished",
     )
 
 

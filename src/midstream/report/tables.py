@@ -176,6 +176,7 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     rows: list[tuple[str, RenderableType]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
         ("its parts", plain(turn_rows.part_words(last.reward_parts) if len(last.reward_parts) > 1 else "")),
+        ("stage", f"{last.schedules['tasks.stages']:.0f}" if "tasks.stages" in last.schedules else ""),
         ("tools", tools),
         ("calls", turn_rows.stream_words(last.streams) if last.streams else ""),
         ("update", update),

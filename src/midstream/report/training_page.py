@@ -258,12 +258,14 @@ def tools(metrics: Sequence[StepMetrics]) -> Block | None:
 
 
 def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
-    """The probabilities of simulated and degraded tools over steps."""
+    """The stage of the tasks, and the probabilities of simulated and degraded tools, over steps."""
     found: dict[str, list[Point]] = {}
     for step in metrics:
-        for name, probability in step.schedules.items():
-            found.setdefault(name, []).append((step.step, probability))
-    return charts(*(curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()))
+        for name, value in step.schedules.items():
+            found.setdefault(name, []).append((step.step, value))
+    stage = found.pop("tasks.stages", [])
+    curves = [curve("tasks.stages", "the stage", stage, 4)] if stage else []
+    return charts(*curves, *(curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()))
 
 
 def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:

@@ -45,10 +45,6 @@ HELD_BACK = "near three votes against"  # of a refusal, before the votes
 _SHOWN = 60  # characters of a vote in a reason
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 class Vote(Frozen):
     """One vote on a text.
 
@@ -63,7 +59,7 @@ class Vote(Frozen):
     run: str = ""
     lesson: str = ""
     update: int = 0
-    at: str = Field(default_factory=_now)
+    at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
     def item(self) -> str:

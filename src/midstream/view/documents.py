@@ -338,7 +338,9 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str
         found.append(
             _part(run, name, "evaluation", step, title, result.tasks * result.trials, result.success, result.errors)
         )
-    found += [_part(run, name, _kind(name), None, _title(name), 0, None, 0) for name in sorted(there)]
+    for name in sorted(there):
+        title = name.replace("eval-gate-", "gate of update ").removeprefix("eval-")
+        found.append(_part(run, name, _kind(name), None, title, 0, None, 0))
     done = {part["name"] for part in found}
     for path in _journals(run):
         for name, listed in journal(path).sets.items():
@@ -426,10 +428,6 @@ def _first_difference(rollouts: Sequence[Sequence[Any]]) -> int | None:
 
 def _kind(name: str) -> str:
     return {"step": "step", "unfinished": "unfinished"}.get(name.partition("-")[0], "evaluation")
-
-
-def _title(name: str) -> str:
-    return name.replace("eval-gate-", "gate of update ").removeprefix("eval-")
 
 
 def _fits(name: str) -> bool:

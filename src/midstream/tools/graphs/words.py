@@ -25,11 +25,8 @@ def shown(value: object) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}... {len(text)} characters"
     quoted = json.dumps(text, ensure_ascii=False)
-    return text if _PLAIN.fullmatch(text) else "".join(_visible(sign) for sign in quoted)
-
-
-def _visible(sign: str) -> str:
-    return sign if sign.isprintable() else json.dumps(sign)[1:-1]
+    visible = (sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
+    return text if _PLAIN.fullmatch(text) else "".join(visible)
 
 
 class Names:
