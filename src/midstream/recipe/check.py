@@ -75,15 +75,6 @@ def check(recipe: Recipe) -> Table:
             resolved["practice"]["start"] = place = pinned(recipe.practice.start)
             check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
     _check_world(recipe)
-    unstaged = [chosen.tasks for chosen in recipe.evaluation.sets if chosen.tasks is not None]
-    unstaged += [] if recipe.training and recipe.training.algorithm == "flow_grpo" else [recipe.tasks]
-    if any(tasks_config(tasks).stages for tasks in unstaged):
-        raise RecipeError(
-            "the recipe has stages of tasks that nothing follows",
-            code="setting-conflict",
-            cause='training.algorithm = "flow_grpo" alone follows stages, and only those of [tasks]',
-            fix="set stages = [] there",
-        )
     # Draw every set of an endless source once, to find sets that cannot be made before any work.
     validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
     for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):

@@ -167,6 +167,12 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
         )
     check_warm_start(build)
     stages = stages_of(build)
+    if stages and training.algorithm != "flow_grpo":
+        raise RecipeError(
+            f"tasks.stages is set, and training.algorithm = {training.algorithm!r} does not follow stages",
+            code="setting-conflict",
+            fix="set tasks.stages = []",
+        )
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
