@@ -116,7 +116,7 @@ def test_refusals_leave_nothing_behind(
 def test_a_recipe_is_no_study(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('extends = "flow-grpo-tiny"\nname = "mine"\n', encoding="utf-8")
-    with pytest.raises(RecipeError, check=coded("recipe-invalid", file, fix="mine.toml")):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", file, "is a recipe", fix="mine.toml")):
         read_study(file)
 
 
@@ -124,7 +124,7 @@ def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[[arms]]\nname = "plain"\nrecipe = "flow-grpo-tiny"\n', encoding="utf-8")
     assert read_study(file).metrics == DEFAULT_METRICS
-    file.write_text("name = 3\narms = 4", encoding="utf-8")
+    file.write_text("name = 3", encoding="utf-8")
     with pytest.raises(RecipeError) as caught:
         read_study(file)
     assert "arms" in caught.value.what

@@ -231,12 +231,11 @@ def read_study(name: str | Path) -> StudyFile:
             + "midstream study --list, or a file like docs/study.md shows",
         )
     table, directory = read_toml(path), path.parent.resolve()
-    if "arms" not in table:
+    if "arms" not in table and table.keys() & {"extends", "agent", "engines"}:
         raise RecipeError(
-            f"{path} is no study: it has no [[arms]]",
+            f"{path} is a recipe; a study has [[arms]]",
             code="recipe-invalid",
-            fix=f'if it is a recipe, write a study: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md; if '
-            "it is a program's, give it to that: python -m studies.planner FILE, or studies.two_ways",
+            fix=f'write a study whose arm names it: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md',
         )
     study = validate(StudyFile, table, "", of=f"study {path}")
     arms: list[Arm] = []
