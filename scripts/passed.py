@@ -1,10 +1,10 @@
 """Say which tests with an environment of their own must run, because what they cover has changed since they passed.
 
-    python scripts/passed.py              print the targets of make that have to run, and on stderr those left out, and why
-    python scripts/passed.py TARGET       record that it passed; `make TARGET` does this, and the file is to be committed
+    python scripts/passed.py              print the targets of make that have to run; on stderr, those left out
+    python scripts/passed.py TARGET       record a pass; `make TARGET` does this, and the file is to be committed
 
-`tests/servers/passed.json` names for each target the paths that it covers, and the digest of their files at its last
-pass. A file counts with its name and content, if git tracks it.
+`tests/servers/passed.json` names for each target the paths that it covers, and the digest of their files at its
+last pass. A file counts with its name and content, if git tracks it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fixtures of several packages' tests: a ten-step recipe that trains in two seconds, and one finished run of it.
 
-A case whose call takes over 2 CPU-seconds fails unless it is marked `slow`. At the end of a session this file prints the
-dearest cases, and what was skipped, why, and the command that runs it.
+A case whose call takes over 2 CPU-seconds fails unless it is marked `slow`. At the end of a session this file prints
+the dearest cases, and what was skipped, why, and the command that runs it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ENABLED_BY = {
     "transformers[serving]": "pip install -e '.[train,dev]'",
 }
 
-# CPU-seconds of a case's call, in this process and in children that have ended. Wall time says little on a busy machine.
+# CPU-seconds of a case's call, in this process and in children that have ended. Wall time would vary with what else runs.
 BUDGET_S = 2.0
 LOOP_S = 0.09  # what `_loop_s` takes on the machine on which the budget was chosen, with nothing beside it
 DEAREST = 20
@@ -71,7 +71,7 @@ def _loop_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a case that is over the budget and not marked `slow`. Fixtures don't count: the first user would pay for all."""
+    """Fail a case that is over the budget and not marked `slow`. Fixtures, which the first user pays for, don't count."""
     start = _cpu_s()
     outcome = yield
     spent = _cpu_s() - start
