@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -21,6 +22,9 @@ settings.register_profile("quick", derandomize=True, deadline=None, max_examples
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# Hundreds of cases start a Python, which would compile midstream again where the environment forbids to write bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: results are compared bit for bit
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -51,7 +55,7 @@ ENABLED_BY = {
     "transformers[serving]": "pip install -e '.[train,dev]'",
 }
 
-# CPU-seconds of a case's call, in this process and in children that have ended. Wall time would vary with what else runs.
+# CPU-seconds of a case's call, in this process and in children that have ended. Wall time varies with what else runs.
 BUDGET_S = 2.0
 LOOP_S = 0.09  # what `_loop_s` takes on the machine on which the budget was chosen, with nothing beside it
 DEAREST = 20
@@ -71,7 +75,7 @@ def _loop_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a case that is over the budget and not marked `slow`. Fixtures, which the first user pays for, don't count."""
+    """Fail a case that is over the budget and not marked `slow`. Fixtures, shared by many, don't count."""
     start = _cpu_s()
     outcome = yield
     spent = _cpu_s() - start
