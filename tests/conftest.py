@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from support.shared import made_once
+
 # The same examples every time: what passes here passes there. `make test-all` sets HYPOTHESIS_PROFILE=thorough.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)
@@ -181,9 +183,11 @@ seed = 99
 @pytest.fixture(scope="session")
 def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ten-step recipe's file."""
-    path = tmp_path_factory.mktemp("recipes") / "ten-steps.toml"
-    path.write_text(TEN_STEPS, encoding="utf-8")
-    return path
+
+    def write(directory: Path) -> None:
+        (directory / "ten-steps.toml").write_text(TEN_STEPS, encoding="utf-8")
+
+    return made_once(tmp_path_factory, "recipes", write) / "ten-steps.toml"
 
 
 @pytest.fixture(scope="session")
@@ -191,9 +195,10 @@ def finished_run(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A run directory of the ten-step recipe, trained without an interruption. Read it; don't change it."""
     from midstream.cli.main import main
 
-    root = tmp_path_factory.mktemp("runs") / "whole"
-    assert main(["train", str(ten_steps), "--out", str(root), "--quiet"]) == 0
-    return root
+    def train(directory: Path) -> None:
+        assert main(["train", str(ten_steps), "--out", str(directory / "whole"), "--quiet"]) == 0
+
+    return made_once(tmp_path_factory, "runs", train) / "whole"
 
 
 @pytest.fixture
