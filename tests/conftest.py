@@ -61,6 +61,7 @@ ENABLED_BY = {
 BUDGET_S = 2.0
 LOOP_S = 0.09  # what `_loop_s` takes on the machine on which the budget was chosen, with nothing beside it
 DEAREST = 20
+LIBRARY = 100  # modules
 BEGAN = pytest.StashKey[float]()
 
 
@@ -78,11 +79,17 @@ def _loop_s() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a case that is over the budget and not marked `slow`. Fixtures, shared by many, don't count."""
-    start = _cpu_s()
+    start, modules = _cpu_s(), len(sys.modules)
     outcome = yield
     spent = _cpu_s() - start
     measured = settings.get_current_profile_name() == "quick" and item.get_closest_marker("slow") is None
-    if measured and spent > BUDGET_S and spent > (limit := BUDGET_S * max(1.0, _loop_s() / LOOP_S)):
+    # Nor does the first import of a library such as PyTorch.
+    if (
+        measured
+        and len(sys.modules) - modules < LIBRARY
+        and spent > BUDGET_S
+        and spent > (limit := BUDGET_S * max(1.0, _loop_s() / LOOP_S))
+    ):
         pytest.fail(f"{spent:.1f} CPU-seconds, over {limit:.1f}: make the case smaller, or mark it slow", pytrace=False)
     return outcome
 
@@ -100,6 +107,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     report.cpu_s, item.stash[BEGAN] = (now := _cpu_s()) - item.stash[BEGAN], now
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases of a matrix slow but as many as its mark says, evenly spaced: `make test` leaves the others out."""
+    matrices: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in matrices.values():
+        [count] = cases[0].get_closest_marker("matrix").args  # type: ignore[union-attr]
+        kept = {place * len(cases) // count for place in range(count)}
+        for place, item in enumerate(cases):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

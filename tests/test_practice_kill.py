@@ -86,6 +86,7 @@ def test_killed_within_a_request_only_what_was_under_way_is_asked_again(every, w
         assert History(root / "library").current() == History(expected / "library").current()
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(whole, tmp_path, monkeypatch):
     expected, calls, _ = whole
     root, deaths = tmp_path / "run", 0

@@ -10,6 +10,7 @@ import pytest
 from support.killed_training import differences, train_with_kills
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
 def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(ten_steps, finished_run, tmp_path):
     """Killed while a checkpoint is written, after a step's record, and at a random moment; tools are unsteady too."""

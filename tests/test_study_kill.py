@@ -73,6 +73,7 @@ def written(root: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_an_evaluated_study_asks_for_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, root = tmp_path / "study.toml", tmp_path / "killed"
     study.write_text(STUDY.replace("CHANGE", "evaluation.trials = 2"), encoding="utf-8")

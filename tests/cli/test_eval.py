@@ -23,7 +23,7 @@ from midstream.runs.journal import Records
 from support.errors import coded, printed
 from support.question_server import RECIPE, QuestionServer
 
-QUESTIONS = {f"Question {i:03d}: how much is {i} plus {i} ?": str(2 * i) for i in range(100)}
+QUESTIONS = {f"Question {i:03d}: how much is {i} plus {i} ?": str(2 * i) for i in range(40)}
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_what_is_left_out_of_a_benchmark_is_said(recipe, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("status", "allowed", "count", "code"),
     [
-        (401, 0, 20, "key-refused"),
-        pytest.param(401, 80, 100, "key-refused", marks=pytest.mark.slow),
-        (403, 0, 20, "key-refused"),
-        (404, 0, 20, "model-not-found"),
+        (401, 0, 8, "key-refused"),
+        pytest.param(401, 80, 40, "key-refused", marks=pytest.mark.slow),
+        (403, 0, 8, "key-refused"),
+        (404, 0, 8, "model-not-found"),
     ],
 )
 def test_a_refused_key_or_model_stops_the_evaluation_at_once(
@@ -123,32 +123,32 @@ def test_a_refused_key_or_model_stops_the_evaluation_at_once(
 # -- what is counted -------------------------------------------------------------------------------------------------
 
 
-def test_ten_crashed_of_a_hundred_lower_the_score_by_exactly_those(server, recipe, questions, tmp_path, capsys):
-    """A quarter is answered wrongly, ten fail for good: five of the right ones, five of the wrong ones."""
+def test_four_crashed_of_forty_lower_the_score_by_exactly_those(server, recipe, questions, tmp_path, capsys):
+    """A quarter is answered wrongly, four fail for good: two of the right ones, two of the wrong ones."""
     listed = list(QUESTIONS)
-    server.answers.update(dict.fromkeys(listed[:25], "no idea"))
-    server.broken.update(listed[20:30])
+    server.answers.update(dict.fromkeys(listed[:10], "no idea"))
+    server.broken.update(listed[8:12])
     root = tmp_path / "evaluation"
     code, out, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", root)
     assert code == 0, err
     [result] = RunDirectory.open(root).evaluations.read()
-    assert (result.tasks, result.errors) == (100, 10)
-    assert result.success == pytest.approx(0.70)  # 75 right answers, less the five of them that crashed
-    assert result.success_without_errors == pytest.approx(70 / 90)
+    assert (result.tasks, result.errors) == (40, 4)
+    assert result.success == pytest.approx(0.70)  # 30 right answers, less the two of them that crashed
+    assert result.success_without_errors == pytest.approx(28 / 36)
     assert "70.0%" in out
-    assert "10 of 100 tasks without a result, counted as wrong (77.8% without them)" in " ".join(out.split())
+    assert "4 of 40 tasks without a result, counted as wrong (77.8% without them)" in " ".join(out.split())
     assert f"midstream resume {root} --retry-errors" in " ".join(out.split())
 
 
 def test_retried_errors_are_run_again_and_nothing_else_is(server, recipe, questions, tmp_path, capsys):
-    broken = list(QUESTIONS)[:10]
+    broken = list(QUESTIONS)[:4]
     server.broken.update(broken)
     root = tmp_path / "evaluation"
     assert run(capsys, "eval", recipe, "--tasks", questions, "--out", root, "--quiet")[0] == 0
     server.broken.clear()
     server.asked.clear()
     code, out, _ = run(capsys, "resume", root, "--json", "--quiet")
-    assert (code, results(out)[0].errors, server.asked) == (0, 10, {}), "nothing is run again by itself"
+    assert (code, results(out)[0].errors, server.asked) == (0, 4, {}), "nothing is run again by itself"
     code, out, _ = run(capsys, "resume", root, "--retry-errors", "--json", "--quiet")
     [result] = results(out)
     assert (code, result.errors, result.success) == (0, 0, 1.0)
@@ -357,27 +357,27 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
 def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, questions, tmp_path, capsys, monkeypatch):
     root, show = tmp_path / "evaluation", Progress.__call__
 
-    def stop_at_twenty(self, event):
+    def stop_at_ten(self, event):
         show(self, event)
-        if self.view.set_done == 20:  # others may end in the same turn of the loop
+        if self.view.set_done == 10:  # others may end in the same turn of the loop
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "__call__", stop_at_twenty)
+        patch.setattr(Progress, "__call__", stop_at_ten)
         code, _, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", root, "--quiet")
     assert code == 130
     assert f"midstream resume {root}" in " ".join(err.split())
     directory = RunDirectory.open(root)
     assert directory.status().state == "interrupted"
     done = [json.loads(line)["trajectory"] for line in (root / "results.jsonl").read_text().splitlines()]
-    assert 20 <= len(done) < 100
+    assert 10 <= len(done) < len(QUESTIONS)
     assert f"under way: sums-T0.7, {len(done)} runs so far" in run(capsys, "show", root)[1]
     assert run(capsys, "show", root, done[7]["id"])[0] == 0, "one that has ended can be looked at before its set has"
     server.answered.clear()
     code, out, _ = run(capsys, "resume", root, "--json", "--quiet")
     assert (code, results(out)[0].success) == (0, 1.0)
     assert not {one["question"] for one in done} & set(server.answered)
-    assert len(server.answered) == 100 - len(done)
+    assert len(server.answered) == len(QUESTIONS) - len(done)
 
 
 # -- how it says no --------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ REFUSED = {
     "no benchmark": (["--benchmark", ""], "empty-value", "''", "leave the option out"),
     "an unknown benchmark": (["--benchmark", "bambogle"], "unknown-benchmark", "bambogle", ""),
     "none at all": (["--tasks", "SUMS", "--count", "0"], "recipe-invalid", "count = 0", "--set"),
-    "more than there are": (["--tasks", "SUMS", "--count", "101"], "too-few-tasks", "101", "100"),
+    "more than there are": (["--tasks", "SUMS", "--count", "41"], "too-few-tasks", "41", "40"),
     "no trial": (["--tasks", "SUMS", "--trials", "0"], "recipe-invalid", "trials = 0", "--set"),
     "below zero": (["--tasks", "SUMS", "--temperature", "-1"], "recipe-invalid", "-1", ""),
     "an unknown reward": (

@@ -110,6 +110,7 @@ def require_layout_equal(backend, layout, seen, groups=1, scale=None, seed=0):
 # -- against the oracle, in double precision ---------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.parametrize("backend", WITH_BACKWARD)

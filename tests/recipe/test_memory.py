@@ -333,6 +333,7 @@ def all_parts(directory, dtype, config):
     return [weights(shape, dtype), *added]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("offload", ["none", "reference", "optimizer", "all"])
 @pytest.mark.parametrize(
     ("dtype", "masters", "lora"),

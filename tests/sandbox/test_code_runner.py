@@ -134,6 +134,7 @@ def test_a_program_calls_its_tool_branches_and_computes():
     assert observation.duration_s >= sum(call.duration_s for call in observation.tool_calls) > 0
 
 
+@pytest.mark.matrix(12)
 @everywhere
 @pytest.mark.parametrize(
     ("code", "status", "text"),
@@ -203,6 +204,7 @@ def test_a_tool_is_a_function_by_a_name_that_hides_nothing(tool: str):
     assert name != "ToolError"
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize(("name", "called"), [("wiki.find-page", "wiki_find_page"), ("print", "print_"), ("2d", "_2d")])
 def test_a_tool_whose_name_is_no_identifier_can_be_called(name: str, called: str):
@@ -249,6 +251,7 @@ def test_as_many_calls_as_allowed():
     assert run("for i in range(3): print(echo(text=str(i)))", max_tool_calls=3)[0].text == "0\n1\n2"
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
@@ -292,6 +295,7 @@ def test_a_slow_tool_is_a_tool_error():
 # --- what is written into the channel ---------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(6)
 @everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
@@ -320,6 +324,7 @@ def test_a_program_that_misuses_its_channel_ends_and_leaves_nothing_to_the_next(
     assert (observation.status, text in observation.text) == ("error", True), observation.text
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
@@ -335,6 +340,7 @@ def test_a_program_can_only_confuse_itself(code: str, text: str):
     assert (observation.status, observation.text) == ("ok", text)
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize("forged", ["b'\\x09' + b'\\0' * 4", "b'\\x01' + b'\\xff' * 4", "b'\\xff' * 5"])
 def test_a_forged_answer_is_a_program_that_left_none(forged: str):
@@ -382,6 +388,7 @@ def test_programs_may_run_python_even_where_every_worker_waits_for_it():
     with_runner(go, workers=2)
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize("failure", [ToolServerError, SandboxError, EngineError, TimeoutError])
 def test_a_broken_tool_is_raised_and_its_program_is_gone(failure: type[Exception]):
@@ -399,6 +406,7 @@ def test_a_broken_tool_is_raised_and_its_program_is_gone(failure: type[Exception
     with_runner(go, workers=1)
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize("code", ["time.sleep(60)", "echo('slow')", "while True: pass"])
 def test_a_cancelled_program_is_gone(code: str):

@@ -69,6 +69,7 @@ PRINTED = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("code", "text"), PRINTED)
 def test_prints_then_the_last_value(code: str, text: str):
     assert run(code) == [PythonResult(text, "ok")]
@@ -92,6 +93,7 @@ RAISED = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("code", "ending"), RAISED)
 def test_raised_is_data(code: str, ending: str):
     (result,) = run(code)
@@ -136,6 +138,7 @@ def test_the_same_code_prints_the_same_text(tier: Tier):
     assert len({result.text for result in run(code, code, tier=tier) + run(code)}) == 1
 
 
+@pytest.mark.matrix(1)
 @everywhere
 def test_timeout_is_data_and_the_worker_lives_on(tier: Tier):
     async def go() -> None:
@@ -153,6 +156,7 @@ def test_timeout_is_data_and_the_worker_lives_on(tier: Tier):
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.matrix(1)
 @everywhere
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not bound the address space")
 def test_memory_bomb_is_data(tier: Tier):
@@ -259,6 +263,7 @@ def test_what_a_file_may_hold_is_bounded(tier: Tier):
     assert "OSError" in result.text
 
 
+@pytest.mark.matrix(4)
 @everywhere
 @pytest.mark.parametrize(
     "mess",
@@ -296,6 +301,7 @@ for i in range(32):
 }
 
 
+@pytest.mark.matrix(4)
 @confined
 @pytest.mark.parametrize("way", FILLING)
 def test_all_files_together_are_bounded(tier: Tier, way: str):
@@ -556,6 +562,7 @@ def test_close_ends_every_process_and_every_call(tier: Tier, temporary: Path):
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.matrix(1)
 @everywhere
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_parent_that_is_ended(tier: Tier, how: signal.Signals, temporary: Path):

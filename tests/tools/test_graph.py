@@ -131,6 +131,7 @@ def same_form(form: str, value: Any) -> Any:
     return value if isinstance(value, bool) else pytest.approx(value)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"describe"}))
 def test_the_result_is_that_of_networkx(name):
     make = next((kind for kind, names in KINDS.items() if name in names.split()), undirected)

@@ -85,6 +85,7 @@ def assert_same(one, other):
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("attention", ["rows", "cascade"])
 @pytest.mark.parametrize("masters", [False, True], ids=["float32", "masters"])
 @pytest.mark.parametrize("offload", OFFLOADS[1:])
@@ -106,6 +107,7 @@ def test_offload_changes_nothing_to_the_bit(offload, masters, attention):
     assert_same(found[0][2], found[1][2])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("size", [64, 100, 1000, 10_000])
 @pytest.mark.parametrize("host", [False, True])
 def test_buckets_of_any_size_are_adamw(size, host, monkeypatch):
@@ -129,6 +131,7 @@ def test_buckets_of_any_size_are_adamw(size, host, monkeypatch):
     assert all(state["step"] == 5 for state in streamed.state.values())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "pair", [("none", "all"), ("all", "none"), ("all", "all"), ("reference", "optimizer")], ids=str
@@ -194,6 +197,7 @@ def test_with_lora_the_reference_is_the_model_and_only_the_optimizer_moves():
 # -- the reference policy --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_streamed_copy_computes_what_the_model_computes(family):
     torch.manual_seed(0)

@@ -110,6 +110,7 @@ INTERRUPTIONS = {
 QUICK = ("warm start", "metrics", "checkpoint", "last evaluation")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=() if where in QUICK else pytest.mark.slow) for where in INTERRUPTIONS]
 )

@@ -69,6 +69,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("attention", "lora", "recompute", "chunk_tokens"), WAYS)
 def test_every_way_to_compute_it_is_exact(attention, lora, recompute, chunk_tokens):
     config = LearnerConfig(attention=attention, lora=lora, recompute_activations=recompute, chunk_tokens=chunk_tokens)
@@ -82,6 +83,7 @@ def test_every_family_is_exact(family, attention):
     require_exact(learner_of(model_of(family), config), truth(family))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_transformers_own_norm_costs_its_single_precision(family, attention):
@@ -129,6 +131,7 @@ def test_the_model_is_left_as_it_was(attention):
     assert before[1:] == after[1:]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("chunk_tokens", PACKINGS)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_a_head_that_is_trained_alone_is_exact(attention, chunk_tokens, monkeypatch):
@@ -185,6 +188,7 @@ def test_bfloat16_is_as_far_from_the_truth_as_plain_rows(attention):
         assert mine < 1.3 * plain < 0.1
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("count", [0, 1, 2], ids=["empty", "one", "two"])
 def test_a_batch_without_a_sampled_token_changes_nothing(attention, count):

@@ -76,6 +76,7 @@ def at(page: Any) -> str:
     return page.evaluate("location.hash")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_hostile_text_is_shown_as_text(open_page, address):
     page = open_page(address)
@@ -95,6 +96,7 @@ def test_what_is_hidden_is_written_out(open_page):
     assert r"\u202etxt.exe\u202c \x1b[31mred\x07 pay\u200bpal" in text
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(open_page, address, scheme):
@@ -107,6 +109,7 @@ def test_axe_finds_nothing(open_page, address, scheme):
         assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found] == []
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_phone_shows_each_page_without_scrolling_sideways(open_page, address):
     page = open_page(address, width=375)

@@ -390,6 +390,7 @@ def chat(engine, messages=CHAT, **sampling):
     return asyncio.run(engine.sample(Request(role="planner", messages=messages, sampling=Sampling(**sampling))))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_causal_model_samples_with_its_own_logprobs(saved_model, family):
     model, _ = load_model(saved_model(family), "float32", "cpu")

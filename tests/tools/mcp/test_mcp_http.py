@@ -69,6 +69,7 @@ async def outcome(tool: mcp.McpTool) -> ToolResult | ToolServerError:
         return error
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("mode", CALLS)
 def test_every_call_has_an_outcome(mode):
     ok, text = CALLS[mode]
