@@ -254,6 +254,8 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         if isinstance(budget := parsed.get("budget"), Mapping):  # limits practice too
             practice = merge(practice, {"budget": dict(budget)})
         parsed["practice"] = practice
+    if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
+        parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),

@@ -7,7 +7,9 @@ cannot attend over a trie.
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,6 +41,9 @@ from midstream.training.passes import (
     require_plain_head,
 )
 from midstream.training.settings import LearnerConfig, LoraConfig
+
+
+_RETURNED_FROM = 2**28  # bytes of weights
 
 
 class LocalLearner:
@@ -143,6 +148,8 @@ class LocalLearner:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
+            return_memory()
         return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -305,6 +312,12 @@ class LocalLearner:
         """The trie of a batch, and how the batch is computed."""
         tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system, which glibc keeps: a process would grow from update to update."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def any_sampled(rows: Sequence[Row]) -> bool:

@@ -209,7 +209,7 @@ class TinkerLearner:
                 cause="its passes compute log-probabilities at temperature 1",
                 fix="set the trained module's sampling.temperature = 1",
             )
-        one_pass = type(loss) is PolicyLoss and not loss.kl_coefficient and loss.dual_clip is None
+        one_pass = loss.is_plain
         current = self.server.ppo(self.client, rows, loss) if one_pass else self.server.logprobs(self.client, rows)
         reference = self.server.logprobs(self._reference, rows) if loss.kl_coefficient else None
         new = torch.from_numpy(_sampled(rows, current)).requires_grad_(not one_pass)
