@@ -204,11 +204,15 @@ class RunDirectory:
 
     def _changed(self, *, whole: bool = False) -> dict[str, RunError]:
         """The files that are not as they were when they were sealed."""
-        grow = {path.relative_to(self.root).as_posix() for path in self.journals}
-        found = {
-            name: file_damage(self.root / name, digest, grows=name in grow, read=whole or not name.startswith(_LARGE))
-            for name, digest in self.digests().items()
-        }
+        status = self._written_status()
+        if status is None:
+            return {}
+        # Those of a run that was killed, and a library that a person edits.
+        grow = self.journals if status.state == "running" else (self.library_dir / "versions.jsonl",)
+        found: dict[str, RunError | None] = {}
+        for name, digest in status.files.items():
+            path, read = self.root / name, whole or not name.startswith(_LARGE)
+            found[name] = file_damage(path, digest, grows=path in grow, read=read)
         return {name: error for name, error in found.items() if error is not None}
 
     def _fixed(self) -> list[Path]:
