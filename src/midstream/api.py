@@ -169,6 +169,8 @@ def resume(
             cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
+    # Before any of it is imported.
+    check_own(run, run_table(run))
     # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
     recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
     if asked is not None:
@@ -574,7 +576,7 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
     Raises `RunError` if nothing does, but a component of your own has another digest.
     """
     settings = check(recipe)
-    both = own.alike(check(run_recipe(began)), settings)
+    both = own.portable(check(run_recipe(began))), own.portable(settings)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]
@@ -626,27 +628,22 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved)
-    places = own.paths(run.info().resolved)
     for path in own.paths(build.resolved):
-        gone = [place for place in places if place.name == path.name and not place.exists()]
-        if path not in places and gone:
-            is_copy = path.is_relative_to(run.own_dir.resolve())
-            listener(Note(f"{gone[0]} is gone; {'its copy' if is_copy else 'used in its place'}: {path}"))
+        if path.is_relative_to(run.own_dir.resolve()):
+            listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    recorded = run.info().own  # none in runs of older versions
-    now = own.used(resolved) if recorded else ()
-    pairs = zip(now, recorded, strict=True)
-    changed = list(dict.fromkeys(name for component, began in pairs for name in component.changed_since(began)))
+    pairs = zip(own.used(resolved), run.info().own, strict=True)
+    changed = [now.reference for now, began in pairs if now.digest != began.digest]
     if changed:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one; an object with a connection equals no other",
+            cause="results on both versions would be counted as one",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 

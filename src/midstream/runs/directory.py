@@ -98,9 +98,9 @@ class RunDirectory:
                 if info.evaluation is None:
                     run.checkpoints.root.mkdir(exist_ok=True)
             for component in info.own:
-                for name, source in component.copies().items():
-                    (run.own_dir / name).parent.mkdir(parents=True, exist_ok=True)
-                    atomic_write(run.own_dir / name, source)
+                if component.copy_name:
+                    (run.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
+                    atomic_write(run.own_dir / component.copy_name, component.source())
             atomic_write(run.recipe_path, recipe_toml.encode())
             atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")
         return run
