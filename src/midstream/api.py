@@ -169,6 +169,8 @@ def resume(
             cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
+    # Before any of it is imported.
+    check_own(run, run_table(run))
     # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
     recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
     if asked is not None:
@@ -202,7 +204,8 @@ def evaluate(
     Each trajectory is kept as it ends: one that has a result never runs again.
 
     Args:
-        target: a training or practice run, or a recipe by name, file or table.
+        target: a training or practice run, or a recipe by name, file or table. `RUN@STEP` is the run's checkpoint of
+            that step, of practice `RUN@VERSION` that version of its library.
         out: the evaluation's directory, by default a new one under `runs/`. If it holds this very evaluation, what is
             missing is run.
         retry_errors: run again what ended in an infrastructure error.
@@ -210,10 +213,11 @@ def evaluate(
     Raises:
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
-    target, trained = _opened(target)
+    target, trained, step = _opened(target, changes)
     recipe = evaluation_recipe(target, **changes)
     asked = EvaluationInfo(
         run=os.path.abspath(trained.root) if trained and has_weights(trained) else None,
+        step=step,
         unsafe=unsafe,
         record=os.path.abspath(record) if record else None,
         replay=os.path.abspath(replay) if replay else None,
@@ -261,11 +265,18 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    source, _ = _opened(source)
+    source, _, step = _opened(source, changes)
     recipe = agent_recipe(source, **changes)
     question = _readable(question, recipe)
     with answering(
-        source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
+        source,
+        step=step,
+        temperature=temperature,
+        unsafe=unsafe,
+        record=record,
+        replay=replay,
+        listener=listener,
+        **changes,
     ) as (environment, run_coroutine, seed):
         for path in graph_files(changes.get("graphs", ())).values():
             question += run_coroutine(_graph_line(recipe, environment.tools, path))
@@ -304,6 +315,7 @@ def answering(
     replay: Path | None = None,
     listener: Listener = print_warnings,
     continuous: bool = False,
+    step: int | None = None,
     **changes: Unpack[AgentChanges],
 ) -> Iterator[tuple[Environment, RunCoroutine, int]]:
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
@@ -311,7 +323,7 @@ def answering(
     Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
     may come at any time; a strategy is refused.
     """
-    source, run = _opened(source)
+    source, run, named_step = _opened(source, changes)
     recipe = agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
@@ -343,9 +355,8 @@ def answering(
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
         _require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
-        step = None
         if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine, listener=listener)
+            step = load_weights(build, run, run_coroutine, step=named_step if step is None else step, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
         _check_proven(build, _weights_digest(run, step), listener)
@@ -565,7 +576,7 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
     Raises `RunError` if nothing does, but a component of your own has another digest.
     """
     settings = check(recipe)
-    both = own.alike(check(run_recipe(began)), settings)
+    both = own.portable(check(run_recipe(began))), own.portable(settings)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]
@@ -617,27 +628,22 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved)
-    places = own.paths(run.info().resolved)
     for path in own.paths(build.resolved):
-        gone = [place for place in places if place.name == path.name and not place.exists()]
-        if path not in places and gone:
-            is_copy = path.is_relative_to(run.own_dir.resolve())
-            listener(Note(f"{gone[0]} is gone; {'its copy' if is_copy else 'used in its place'}: {path}"))
+        if path.is_relative_to(run.own_dir.resolve()):
+            listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    recorded = run.info().own  # none in runs of older versions
-    now = own.used(resolved) if recorded else ()
-    pairs = zip(now, recorded, strict=True)
-    changed = list(dict.fromkeys(name for component, began in pairs for name in component.changed_since(began)))
+    pairs = zip(own.used(resolved), run.info().own, strict=True)
+    changed = [now.reference for now, began in pairs if now.digest != began.digest]
     if changed:
         raise RunError(
             f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one; an object with a connection equals no other",
+            cause="results on both versions would be counted as one",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
@@ -645,18 +651,28 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def _opened(source: Source | Path) -> tuple[Source, RunDirectory | None]:
-    """The source with a run opened, and the run if it is one."""
+def _opened(source: Source | Path, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
+    """The source with a run opened, the run if it is one, and the step of `RUN@STEP`.
+
+    The version in `RUN@VERSION` of a practice run becomes the library in `changes`.
+    """
     if isinstance(source, RunDirectory):
-        return source, source
+        return source, source, None
     if not isinstance(source, str | Path):  # a table
-        return source, None
-    run = trained_run(source)
-    return run or str(source), run
+        return source, None, None
+    run, number = trained_run(source), split(source)[1]
+    if run is not None and number is not None and run.info().kind == "practice":
+        changes.setdefault("library", str(source))
+        number = None
+    return run or str(source), run, number
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or practice run at `target`; None for a recipe. Raises `RunError` if an evaluation is there."""
+    """The training or practice run at `target`, which may be `RUN@STEP`; None for a recipe.
+
+    Raises `RunError` if an evaluation is there.
+    """
+    target, _ = split(target)
     text = str(target)
     is_recipe = text.endswith(".toml") or os.path.exists(recipes_directory() / f"{text}.toml")
     is_recipe |= own.is_reference(text) and not os.path.exists(text)  # "agents/mine.py:solve"
@@ -677,7 +693,8 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     """What the directory evaluates, if that is what is asked for. Raises `RunError` if it is not."""
     held = begun.info().evaluation
     given = {"run", "unsafe", "record", "replay"}
-    if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
+    other_step = held is not None and asked.step not in (None, held.step)
+    if held is None or other_step or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
     elif changes := differing(begun, recipe):
         changed = "; ".join(changes[:_SETTINGS_SHOWN])
@@ -791,13 +808,16 @@ def load_weights(
     use_threads(build.recipe, learns=True)
     from midstream.training.session import load_policy
 
-    found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
-    if step not in (None, found):
+    found = None
+    if step is None or step in run.checkpoints.steps():
+        found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+    if found is None or step not in (None, found):
+        there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(
-            f"{run.root} no longer has a checkpoint of step {step}",
+            f"{run.root} has no checkpoint of step {step}",
             code="no-checkpoint",
-            cause=f"training continued and keeps the newest only, or it is damaged; the one before is of step {found}",
-            fix="start a new evaluation, with another --out",
+            cause="a run keeps its newest checkpoints only",
+            fix=f"evaluate one that is there, with another --out: {there or 'none'}",
         )
     run_coroutine(build.policy.publish(found))
     return found

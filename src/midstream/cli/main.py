@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
+from midstream.core.own import TRUST, only_below
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
@@ -89,7 +91,10 @@ def _run(words: Sequence[str]) -> int:
             from midstream.torchrun import launch
 
             return launch(options.nproc, words)
-        return import_module(f"midstream.cli.{options.command}").run(options)
+        if getattr(options, "trust", False):
+            os.environ[TRUST] = "1"
+        with only_below(Path.cwd() if getattr(options, "dry_run", False) else None):
+            return import_module(f"midstream.cli.{options.command}").run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import report_after_rank_0

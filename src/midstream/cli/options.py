@@ -90,6 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
+    "--trust": {"action": "store_true", "help": "run the code that came with a run, or of a recipe from elsewhere"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
@@ -121,7 +122,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--quiet": {"action": "store_true", "help": "no progress"},
 }  # fmt: skip
 SERVER = ("--model", "--base-url", "--provider")
-RECIPE = ("--set", "--seed", "--dry-run")
+RECIPE = ("--set", "--seed", "--dry-run", "--trust")
 OUTPUT = ("--json", "--quiet")
 
 

@@ -140,7 +140,7 @@ class TrainingSession(Session):
     async def begin(self) -> range:
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
         parts, run = self.parts, self.run_directory
-        loaded = run.checkpoints.load_latest(self._load, max_step=run.intact_step(), report=self.note)
+        loaded = run.checkpoints.load_latest(self._load, report=self.note)
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.

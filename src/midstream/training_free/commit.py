@@ -31,9 +31,9 @@ from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
-from midstream.runs import RunDirectory, checksums
-from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage, warn
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
+from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage
 from midstream.runs.lock import exclusive_lock
 from midstream.training_free.feedback import Vote, VoteFile
 from midstream.training_free.gate import ChangeRecord, Test
@@ -170,7 +170,7 @@ class Committer:
 
     def commit(self, update: MadeUpdate) -> None:
         """Write an update to disk, completely."""
-        atomic_write(self.path, checksums.add(update.model_dump_json().encode() + b"\n"))
+        atomic_write(self.path, update.model_dump_json().encode() + b"\n")
         self._complete(update)
 
     def recover(self) -> None:
@@ -179,7 +179,7 @@ class Committer:
         if not self.path.exists():
             return
         try:
-            update = MadeUpdate.model_validate(checksums.read_object(self.path.read_bytes()))
+            update = MadeUpdate.model_validate_json(read_file(self.path))
         except ValueError as error:
             problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
@@ -346,12 +346,5 @@ def read_library(path: Path) -> Library:
             fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
         )
     text = read_text(path, error=RunError, fix="name a practice run, or a .json or .md file with a library")
-    try:
-        checksums.read_object(text.encode())
-    except ValueError:
-        if f'"{checksums.FIELD}"' in text:
-            warn(
-                f"{path} is not as midstream wrote it: it was edited, or is damaged; restore it if you did not edit it"
-            )
     with name_place(str(path)):
         return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)

@@ -12,9 +12,7 @@ text, and an edit leaves it unchanged.
 
 from __future__ import annotations
 
-import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
@@ -22,7 +20,6 @@ from pydantic import ValidationError
 from midstream.core.data import problems_of
 from midstream.core.errors import UsageError
 from midstream.core.lessons import digest
-from midstream.runs import checksums
 from midstream.training_free.library import (
     ID,
     Lesson,
@@ -152,19 +149,12 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
 
 
 def to_json(library: Library) -> str:
-    """Write the whole library as JSON with a checksum: `from_json(to_json(library)) == library`."""
-    return checksums.add(f"{library.model_dump_json(indent=2)}\n".encode()).decode()
+    """Write the whole library as JSON: `from_json(to_json(library)) == library`."""
+    return f"{library.model_dump_json(indent=2)}\n"
 
 
 def from_json(text: str) -> Library:
-    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is not a library.
-
-    The checksum is not compared: a person may have edited the file.
-    """
-    with suppress(ValueError, RecursionError):  # no JSON: reported below
-        table = json.loads(text)
-        if isinstance(table, dict) and table.pop(checksums.FIELD, None) is not None:
-            text = json.dumps(table)
+    """Read a library from JSON, unproven if its lessons were edited since. Raises `UsageError` if it is not one."""
     try:
         library = Library.model_validate_json(text)
     except ValidationError as failure:

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
-from midstream.engines.openai.prices import ListedPrice, listed_price
+from midstream.engines.openai.prices import ListedPrice, has_listed_price, listed_price
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class OpenAIConfig(EngineConfig):
         # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
-        elif price is None or price.model != f"{self.provider}/{self.model}" or not is_own(self):
+        elif price is None or price.model != f"{self.provider}/{self.model}" or not has_listed_price(self):
             price = listed_price(self)  # a recorded one stays until the model or its address is changed
         object.__setattr__(self, "listed_price", price)
         return self
