@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.core.errors import RewardError, needs_extra
-from midstream.core.events import Listener, TurnEvent
+from midstream.agents.session import SessionSettings
+from midstream.core.errors import RewardError, StorageError, needs_extra
+from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -33,7 +34,7 @@ from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
-from midstream.runs import RunDirectory
+from midstream.runs import RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
 from midstream.training_free.feedback import FilteredAgent
 
@@ -98,7 +99,9 @@ def external_recipe(source: str, config: ServeConfig, **changes: Unpack[Learning
     if table["agent"]["type"] != "external":
         sampling = getattr(policy.config, "sampling", None)
         given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
-        table["agent"] = {"type": "external", "engine": policy.engine, **given}
+        if isinstance(policy.config, SessionSettings):  # its limits are those of the sessions
+            given = policy.config.model_dump(mode="json", include=set(SessionSettings.model_fields), exclude_none=True)
+        table["agent"] = {**given, "type": "external", "engine": policy.engine}
         table["tools"] = {}
     table["serve"] = {**table["serve"], "host": config.host, "port": config.port}
     return parse_recipe(table)
@@ -125,18 +128,28 @@ def serve_sessions(
         environment = replace(environment, reward=_WithAnswer(environment.reward), config=once)
 
         async def work() -> None:
+            full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
             async def one(task: Task) -> None:
-                [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
-                keep(group.trajectories)
+                try:
+                    [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
+                    keep(group.trajectories)
+                except StorageError as failure:  # no session can be recorded any more
+                    if not full.done():
+                        full.set_exception(failure)
+                    raise
+                except Exception as failure:  # whatever a caller brought ends its own session alone
+                    listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
+                    raise
 
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):
                 agent = agent.agent
-            async with asyncio.TaskGroup() as runs:  # a spent budget or full disk ends the server
-                agent.start = lambda task: runs.create_task(one(task))
-                build.gateway.start()
-                ready(build.gateway.address)
-                await asyncio.Event().wait()  # until Ctrl-C
+            ended = [result.place[0] for result in results.read(run.results_path)]
+            agent.take_tasks(lambda task: asyncio.create_task(one(task)), ended)
+            build.gateway.start()
+            ready(build.gateway.address)
+            await full  # or until Ctrl-C
 
         with suppress(KeyboardInterrupt):
             run_coroutine(work())

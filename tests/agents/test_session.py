@@ -25,7 +25,7 @@ async def hang_up(url: str, body: Any, until: asyncio.Event | None = None, retry
     host = url.split("/")[2]
     text = json.dumps(body).encode()
     path = "/" + url.split("/", 3)[3] + "/v1/chat/completions"
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}\r\nx-stainless-retry-count: {retry}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:1\r\ncontent-length: {len(text)}\r\nx-stainless-retry-count: {retry}\r\n\r\n"
     _, writer = await asyncio.open_connection(*host.split(":"))
     writer.write(head.encode() + text)
     await writer.drain()

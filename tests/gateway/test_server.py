@@ -42,7 +42,7 @@ async def raw(gateway: Gateway, *parts: bytes, end: bool = True) -> bytes:
 
 def post(url: str, body: bytes, *headers: bytes) -> bytes:
     path = "/" + url.split("/", 3)[3] + "/v1/chat/completions"
-    lines = [f"POST {path} HTTP/1.1".encode(), b"host: x", b"content-length: %d" % len(body), *headers]
+    lines = [f"POST {path} HTTP/1.1".encode(), b"host: 127.0.0.1:1", b"content-length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 

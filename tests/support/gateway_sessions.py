@@ -72,6 +72,7 @@ async def run_agent(
     attempts: int = 1,
     concurrency: int = 64,
     deadline_s: float | None = None,
+    tools: Sequence[Any] = (),
     **settings: Any,
 ) -> list[Trajectory]:
     """The trajectories of a function, or of a command given as a sequence of words."""
@@ -84,7 +85,7 @@ async def run_agent(
     made.gateway.config = serve or ServeConfig()
     environment = Environment(
         agent=made,
-        tools=(),
+        tools=tools,
         engines={"policy": engine or Model()},
         reward=Right(),
         config=RolloutConfig(max_attempts=attempts, concurrency=concurrency, deadline_s=deadline_s),

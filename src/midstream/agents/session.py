@@ -109,6 +109,7 @@ class Session:
         self.over = False
         self.waits = False  # for a caller from outside, who ends the session through `ended`
         self.ended: asyncio.Future[Outcome] | None = None
+        self.recorded: asyncio.Task[None] | None = None  # done when such a session is in the run directory
         self._asked: list[Asking] = []
         self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
         self._under_way: set[asyncio.Task[Asking]] = set()
@@ -167,8 +168,7 @@ class Session:
     async def take_reward(self, body: Any) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
         value: Any = body.get("reward") if isinstance(body, dict) else None
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+        _check_reward(value)
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
         feedback = Outcome(feedback=str(body.get("feedback", ""))).feedback
@@ -182,6 +182,8 @@ class Session:
             raise FormError("invalid_type", 'an object is needed, e.g. {"answer": "42"}', None)
         if self.ended.done():
             raise FormError("session-ended", "this session has ended", None, status=409)
+        if body.get("reward") is not None:
+            _check_reward(body["reward"])
         try:
             outcome = Outcome.model_validate({key: value for key, value in body.items() if key != "error"})
         except ValidationError as failure:
@@ -191,6 +193,10 @@ class Session:
             self.ended.set_exception(agent_failed(f"the caller ended its session: {error!s:.2000}", fix))
         else:
             self.ended.set_result(outcome)
+        if self.recorded is not None:
+            await asyncio.wait({self.recorded})
+            if failure := self.recorded.exception():
+                raise FormError("session-lost", f"the session was not recorded: {failure}", None, status=500)
 
     # -- a request -------------------------------------------------------------------------------------------------
 
@@ -337,6 +343,11 @@ class Session:
             draft.events[:0] = ["call" for _ in draft.calls]
             record.turns.append(draft.turn())
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
+
+
+def _check_reward(value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

@@ -170,7 +170,10 @@ def _show_status(run: RunDirectory) -> None:
 
 def _print_resume(console: Terminal, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
-        console.print(Text(f"resume with: midstream resume {shlex.quote(str(run.root))}"), soft_wrap=True)
+        root, info = shlex.quote(str(run.root)), run.info()
+        sessions = info.evaluation is not None and info.resolved["agent"]["type"] == "external"
+        command = f"midstream serve {root}/recipe.toml --sessions --out {root}" if sessions else f"midstream resume {root}"
+        console.print(Text(f"resume with: {command}"), soft_wrap=True)
 
 
 def _dumped(records: Any) -> list[dict[str, Any]]:

@@ -30,11 +30,22 @@ from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, responses
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, listen, parsed, send_json, serve
+from midstream.gateway.http import (
+    Asgi,
+    Stream,
+    api_key,
+    body_of,
+    hung_up,
+    in_loop,
+    listen,
+    parsed,
+    refusal,
+    send_json,
+    serve,
+)
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
 
@@ -158,8 +169,8 @@ class Gateway:
             await in_thread(self._thread.join)
             self._thread = None
 
-    def app(self) -> Starlette:
-        """The routes."""
+    def app(self) -> Asgi:
+        """The routes, behind the checks of a request's head."""
         from starlette.applications import Starlette
         from starlette.responses import JSONResponse
         from starlette.routing import Route
@@ -201,10 +212,11 @@ class Gateway:
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:
-            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status)
+            headers = {"connection": "close"} if error.status == 408 else {}
+            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status, headers=headers)
 
         both = ("/s/{key}/v1", "/v1")
-        return Starlette(
+        routed = Starlette(
             routes=[
                 Route("/healthz", health),
                 Route("/v1/sessions", open_session, methods=["POST"]),
@@ -219,6 +231,13 @@ class Gateway:
             ],
             exception_handlers={FormError: refused},
         )
+
+        async def checked(scope: Asgi, receive: Asgi, send: Asgi) -> None:
+            if error := refusal(scope, local=self.config.host in LOOPBACK):
+                return await send_json(send, error.status, chat_completions.error(*_parts(error)), close=True)
+            return await routed(scope, receive, send)
+
+        return checked
 
     def check_admin(self, scope: Asgi) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""

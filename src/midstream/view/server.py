@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
-from midstream.gateway.http import Asgi, body_of, listen, parsed, serve
+from midstream.gateway.http import Asgi, body_of, listen, parsed, refusal, serve
 from midstream.view.documents import Documents
 from midstream.view.runs import changed_since, cursor_of
 
@@ -127,17 +127,12 @@ class Viewer:
 
     def _refusal(self, scope: Asgi) -> str:
         """Why a request is refused; "" if it may pass."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if host not in hosts:
-            return "the viewer answers only at the address that it printed"
-        if origin is not None and origin != f"http://{host}":
-            return "pages of other origins may not read runs"
+        if error := refusal(scope, local=True):
+            return error.message
         path, _ = _pieces(scope)
         if not secrets.compare_digest(path[0].encode(errors="replace"), self.token.encode()):
             return "the address lacks the token that was printed with it"
-        if scope["method"] == "POST" and headers.get(b"x-midstream") != "view":
+        if scope["method"] == "POST" and dict(scope["headers"]).get(b"x-midstream") != b"view":
             return "the header X-Midstream: view is missing"
         return ""
 
