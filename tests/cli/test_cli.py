@@ -418,6 +418,14 @@ def test_a_reader_that_stops_early_gets_no_traceback(finished_run):
     assert (piped.stdout, piped.stderr) == ("{", "")
 
 
+def test_ctrl_c_while_a_command_is_imported(capsys, monkeypatch):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("midstream.cli.main.import_module", interrupted)
+    assert run(capsys, "train", "demo") == (130, "", "\nstopped\n")
+
+
 def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatch):
     def stop(self, step):
         raise KeyboardInterrupt

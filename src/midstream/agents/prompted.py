@@ -187,7 +187,7 @@ class PromptedExecutor(PromptedModule):
 
     role, layout = "executor", ("tools", "action")
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, *, code_prompt: str = "executor_code") -> None:
         self.mode, self._structured = config.mode, config.structured_output
         if self.mode == "code" and self._structured:
             raise RecipeError(
@@ -196,7 +196,7 @@ class PromptedExecutor(PromptedModule):
                 cause="a server can enforce the schema of arguments, not of a program",
                 fix='set structured_output = false, or mode = "arguments"',
             )
-        super().__init__(config, prompt="executor_code" if self.mode == "code" else "executor")
+        super().__init__(config, prompt=code_prompt if self.mode == "code" else "executor")
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
@@ -206,18 +206,12 @@ class PromptedExecutor(PromptedModule):
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
         if self.mode == "code":
-            functions = [
-                {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
-                for each in tools
-            ]
-            wanted = {"function": function_name(tool.name), "sub_goal": action.sub_goal, "context": action.context}
-            values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
 
             async def parse_code(reply: str) -> tuple[Command, str | None]:
-                command = parse_program(reply, tool.name)
+                command = self._program(reply, tool.name)
                 return command, command.error
 
-            return await self._ask(values, context, parse_code)
+            return await self._ask(self._functions(action, tools), context, parse_code)
 
         wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
@@ -228,6 +222,19 @@ class PromptedExecutor(PromptedModule):
 
         schema = tool.parameters if self._structured else None
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+
+    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+        """The prompt's values in mode "code"."""
+        functions = [
+            {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
+            for each in tools
+        ]
+        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
+        return {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
+
+    def _program(self, reply: str, tool: str) -> Command:
+        """The command of a reply in mode "code"."""
+        return parse_program(reply, tool)
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):

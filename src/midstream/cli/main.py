@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    options = _parse(words)
     try:
+        options = _parse(words)
         _check_words(words)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import end_with_parent
@@ -103,7 +103,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"error[{error.code}]: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt as error:
-        for note in getattr(error, "__notes__", ()):  # how to resume the run
+        for note in getattr(error, "__notes__", ("stopped",)):  # how to resume the run
             print(f"\n{note}", file=sys.stderr)
         gc.freeze()  # or Python looks for cycles in what a thousand trajectories leave, a second at exit
         return 130

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter
+from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter, tools_of
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
@@ -151,6 +151,7 @@ class Summary:
         self.identity, self.judged = identity, judged
         self.trajectories = self.errors = 0
         self.first_error: ErrorInfo | None = None
+        self.first_malformed: Trajectory | None = None
         # One number a task, in the order of tasks. Tasks without any result are left out of `without_errors`.
         self._values: list[float] = []
         self._without_errors: list[float] = []
@@ -201,6 +202,8 @@ class Summary:
         else:
             self.errors += 1
         self._dialogues |= bool(trial.outcome)  # its last words are no answer
+        if self.first_malformed is None and "malformed" in tools_of(trial):
+            self.first_malformed = trial
         self._tools.add(trial)
         self._streams.add(trial)
         self._stop_reasons[trial.stop_reason] += 1

@@ -26,7 +26,7 @@ from midstream.core.events import (
     SetStarted,
     TrajectoriesFinished,
 )
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, malformed_example
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import sampling_name
@@ -107,10 +107,12 @@ async def evaluate_set(
     store: Store,
     *,
     on_done: OnDone | None = None,
+    note: Report = warn,
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
+    `note` receives a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
     `BudgetError` if a limit ended some: the others are kept in `store`.
@@ -158,6 +160,8 @@ async def evaluate_set(
     run.evaluations.append(result)
     run.seal()
     store.forget(evaluation)
+    if result.tool_use.unreadable and summary.first_malformed is not None:
+        note(f"{evaluation.name}: {result.tool_use.unreadable}.{malformed_example([summary.first_malformed], run.root)}")
     return result
 
 
@@ -217,7 +221,11 @@ async def evaluate_sets(
             await asyncio.sleep(0)  # here Ctrl-C takes effect
         try:
             result = await evaluate_set(
-                run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
+                run,
+                part,
+                store,
+                on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories)),
+                note=lambda text: listener(Note(text)),
             )
         except (RefusedError, BudgetError):
             raise

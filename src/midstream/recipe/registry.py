@@ -83,6 +83,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "executor": {
         "single_argument": "midstream.worlds.planning.programs:ExecutorConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
+        "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
         "form": "midstream.worlds.planning.programs:VerifierConfig",

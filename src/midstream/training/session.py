@@ -195,8 +195,9 @@ class TrainingSession(Session):
             cpu_s=time.process_time() - cpu,
             tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
         )
-        if step == 1 and (why := metrics.no_contrast):
-            self.note(f"step 1 has nothing to learn from: {why}.{malformed_example(outcome.trajectories)}")
+        if (why := metrics.no_contrast) and (step == 1 or metrics.tool_use.unreadable):
+            example = malformed_example(outcome.trajectories, run.root)
+            self.note(f"step {step} has nothing to learn from: {why}.{example}")
         if not self._warned:
             warning = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
             if warning is not None:
@@ -258,7 +259,7 @@ class TrainingSession(Session):
         ):
             name, sampling = evaluation.chosen.name, sampling_name(evaluation.temperature)
             self._phase(f"evaluation {when}: {name}, {sampling}")
-            result = await evaluate_set(self.run_directory, evaluation, self.store)
+            result = await evaluate_set(self.run_directory, evaluation, self.store, note=self.note)
             if result is not None:
                 self.listener(EvaluationFinished(result))
 

@@ -72,9 +72,11 @@ def parsed(address: str, base: URL | None = None) -> URL:
         url = URL(f"{parts.scheme}://{parts.netloc}") if parts.netloc else URL()
         rest = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
         url = URL(f"{url}{quote(rest, safe=_WRITTEN + '#')}", encoded=True)
+        # Read here, because a name that claims to be internationalized ("xn--") may not decode.
+        complete = bool(url.scheme and url.host)
     except ValueError as error:
         raise NoPage(f"{address[:200]!r} is not the address of a page: {error}") from error
-    if not url.scheme or not url.host:
+    if not complete:
         raise NoPage(f"{address[:200]!r} is not a complete address; give one such as https://example.org/page")
     return url
 
