@@ -1,7 +1,9 @@
 # make demo    train the tiny planner and watch it become better     make test     the tests, in minutes
-# make check   linters, types, imports, prose, settings, shape         make figures  the studies, and their figures
+# make check   `make lint`, then types                                make figures  the studies, and their figures
+# make lint    style, prose, settings, shape, import directions: seconds
 # make docs    the documentation as a site, in site/, with an environment of its own
-# make test-all    every test: whole matrices, real time-outs, more examples of each property
+# make test-all    every test: whole matrices, real time-outs, more examples of each property;
+#                  then test-agents, test-verl and test-tinker
 # make view    build the viewer's page from viewer/, with npm
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
@@ -23,19 +25,20 @@ TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo view docs test test-all test-mcp test-vllm test-agents test-tinker test-verl check figures clean-venv
+.PHONY: demo view docs test test-all test-mcp test-vllm test-agents test-tinker test-verl check lint figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
 
 # OMP_NUM_THREADS: each worker has one core.
-pytest = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist loadfile
+pytest = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 test: $(VENV)/.installed-dev
 	$(pytest) -m "not slow"
 
 test-all: $(VENV)/.installed-dev
 	HYPOTHESIS_PROFILE=thorough $(pytest)
+	$(MAKE) test-agents test-verl test-tinker
 
 test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
 	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest tests/tools/mcp/test_mcp_node.py
@@ -43,28 +46,35 @@ test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
 
+# A pass of these three is recorded in tests/servers/passed.json: CI runs them where what they cover has changed since.
 test-agents: $(AGENTS_VENV)/.installed
 	MIDSTREAM_TEST_AGENTS=1 OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest tests/servers/test_agents.py
+	$(AGENTS_VENV)/bin/python scripts/passed.py test-agents
 
 test-verl: $(VERL_VENV)/.installed
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest tests/servers/test_verl.py
+	$(VERL_VENV)/bin/python scripts/passed.py test-verl
 
 test-tinker: $(TINKER_VENV)/.installed
 	@# The SDK of that server closes no connection, so they are collected open after the last test.
 	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest \
 	  -W ignore::pytest.PytestUnraisableExceptionWarning tests/servers/test_tinker.py
+	$(TINKER_VENV)/bin/python scripts/passed.py test-tinker
 
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/python scripts/docs_site.py
 
-check: $(VENV)/.installed-dev
+check: lint
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# The cheapest first.
+lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
-	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python scripts/words.py
 	$(VENV)/bin/python scripts/settings.py --check
 	$(VENV)/bin/python scripts/shape.py --check
+	$(VENV)/bin/lint-imports
 
 # esbuild's binary is a package of its own, so that no script of a package need run.
 view:

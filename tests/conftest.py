@@ -1,24 +1,32 @@
 """Fixtures of several packages' tests: a ten-step recipe that trains in two seconds, and one finished run of it.
 
-At the end of a session this file prints what was skipped, why, and the command that runs it.
+A case whose call takes over 2 CPU-seconds fails unless it is marked `slow`. At the end of a session this file prints
+the dearest cases, and what was skipped, why, and the command that runs it.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from support.shared import made_once
+
 # The same examples every time: what passes here passes there. `make test-all` sets HYPOTHESIS_PROFILE=thorough.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# Hundreds of cases start a Python, which would compile midstream again where the environment forbids to write bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: results are compared bit for bit
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -49,9 +57,63 @@ ENABLED_BY = {
     "transformers[serving]": "pip install -e '.[train,dev]'",
 }
 
+# CPU-seconds of a case's call, in this process and in children that have ended. Wall time varies with what else runs.
+BUDGET_S = 2.0
+LOOP_S = 0.09  # what `_loop_s` takes on the machine on which the budget was chosen, with nothing beside it
+DEAREST = 20
+BEGAN = pytest.StashKey[float]()
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
+def _loop_s() -> float:
+    """The CPU-seconds of a fixed loop, on this machine as busy as it is now."""
+    start = _cpu_s()
+    sum(number * number for number in range(1_000_000))
+    return _cpu_s() - start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a case that is over the budget and not marked `slow`. Fixtures, shared by many, don't count."""
+    start = _cpu_s()
+    outcome = yield
+    spent = _cpu_s() - start
+    measured = settings.get_current_profile_name() == "quick" and item.get_closest_marker("slow") is None
+    if measured and spent > BUDGET_S and spent > (limit := BUDGET_S * max(1.0, _loop_s() / LOOP_S)):
+        pytest.fail(f"{spent:.1f} CPU-seconds, over {limit:.1f}: make the case smaller, or mark it slow", pytrace=False)
+    return outcome
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep when a case began, for its reports."""
+    item.stash[BEGAN] = _cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Give each report the CPU-seconds of its phase; xdist carries them to the process that prints."""
+    report = yield
+    report.cpu_s, item.stash[BEGAN] = (now := _cpu_s()) - item.stash[BEGAN], now
+    return report
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and cases out of later garbage collections, which would walk through them thousands of times."""
+    gc.collect()
+    gc.freeze()
+
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the skipped tests by reason: how many, why, and the command after which they run."""
+    """Print the dearest cases, and the skipped ones by reason: how many, why, and the command after which they run."""
+    reports = [one for some in terminalreporter.stats.values() for one in some if hasattr(one, "cpu_s")]
+    terminalreporter.section(f"{DEAREST} dearest of {sum(one.cpu_s for one in reports):.0f} CPU-seconds", sep="-")
+    for report in sorted(reports, key=lambda one: -one.cpu_s)[:DEAREST]:
+        terminalreporter.write_line(f"{report.cpu_s:7.2f} {report.when:8} {report.nodeid}")
     # With xdist each worker reports a file that is skipped as a whole, so reports count once by their id.
     reasons = {
         report.nodeid: str(report.longrepr[-1]).removeprefix("Skipped: ")
@@ -121,9 +183,11 @@ seed = 99
 @pytest.fixture(scope="session")
 def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ten-step recipe's file."""
-    path = tmp_path_factory.mktemp("recipes") / "ten-steps.toml"
-    path.write_text(TEN_STEPS, encoding="utf-8")
-    return path
+
+    def write(directory: Path) -> None:
+        (directory / "ten-steps.toml").write_text(TEN_STEPS, encoding="utf-8")
+
+    return made_once(tmp_path_factory, "recipes", write) / "ten-steps.toml"
 
 
 @pytest.fixture(scope="session")
@@ -131,9 +195,10 @@ def finished_run(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A run directory of the ten-step recipe, trained without an interruption. Read it; don't change it."""
     from midstream.cli.main import main
 
-    root = tmp_path_factory.mktemp("runs") / "whole"
-    assert main(["train", str(ten_steps), "--out", str(root), "--quiet"]) == 0
-    return root
+    def train(directory: Path) -> None:
+        assert main(["train", str(ten_steps), "--out", str(directory / "whole"), "--quiet"]) == 0
+
+    return made_once(tmp_path_factory, "runs", train) / "whole"
 
 
 @pytest.fixture

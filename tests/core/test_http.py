@@ -5,8 +5,8 @@ from email.utils import format_datetime
 import pytest
 from yarl import URL
 
-from midstream.core.errors import UnsupportedError
-from midstream.core.http import TransientError, proxy_of, retry, retry_after_s
+from midstream.core.errors import TransientError, UnsupportedError
+from midstream.core.http import proxy_of, retry, retry_after_s
 from support.errors import coded
 
 

@@ -8,27 +8,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic_core import to_jsonable_python
 from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
-from midstream import api
-from midstream.cluster.launch import words_of as verl_words
 from midstream.core.errors import UsageError
-from midstream.core.events import Note
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
-from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
-from midstream.recipe.estimate import counts, describe
 from midstream.recipe.overrides import ENGINES
-from midstream.recipe.schema import Recipe, to_toml
-from midstream.recipe.sessions import check_work
 from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
 from midstream.view.bundle import MAX_MB
+
+if TYPE_CHECKING:
+    from midstream.recipe.schema import Recipe
 
 ChangesT = TypeVar("ChangesT")
 _DIGITS = 9  # of a count
@@ -183,6 +179,15 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
 
     Then raise an error if the recipe needs something that is not on this machine.
     """
+    # Half a second that commands such as `show` need not spend.
+    from midstream import api
+    from midstream.cluster.launch import words_of as verl_words
+    from midstream.core.events import Note
+    from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
+    from midstream.recipe.estimate import counts, describe
+    from midstream.recipe.schema import to_toml
+    from midstream.recipe.sessions import check_work
+
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(recipe, training=work == "train")
         if work == "train" and recipe.training and recipe.training.algorithm != "supervised":

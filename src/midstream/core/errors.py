@@ -205,3 +205,11 @@ class TrainingError(MidstreamError):
     """Training cannot continue: a non-finite loss or gradient, or no usable group."""
 
     code = "training-failed"
+
+
+class TransientError(Exception):
+    """An attempt of a request failed and another may succeed; `pause_s` is how long the server asks to wait."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s

@@ -30,7 +30,7 @@ from anyio import CapacityLimiter
 from multidict import CIMultiDict
 from yarl import URL
 
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.errors import TransientError, UnsupportedError, UsageError
 
 T = TypeVar("T")
 
@@ -40,14 +40,6 @@ _IDLE_S = 4.0  # below the five seconds after which uvicorn, under vLLM and SGLa
 _LONGEST_HEADER = 64 << 10  # bytes of a header; aiohttp takes at most 128 of them
 _MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
 _LONGEST_SHOWN = 5  # characters of a key in a row
-
-
-class TransientError(Exception):
-    """An attempt failed and another may succeed; `pause_s` is how long the server asks to wait."""
-
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause_s = pause_s
 
 
 async def retry(attempt: Callable[[], Awaitable[T]], *, max_attempts: int, pause_s: Callable[[int], float]) -> T:

@@ -3,7 +3,8 @@
 A check can take longer than any run: of 40 definitions that each refer to the next one twice (3 kB), or of the pattern
 `^([a-z]+ ?)+$` once a model writes 45 letters and a "!". So only checks whose work is known beforehand run in process:
 every keyword looks at each value at most once, references are expanded, and nodes of the schema times nodes of the
-arguments stay below a bound. Each other check runs in its own process, which the kernel ends after `CLOCK_S`.
+arguments stay below a bound. Each other check runs in its own process, which the kernel ends after `CLOCK_S`. That is
+CPU time: what else the machine does decides nothing about arguments, up to ten times as long.
 
     host ── one byte with a socket ──> python -m midstream.core.json_schema ── fork ──> a process for each check
       └──────────────────────── [schema, arguments, ...], and the verdict ──────────────────────┘
@@ -298,7 +299,8 @@ def main() -> None:
     """Fork a process for each socket that arrives over standard input, until that is closed."""
     import resource
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
     with suppress(ValueError, OSError):  # a lower limit holds already
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MB << 20, _MEMORY_MB << 20))
     _judged("{}", {})  # what the libraries prepare on first use, before the forks
@@ -321,7 +323,8 @@ def main() -> None:
 def _answer(channel: socket.socket) -> None:
     """Answer one request, in a process that the kernel ends when the clock does."""
     os.nice(5)  # many that never end must not keep the program from forking, nor the host from its work
-    signal.setitimer(signal.ITIMER_REAL, CLOCK_S)
+    signal.setitimer(signal.ITIMER_PROF, CLOCK_S)
+    signal.setitimer(signal.ITIMER_REAL, 10 * CLOCK_S)
     channel.sendall(b"+")
     with channel.makefile("rb") as file:
         text, arguments = json.loads(file.read())

@@ -7,7 +7,7 @@ Parsing (`schema.py`) has validated each component's settings. This check runs b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,13 +31,15 @@ from midstream.training_free.library import render_modules
 from midstream.training_free.settings import ROLES, PracticeConfig
 
 
-def check(recipe: Recipe) -> Table:
+def check(recipe: Recipe, tasks: Callable[[Component], TaskSource] | None = None) -> Table:
     """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    Returns the recipe's table with every default, and a library with its current version.
+    Returns the recipe's table with every default, and a library with its current version. `tasks` builds a task source,
+    once for each table.
     """
+    tasks = tasks or _sources()
     _check_engines(recipe)
-    _check_tasks(recipe)
+    _check_tasks(recipe, tasks)
     _check_rewards(recipe)
     _check_agent(recipe)
     _check_imitated(recipe)
@@ -79,7 +81,7 @@ def check(recipe: Recipe) -> Table:
     validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
     for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
         if tasks_config(component := chosen.tasks or recipe.tasks).endless:
-            draw(task_source(component), chosen)
+            draw(tasks(component), chosen)
     return resolved
 
 
@@ -121,6 +123,19 @@ def task_source(component: Component) -> TaskSource:
     """Build only a task source. Without an engine, a source that needs one can list its tasks but not run them."""
     context: Any = SimpleNamespace(name="tasks", engine=None, tasks=task_source)
     return component.config.build(context)
+
+
+def _sources() -> Callable[[Component], TaskSource]:
+    """`task_source`, which builds that of a table once."""
+    kept: dict[str, TaskSource] = {}
+
+    def source(component: Component) -> TaskSource:
+        key = component.model_dump_json()
+        if key not in kept:
+            kept[key] = task_source(component)
+        return kept[key]
+
+    return source
 
 
 def no_engine(recipe: Recipe, what: str, name: str) -> RecipeError:
@@ -228,7 +243,7 @@ def _check_engines(recipe: Recipe) -> None:
             )
 
 
-def _check_tasks(recipe: Recipe) -> None:
+def _check_tasks(recipe: Recipe, tasks: Callable[[Component], TaskSource]) -> None:
     """Task sources exist, and dialogues go to an agent that can hold them."""
     agent = recipe.agent
     refused, fix = "", ""
@@ -242,7 +257,7 @@ def _check_tasks(recipe: Recipe) -> None:
         fix = 'choose one with appends = "message", such as artist-function-calling or native'
     for where, component in _task_components(recipe):
         if component.config.asks == "never" and ".parts." not in where:
-            task_source(component)  # a benchmark that does not exist is found here, before any work
+            tasks(component)  # a benchmark that does not exist is found here, before any work
         if is_dialogues(component) and ".parts." in where:
             raise RecipeError(
                 f"{where}.type = {component.type!r} cannot be mixed: its tasks are dialogues, which their source opens",

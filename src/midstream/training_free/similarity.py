@@ -36,10 +36,8 @@ from types import MappingProxyType
 from typing import Any
 
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError, ToolServerError
-from midstream.core.http import TransientError
+from midstream.core.errors import EngineError, ToolServerError, TransientError
 from midstream.core.task import Task
-from midstream.tools.web import api
 from midstream.training_free.library import one_line
 from midstream.training_free.settings import EmbeddingConfig
 
@@ -121,6 +119,9 @@ async def embedding_similarity(
 
     Raises `EngineError` if the server refused, or every attempt failed.
     """
+    # Here, because it needs aiohttp: commands that only read a run start without.
+    from midstream.tools.web import api
+
     lines = dict.fromkeys(map(one_line, texts))
     wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
     vectors = {**known, "": {}}

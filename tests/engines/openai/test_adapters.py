@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import EngineError, StorageError
-from midstream.core.http import TransientError
+from midstream.core.errors import EngineError, StorageError, TransientError
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.errors import coded

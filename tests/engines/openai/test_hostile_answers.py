@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from midstream.core.errors import EngineError, MidstreamError, RecipeError, UnsupportedError
-from midstream.core.http import TransientError, redacted
+from midstream.core.errors import EngineError, MidstreamError, RecipeError, TransientError, UnsupportedError
+from midstream.core.http import redacted
 from midstream.core.trajectory import Call
 from midstream.engines.openai import exchange as openai_exchange
 from midstream.engines.openai import stream as openai_stream

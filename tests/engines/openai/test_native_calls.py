@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import Interleaved, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
-from midstream.core.errors import EngineError
-from midstream.core.http import TransientError
+from midstream.core.errors import EngineError, TransientError
 from midstream.core.protocols import Request, RunContext, ToolResult
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.http import TransientError
+from midstream.core.errors import TransientError
 from midstream.engines.openai.reply import Reply, checked_reply
 from midstream.engines.openai.stream import DONE, EventParser, StreamedReply, event_object
 from support.llm_server import completion, events_of

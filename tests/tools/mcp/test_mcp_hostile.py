@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from support.peak_memory import growth_of_memory
 from support.processes import gone
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_servers" / "hostile.py"
-BOUND_S = 20.0  # of what takes a second or two on a quiet machine
+BOUND_S = 120.0  # of what takes a second or two on a quiet machine
+# One of each way through midstream stays in `make test`.
+QUICK = {
+    *("noise_among", "batch", "floods_with_requests", "no_content", "modern", "is_error", "dense_reply", "no_reply"),
+    *("hangs", "endless_notifications", "exits", "leaves_a_child", "result_is_text", "error_of_the_server"),
+    *("exit_at_start", "hang_at_initialize", "initialize_lacks_fields", "endless_pages", "schema_doubles"),
+    *("same_names", "schema_loops"),
+}
 
 # mode: what two calls return, True for a result, False for `ok=False`, None for `ToolServerError`; and their texts.
 CALLS: dict[str, tuple[bool | None, str]] = {
@@ -121,19 +129,23 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits, so that a hundred of them are quick."""
-    monkeypatch.setattr(mcp_session, "PROBE_S", 1.2)
     monkeypatch.setattr(mcp_session, "PAUSES_S", (0.0, 0.05))
     monkeypatch.setattr(transports, "GRACE_S", 0.2)
     monkeypatch.setattr(transports, "TERM_S", 0.2)
 
 
+def modes(table: Iterable[str]) -> list[Any]:
+    return [pytest.param(mode, marks=() if mode in QUICK else pytest.mark.slow) for mode in table]
+
+
 def connect(mode: str, **settings: Any) -> list[mcp.McpTool]:
-    patience = 0.6 if mode in REFUSED else 10
+    # Short only where a wait must end: on a busy machine a server needs seconds to start.
+    patience = 0.6 if "within 0.6 s" in REFUSED.get(mode, "") else BOUND_S
     times_out = "no result within" in CALLS.get(mode, (None, ""))[1]
     config = mcp.McpConfig(
         command=(sys.executable, "-S", str(SERVER), mode),
         **{
-            "timeout_s": 0.4 if times_out else 10,
+            "timeout_s": 0.4 if times_out else BOUND_S,
             "connect_timeout_s": patience,
             "max_reply_mb": 1,
             "prefix": "",
@@ -155,9 +167,11 @@ async def close(tools: list[mcp.McpTool]) -> None:
         await tool.close()
 
 
-@pytest.mark.parametrize("mode", CALLS)
-def test_every_call_has_an_outcome(mode):
+@pytest.mark.parametrize("mode", modes(CALLS))
+def test_every_call_has_an_outcome(mode, monkeypatch):
     ok, text = CALLS[mode]
+    # A server that is alive answers the request that checks it, however late.
+    monkeypatch.setattr(mcp_session, "PROBE_S", 1.2 if text.startswith("hangs") else BOUND_S)
     clock = time.monotonic()
     tools = connect(mode)
 
@@ -175,7 +189,7 @@ def test_every_call_has_an_outcome(mode):
     assert time.monotonic() - clock < BOUND_S
 
 
-@pytest.mark.parametrize("mode", ["exits", "closes_input"])
+@pytest.mark.parametrize("mode", modes(["exits", "closes_input"]))
 def test_many_calls_to_a_server_that_ends_all_fail_without_output(mode, caplog):
     tools = connect(mode)
 
@@ -188,7 +202,7 @@ def test_many_calls_to_a_server_that_ends_all_fail_without_output(mode, caplog):
     assert caplog.messages == []  # asyncio's own, of writing into a pipe that nobody reads
 
 
-@pytest.mark.parametrize("mode", REFUSED)
+@pytest.mark.parametrize("mode", modes(REFUSED))
 def test_a_server_that_does_not_start_is_refused(mode):
     clock = time.monotonic()
     with pytest.raises(ToolServerError, match=REFUSED[mode]) as caught:
@@ -198,7 +212,7 @@ def test_a_server_that_does_not_start_is_refused(mode):
     assert time.monotonic() - clock < BOUND_S
 
 
-@pytest.mark.parametrize("mode", LEFT_OUT)
+@pytest.mark.parametrize("mode", modes(LEFT_OUT))
 def test_a_tool_that_cannot_be_offered_is_left_out_with_a_warning(mode, caplog):
     with caplog.at_level(logging.WARNING, "midstream.tools"):
         tools = connect(mode)
@@ -306,7 +320,7 @@ def test_a_reply_that_comes_too_late_is_not_taken_for_another():
 
     async def run() -> ToolResult:
         assert not (await call_tool(tools[0], {"text": "first"})).ok
-        tools[0]._server._timeout_s = 5.0
+        tools[0]._server._timeout_s = BOUND_S
         result = await call_tool(tools[0], {"text": "second"})
         await close(tools)
         return result

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.core import http
-from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
-from midstream.core.http import TransientError
+from midstream.core.errors import RecipeError, ToolServerError, TransientError, UnsupportedError
 from midstream.core.version import __version__
 from midstream.tools.web.api import Key, Service, WebApiConfig, retried, valid
 from support.api_server import Answer, ApiServer, Fault

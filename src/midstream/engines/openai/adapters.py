@@ -17,8 +17,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from midstream.core.errors import EngineError, StorageError
-from midstream.core.http import TransientError, retry
+from midstream.core.errors import EngineError, StorageError, TransientError
+from midstream.core.http import retry
 from midstream.engines.openai.reply import may_pass
 from midstream.engines.openai.settings import OpenAIConfig
 

@@ -14,8 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError
-from midstream.core.http import TransientError, retry
+from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, TransientError
+from midstream.core.http import retry
 from midstream.core.protocols import Codec, Request, Weights
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage

@@ -19,9 +19,16 @@ import aiohttp
 from pydantic import JsonValue
 from yarl import URL
 
-from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, RefusedError, UnsupportedError
+from midstream.core.errors import (
+    EngineError,
+    PromptTooLongError,
+    RecipeError,
+    RefusedError,
+    TransientError,
+    UnsupportedError,
+)
 from midstream.core.events import Emit
-from midstream.core.http import Endpoint, TransientError, redacted, retry_after_s
+from midstream.core.http import Endpoint, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
 from midstream.engines.openai.providers import (

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from midstream.core.errors import UnsupportedError
-from midstream.core.http import TransientError
+from midstream.core.errors import TransientError, UnsupportedError
 from midstream.engines.openai.tool_calls import with_calls
 
 # vLLM, SGLang, llama.cpp, Ollama, OpenRouter, Mistral and DeepSeek; vLLM and xAI; Anthropic; Gemini; TGI; DashScope.

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from midstream.core.http import TransientError
+from midstream.core.errors import TransientError
 from midstream.engines.openai.reply import listed_logprobs
 from midstream.engines.openai.tool_calls import StreamedCalls
 

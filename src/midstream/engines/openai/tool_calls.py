@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from midstream.core.http import TransientError
+from midstream.core.errors import TransientError
 from midstream.core.tool_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
 from midstream.core.trajectory import Message
 

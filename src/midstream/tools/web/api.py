@@ -25,8 +25,8 @@ from pydantic import Field
 from yarl import URL
 
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.http import Endpoint, TransientError, redacted, retry, retry_after_s
+from midstream.core.errors import RecipeError, ToolServerError, TransientError
+from midstream.core.http import Endpoint, redacted, retry, retry_after_s
 from midstream.core.version import __version__
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from midstream.core.data import Settings, problems_of
-from midstream.core.http import TransientError
+from midstream.core.errors import TransientError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask

@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.component import ToolConfig
-from midstream.core.errors import ToolServerError
-from midstream.core.http import TransientError
+from midstream.core.errors import ToolServerError, TransientError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Call

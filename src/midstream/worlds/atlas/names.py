@@ -29,6 +29,8 @@ _RUDE = re.compile(
     "fuc?k|s[hl]it|cunt|coc?k|dic?k|slut|rape|boob|poop|porn|se[xk]s?|wank|nig|negr|kike|coon|fag|jap|homo|nazi"
 )
 
+_WORD = re.compile(r"[^\W_]+")
+
 
 def held_out(name: str) -> bool:
     """Whether a made-up name may never be trained on."""
@@ -37,8 +39,9 @@ def held_out(name: str) -> bool:
 
 def search_words(text: str) -> set[str]:
     """The words of a text as the search index compares them: without case and accents."""
-    bare = "".join(letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter))
-    return set(re.findall(r"[^\W_]+", bare.lower()))
+    if not text.isascii():
+        text = "".join(letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter))
+    return set(_WORD.findall(text.lower()))
 
 
 @cache

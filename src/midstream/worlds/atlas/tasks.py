@@ -20,6 +20,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Annotated, Literal
 
@@ -105,6 +106,62 @@ class Region:
         return [*self.countries, *self.capitals, *self.rivers, *self.strangers]
 
 
+class _Land:
+    """Regions, facts and documents, drawn from a seed."""
+
+    def __init__(self, regions: int, countries: int, seed: int, places: Sequence[str]) -> None:
+        self.facts: dict[tuple[str, str], str] = {}
+        self.stated: dict[str, str] = {}
+        draws = self.draws = Random(derive_seed("atlas", seed))
+        phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
+        maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
+        count = 3 * countries + _STRANGERS
+        self.splits: dict[str, list[Region]] = {}
+        for split, made in {"train": regions, **dict.fromkeys(_MADE_UP, 1)}.items():
+            training = split == "train"
+            self.splits[split] = []
+            for _ in range(made):
+                names = [maker.make(held=not training, wild=WILD if training else 0.0) for _ in range(count)]
+                self.splits[split].append(self._region(names, countries))
+        self.splits["real"] = [self._region(draws.sample(real_places(), count), countries)]
+        for place in places:
+            if not maker.take(place):
+                used = ", ".join(map(repr, sorted(maker.in_use(place))))
+                raise RecipeError(
+                    f"the atlas cannot have a place named {place!r}",
+                    code="setting-conflict",
+                    cause=f"a search for it would find others, which have {used}" if used else "that is only a prefix",
+                    fix="choose another name in tasks.places, such as 'Zembla'",
+                )
+        others = [maker.make(held=True, wild=0.0) for _ in range(2 * len(places))]
+        self._region([*places, *others], len(places))
+
+    def _region(self, names: Sequence[str], n: int) -> Region:
+        """Make a region of `n` countries, with these names: its facts, and a document for each fact."""
+        region = Region(
+            countries=names[:n], capitals=names[n : 2 * n], rivers=names[2 * n : 3 * n], strangers=names[3 * n :]
+        )
+        for country, capital, river in zip(region.countries, region.capitals, region.rivers, strict=True):
+            self._state(country, "capital", capital)
+            self._state(country, "river", river)
+            self._state(river, "length", self._value())
+            for place in (country, capital):
+                for attribute in PLACE_ATTRIBUTES:
+                    self._state(place, attribute, self._value())
+        return region
+
+    def _value(self) -> str:
+        return str(self.draws.randint(SMALLEST, LARGEST))
+
+    def _state(self, place: str, attribute: str, value: str) -> None:
+        self.facts[place, attribute] = value
+        self.stated[self.draws.choice(documents()[attribute]).format(place, value)] = value
+
+
+# A recipe names the same one for training and for each of its sets; a large one takes a second.
+_land = lru_cache(maxsize=2)(_Land)
+
+
 class Atlas(WarmStartWorld, Endless):
     """Regions, facts, documents and questions; a `core.protocols.TrainableWorld`.
 
@@ -121,56 +178,13 @@ class Atlas(WarmStartWorld, Endless):
             sampled=("atlas tasks",),
             fixed=("atlas fixed",),
         )
-        self.facts: dict[tuple[str, str], str] = {}
-        self.stated: dict[str, str] = {}
+        land = _land(config.regions, config.countries, config.seed, config.places)
+        self.facts, self.stated, self.splits = land.facts, land.stated, land.splits
         self.asked: dict[str, Asked] = {}
         self.rules: dict[str, Rule] = {}
         for attribute, rule in config.rules.items():
             word, number = rule.split()
             self.rules[attribute] = Rule(attribute, word, int(number))
-        draws = Random(derive_seed("atlas", config.seed))
-        phrases = [phrase.format("", "") for known in documents().values() for phrase in known]
-        maker = NameMaker(draws, search_words(" ".join((*phrases, *PREFIXES, *real_places()))))
-        count = 3 * config.countries + _STRANGERS
-        made = {"train": config.regions, **dict.fromkeys(_MADE_UP, 1)}
-        splits: dict[str, list[Region]] = {split: [] for split in made}
-        for split, regions in made.items():
-            training = split == "train"
-            for _ in range(regions):
-                names = [maker.make(held=not training, wild=WILD if training else 0.0) for _ in range(count)]
-                splits[split].append(self._region(names, config.countries, draws))
-        splits["real"] = [self._region(draws.sample(real_places(), count), config.countries, draws)]
-        self.splits = splits
-        for place in config.places:
-            if not maker.take(place):
-                used = ", ".join(map(repr, sorted(maker.in_use(place))))
-                raise RecipeError(
-                    f"the atlas cannot have a place named {place!r}",
-                    code="setting-conflict",
-                    cause=f"a search for it would find others, which have {used}" if used else "that is only a prefix",
-                    fix="choose another name in tasks.places, such as 'Zembla'",
-                )
-        others = [maker.make(held=True, wild=0.0) for _ in range(2 * len(config.places))]
-        self._region([*config.places, *others], len(config.places), draws)
-
-    def _region(self, names: Sequence[str], n: int, draws: Random) -> Region:
-        """Make a region of `n` countries, with these names: its facts, and a document for each fact."""
-        region = Region(
-            countries=names[:n], capitals=names[n : 2 * n], rivers=names[2 * n : 3 * n], strangers=names[3 * n :]
-        )
-
-        def state(place: str, attribute: str, value: str) -> None:
-            self.facts[place, attribute] = value
-            self.stated[draws.choice(documents()[attribute]).format(place, value)] = value
-
-        for country, capital, river in zip(region.countries, region.capitals, region.rivers, strict=True):
-            state(country, "capital", capital)
-            state(country, "river", river)
-            state(river, "length", str(draws.randint(SMALLEST, LARGEST)))
-            for place in (country, capital):
-                for attribute in PLACE_ATTRIBUTES:
-                    state(place, attribute, str(draws.randint(SMALLEST, LARGEST)))
-        return region
 
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield (id, text) of every fact, in a fixed order."""
