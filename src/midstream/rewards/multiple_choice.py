@@ -12,7 +12,6 @@ from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 from midstream.rewards.statement import DENIAL, conclusion, plain
 
-MAX_CHARACTERS = 20_000  # of an answer; the last ones are read
 # A clause states an option where every word in it is known: from these lists, or from the question. Words that deny,
 # doubt or set aside are in none, so a denial in new words states nothing. A clause that names an answer goes before one
 # that chooses or concludes, and this before others.
@@ -162,7 +161,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
     texts.
     """
     text = re.sub("[⟦⟧${}]", " ", answer)  # a cross and an arrow are words, before `plain` drops them
-    text = plain(re.sub("[✗✘❌❎]", " is wrong ", re.sub("[→⇒]|[-=]>", " so ", text)))[-MAX_CHARACTERS:]
+    text = plain(re.sub("[✗✘❌❎]", " is wrong ", re.sub("[→⇒]|[-=]>", " so ", text)))
     said = words(conclusion(text) or text)
     named = {letter for letter, option in options.items() if said == words(option)}
     lettered = re.match(r"\W*([A-Za-z])(?:[.):,\]-]|\W*\Z)", text)
