@@ -17,7 +17,8 @@ _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)])[-+])?[$€£]?(?P<digits>(?:(?<![\w.])\.)?[0-9]+(?:[^\w\s()]+[0-9]+)*(?:e[-+]?[0-9]+\b)?)"
 )
 _PLAIN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
-_BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
+_BARE = re.compile(rf"[-+−]?(?:{_PLAIN.pattern})(?:e[-+]?[0-9]{{1,3}})?", re.IGNORECASE)
+_LONGEST_NUMBER = 100
 LONGEST = 4_000
 """Characters of a reply that are scored, its last ones: they bound the time of every rule."""
 
@@ -68,7 +69,7 @@ def numbers(text: str) -> tuple[str, ...]:
 
 def is_number(text: str) -> bool:
     """Whether a text is a plain number and nothing else: "-1,000.5", "3e4"."""
-    return _BARE.fullmatch(text.strip()) is not None
+    return len(text) <= _LONGEST_NUMBER and _BARE.fullmatch(text.strip()) is not None
 
 
 def most_frequent(answers: Iterable[Hashable | None]) -> list[Hashable]:

@@ -215,7 +215,7 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
 
 
 def _same_words(gold: str, answer: str) -> bool:
-    """Whether two texts are the same words; before the answer may be an option's letter, or a sentence to its copula."""
+    """Whether two texts are the same words; an option's letter or a sentence to its copula may come before the answer."""
     wanted, ours = _words(gold), _words(answer)
     option = re.match(r"\(?([A-Z])\)\s", answer)
     return bool(wanted) and wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else "")
