@@ -34,7 +34,6 @@ _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, o
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
 _OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
-_IN_BASE = re.compile(r"([0-9A-F]*(?:\d|[A-F]{2})[0-9A-F]*)_\{?\d+\}?")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
 _UNITS = (
     "mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche; ft foot "
@@ -143,8 +142,6 @@ class Math:
         """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
         if _same_words(gold.words, found.words):
             return True
-        if (in_base := _IN_BASE.fullmatch(gold.formula)) and in_base[1] == found.formula:
-            return True
         if _is_words(gold) or not found.formula:
             return False
         if _DECIMAL_COMMA.fullmatch(gold.formula) and gold.formula.replace(",", ".") == found.formula:
@@ -215,7 +212,7 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
 
 
 def _same_words(gold: str, answer: str) -> bool:
-    """Whether two texts are the same words; an option's letter or a sentence to its copula may come before the answer."""
+    """Whether two texts are the same words; an option's letter, or a sentence to its copula, may come before them."""
     wanted, ours = _words(gold), _words(answer)
     option = re.match(r"\(?([A-Z])\)\s", answer)
     return bool(wanted) and wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else "")

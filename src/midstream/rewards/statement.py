@@ -69,52 +69,30 @@ def _compatible(found: re.Match[str]) -> str:
     return rf" \frac{{{above}}}{{{below}}}" if bar else f"^{{{above}}}"
 
 
-def _as_fraction(found: re.Match[str]) -> str:
-    """A repeating decimal, such as 0.1\\overline{6}."""
-    whole, once, again = found.groups()
-    nines = 10 ** len(again) - 1
-    return rf"\frac{{{int(whole + once + again) - int(whole + once)}}}{{{nines * 10 ** len(once)}}}"
-
-
-def _in_base(found: re.Match[str]) -> str:
-    """Digits as `1011_{2}`, of "(1011)_2" those in the brackets."""
-    return found[1] or f"{found[2]}_{{{found[3]}}}"
-
-
 # Decoration, and what takes its place, in the order in which it applies.
 _DECORATION: Sequence[Form] = (
     ("[⁰¹²³⁴-⁹⁻⁺ⁿ]+|[¼-¾⅓-⅞]", _compatible),
     (r"[✅✓✔☑∎□■\ufe0f]|[^\S\n]+", " "),
     (r"(?<!\$)\$\{([^{}]*)\}\$", r" \1 "),  # braces that LaTeX does not show
-    ("[₀-₉]+", lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}"),
-    (r"\(([0-9A-F]+)\)(?=_)|([0-9A-F]{0,64}\d[0-9A-F]{0,64}),? (?:in |\()base[- ](\d+)\)?", _in_base),
-    (r"\s*\n\s*", r"\n"),
     (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
     (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])", " "),
     (r"(?<![\w)*\\])[*_](?=[^\s*_])([^*_\n]{1,200})(?<=\S)[*_](?![\w(*])", r"\1"),
-    (r"(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}", _as_fraction),
-    *3 * [(rf"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|[mhf]box|boxed|operatorname)\s*\{{({_INSIDE})\}}", r" \1 ")],
-    (r"\\\\?(?:boxed|fbox)\s*\{", ""),  # one that is not closed
+    *2 * [(rf"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|[mhf]box|boxed|operatorname)\s*\{{({_INSIDE})\}}", r" \1 ")],
     (r"\\\\(?=[a-zA-Z])(?!.*(?:matrix|array|cases))", r"\\"),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!\s*|(?<!\\)\\(?=\s|$)", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\([gln]e)q(?:slant)?(?![a-zA-Z])", r"\\\1 "),
     (r"\\[gl]t(?![a-zA-Z])|[<>!]=", lambda found: _COMPARED[found[0]]),
     (r"\\(?:[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-zA-Z])|[-=]>", r"\\implies "),
-    (r"\\therefore(?![a-zA-Z])", " therefore "),
     (r"\\frac\s*(?:\{(\w+)\}|(\w|\\[a-z]+))\s*(?:\{(\w+)\}|(\w|\\[a-z]+))", r"\\frac{\1\2}{\3\4}"),
     (r"(?<=\d)(?:\s*\{,\s*\}|\\[, ]|,\\?!)(?=\d{3}(?!\d))", ","),
     (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~(?!\s*=)|\\[()\[\]]|[\"]", " "),
     (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
-    (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
-    (r"\\(?:text)?color\s*\{\w+\}|\b(?:i\.e|e\.g)\.,?", ""),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
     (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
     (r"\\?[$€£¥₹]", " "),
     (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
-    (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)", " "),
-    (" +", " "),
 )
 _ANSWER = re.compile(r"\banswers?\b[^\n.:=]{0,80}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####", re.IGNORECASE)
 _TAKEN_BACK = re.compile(rf"\A[^.!?\n]*\b(?:not|wrong|incorrect|no)\b|{_ANSWER.pattern}[^.\n]*\d", re.IGNORECASE)
@@ -125,7 +103,7 @@ _SHORT = "is|it|so|no|to|of|in|at|by|we|he|me|an|as|be|if|my|on|up|us|do|go|or"
 _SHORT += "|cm|dm|km|mm|kg|mg|ml|ft|lb|oz|hr|am|pm|mi|th|st|nd|rd|ad|ce"
 _WORD = re.compile(
     rf"(?:(?<![\\A-Za-z])[A-Za-z]{{2,}}[-_]?\d\w*"
-    rf"|(?<![\\A-Za-z_^{{])(?!{_FUNCTIONS})(?:[A-Za-z]{{3,}}|(?i:{_SHORT})(?![A-Za-z(])))"
+    rf"|(?<![\\A-Za-z_^{{])(?!{_FUNCTIONS})(?:[A-Za-z]{{3,}}|(?i:{_SHORT})(?![A-Za-z(]))|[^\W\d_A-Za-z\u0370-\u03ff]+)"
     r"(?:'[a-z]+)?(?:\s*\^\s*\{?[23]\}?)?"  # "cm^2" is one word
 )
 _VALUE = re.compile(r"\d|\\(?:pi|infty|sqrt|emptyset|varnothing)")
@@ -136,7 +114,7 @@ _SMALL = frozenset(
     "final correct result solution value total sum altogether number per each every exactly about approximately "
     "roughly only just left remaining unit units square cubic cm dm km mm kg mg ml ft lb oz hr sec min mph ppm deg "
     "inch inches foot feet yard mile meter metre kilometer kilometre centimeter millimeter liter litre gram kilogram "
-    "pound second minute hour day week month year dollar cent euro usd eur degree point".split()
+    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together overall conclusion takes take needs need".split()
 )
 # Next to a value these make it another one, even where the question has them.
 _CHANGES = frozenset(
@@ -149,16 +127,15 @@ _SCALES = {
     3: rf"\s*thousands?\b|[kK]{_NO_PRODUCT}",
     6: rf"\s*(?:millions?|mn)\b|\s?M{_NO_PRODUCT}",
     9: rf"\s*(?:billions?|bn)\b|\s?B{_NO_PRODUCT}",
-    12: r"\s*trillions?\b",
 }
 # Values in words, as formulas.
 _IN_WORDS: Sequence[Form] = (
     (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
     (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
-    (r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", ""),  # the value once more
     (r"(?i)(?<![\d)}] )(?<!\b[a-z] )\b(?:minus|negative)\s+(?=\d)", "-"),
     *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
+    (r"([<>]|\\[lg]e )([^<>]*)\s(?:and|\\land|\\wedge)\s+(?=[^<>]*(?:[<>]|\\[lg]e ))", r"\1\2 \\land "),
     (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or|\\lor|\\vee)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
 _UNITS = (
