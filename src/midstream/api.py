@@ -44,7 +44,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
-from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
+from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
@@ -533,6 +533,7 @@ def _train(
         of_recipe = session_of if recipe.cluster is None else verl_session_of
         make_session = of_recipe(build)  # before the directory is created: a recipe that cannot run leaves none behind
         _require_keys(build)
+        run_coroutine(build.try_rewards())
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
         with (
@@ -637,11 +638,17 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    pairs = zip(own.used(resolved), run.info().own, strict=True)
-    changed = [now.reference for now, began in pairs if now.digest != began.digest]
+    now = tuple(own.used(resolved))
+    changed = {part.reference for part, began in zip(now, run.info().own, strict=True) if part.digest != began.digest}
+    # A reward that has failed from the first run on may be corrected.
+    if changed and run.info().evaluation and not has_results(run):
+        rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
+        if changed <= set(own.references(rewards)):
+            run.write_info(run.info().model_copy(update={"own": now}))
+            return
     if changed:
         raise RunError(
-            f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
+            f"{', '.join(sorted(changed))} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
             cause="results on both versions would be counted as one",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
@@ -746,6 +753,7 @@ def _evaluate_in(
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
             listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
         _require_keys(build)
+        run_coroutine(build.try_rewards())
         tasks = task_digests(evaluations)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
@@ -761,7 +769,7 @@ def _evaluate_in(
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
         own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
-            if metric != usual:
+            if not metric.startswith(usual):  # a judge's name has its model
                 listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
         for chosen in recipe.evaluation.sets:
             source = build.tasks(chosen.tasks or recipe.tasks)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.answers import LONGEST
 from midstream.core.errors import RecipeError
-from midstream.rewards.game24 import MAX_CHARACTERS, Game24, solves
+from midstream.rewards.game24 import Game24, solves
 from support.errors import coded
 from support.rules import value
 
@@ -107,7 +108,7 @@ HOSTILE = [
     "6 x " * 4_000,
     "__import__('os').system('true')",
     "(lambda: 24)()",
-    "6*(6-4/2)" + ", so" * MAX_CHARACTERS,
+    "6*(6-4/2)" + ", so" * LONGEST,
 ]
 
 

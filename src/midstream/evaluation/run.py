@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter, tools_of
+from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
@@ -122,8 +123,12 @@ async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Tr
 
 def metric_of(evaluation: SetEvaluation) -> str:
     """The name of what scores a set. Raises `RecipeError` if a task names a reward that does not exist."""
+    return ", ".join(dict.fromkeys(reward.name for reward in _rewards_of(evaluation)))
+
+
+def _rewards_of(evaluation: SetEvaluation) -> Sequence[Reward]:
     reward = evaluation.environment.reward
-    return reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name
+    return (reward.used(evaluation.tasks) if isinstance(reward, PerTask) else ()) or [reward]
 
 
 def summary_of(evaluation: SetEvaluation) -> Summary:
@@ -136,7 +141,7 @@ def summary_of(evaluation: SetEvaluation) -> Summary:
         seed=evaluation.seed,
         step=evaluation.step,
         metric=metric_of(evaluation),
-        judged=evaluation.environment.reward.judged,
+        judged=_rewards_of(evaluation)[0].judged,
         learned=evaluation.learned,
     )
 

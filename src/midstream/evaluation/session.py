@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RunError
+from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError, RunError
 from midstream.core.events import (
     EvaluationFinished,
     Listener,
@@ -229,6 +229,9 @@ async def evaluate_sets(
             )
         except (RefusedError, BudgetError):
             raise
+        except RepeatedError:  # a resumed run makes them again, with a component that was corrected
+            store.retain(lambda name, failed: not failed)
+            raise
         except InfrastructureError as error:
             lost.append(error.what)
             listener(Note(error.what))
@@ -239,6 +242,11 @@ async def evaluate_sets(
         others = f"; the other sets: midstream show {shlex.quote(directory)}" if len(lost) < len(evaluations) else ""
         raise InfrastructureError("\n".join(lost), code="no-results", fix=f"fix that{others}")
     listener(RunFinished())
+
+
+def has_results(run: RunDirectory) -> bool:
+    """Whether an evaluation has scored an answer."""
+    return bool(list(run.evaluations.read())) or any(not result.failed for result in results.read(run.results_path))
 
 
 def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> None:

@@ -220,7 +220,7 @@ def evaluate(
     Args:
         agent: an agent, a run, or a recipe's name.
         tasks: what to measure on; by default the sets of its recipe or run.
-        reward: a function, a reward's name, or its table; by default that of each task.
+        reward: a function, a reward's name, or its table; by default that which each task names, else the recipe's.
         trials: attempts at each task.
         temperature: of the planner or policy; by default its own.
         strategy: as in `solve`.
@@ -465,7 +465,6 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
             table |= {"tasks": tasks.drawn, "evaluation": {}}
         else:
             table = with_tasks(table, tasks.drawn)
-        table["reward"] = {"type": "per_task"}
     if reward is not None:
         table["reward"] = _reward(reward)
     return table

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
-from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import (
@@ -40,6 +41,7 @@ from midstream.core.stream_template import Template, load_template
 from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
+from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
@@ -48,6 +50,7 @@ from midstream.recipe.check import check, draw, in_process, no_engine, set_rewar
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
+from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
 from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
@@ -89,6 +92,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     _engines: dict[str, Engine] = field(default_factory=dict)
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
+    _first_task: Task | None = None  # of those that are scored
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     opened: list[Any] = field(default_factory=list)  # to be closed
 
@@ -154,10 +158,14 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
         """The tasks of an evaluation set. Raises `RecipeError` if one of them cannot be scored."""
         tasks = draw(self.tasks(chosen.tasks or self.recipe.tasks), chosen)
-        reward = self.reward(set_reward(self.recipe, chosen))
-        for task in tasks:
-            reward.check(task)
+        self.require_scored(set_reward(self.recipe, chosen), tasks)
         return tasks
+
+    def require_scored(self, reward: Component, tasks: Sequence[Task]) -> None:
+        """Check that a reward can score these tasks. Raises `RecipeError`."""
+        for task in tasks:
+            self.reward(reward).check(task)
+            self._first_task = self._first_task or task
 
     def reward(self, component: Component) -> Reward:
         """The reward of a component."""
@@ -212,6 +220,19 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
         return Policy(self)
+
+    async def try_rewards(self) -> None:
+        """Call each reward of your own on an empty answer, to find one that returns no score before any request.
+
+        What it raises there says nothing of other answers.
+        """
+        for reward in self._rewards.values():
+            if isinstance(reward, FunctionReward) and (task := self._first_task) is not None:
+                try:
+                    await reward.score(task, Trajectory(id=task.id, task_id=task.id, answer=""))
+                except RewardError as error:
+                    if error.code == "reward-out-of-range":
+                        raise
 
     # -- agent and environment ----------------------------------------------------------------------------------------
 

@@ -158,8 +158,13 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
 def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    table = _changed(source, changes, own_sets=any(changes.get(key) for key in ("benchmarks", "task_files", "sets")))
+    own_sets = any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
+    table = _changed(source, changes, own_sets=own_sets, reward=(named := changes.get("reward")))
     _set_evaluation(table, changes)
+    # A reward that the caller names goes before those of the questions.
+    if named is not None or any(text.startswith("reward") for text in changes.get("overrides", ())):
+        for chosen in table["evaluation"]["sets"]:
+            chosen["reward"] = table["reward"]
     return parse_recipe(_frozen_agent(table, source))
 
 
@@ -265,7 +270,7 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
-    """Put sets, trials, temperature and reward in [evaluation].
+    """Put sets, trials and temperature in [evaluation].
 
     Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
     """
@@ -283,8 +288,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         if (count := changes.get("count")) is not None:
             chosen.pop("per_family", None)
             chosen["count"] = count
-        if (reward := changes.get("reward")) is not None:
-            chosen["reward"] = _reward_table(table, reward)
     if (trials := changes.get("trials")) is not None:
         settings["trials"] = trials
     if (temperature := changes.get("temperature")) is not None:

@@ -187,12 +187,10 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
                 {family: float(family in stages[0].families) for family in build.source.families} if stages else None
             )
             counts.append((training.tasks_per_step, first))
-    reward = build.reward(recipe.reward)
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
     if isinstance(build.source, Finite):  # those of later steps too
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
-    for task in tasks:
-        reward.check(task)
+    build.require_scored(recipe.reward, tasks)
     for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
         if chosen not in away:
             build.set_tasks(chosen)
@@ -350,8 +348,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
             cause="the others are questions of the gate's validation tasks, which are of the same split",
             fix="give them a split of their own, or lower one of the two",
         )
-    for task in tasks:
-        build.reward(build.recipe.reward).check(task)
+    build.require_scored(build.recipe.reward, tasks)
     return tasks
 
 

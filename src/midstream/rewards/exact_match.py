@@ -6,17 +6,16 @@ import re
 from collections import Counter
 from typing import Literal
 
-from midstream.core.answers import extract, numbers, words
+from midstream.core.answers import is_number, numbers, words
 from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
-from midstream.rewards.statement import conclusion, plain, unboxed
+from midstream.rewards.statement import answer_text, conclusion, plain
 
 AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
 _SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
-_BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = ("yes", "no", "noanswer")
 
 
@@ -43,8 +42,8 @@ class ExactMatch(Rule):
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """0 without an answer, else its value."""
         score = await super().score(task, trajectory)
-        answer = None if score.value or trajectory.answer is None else read(unboxed(extract(trajectory.answer)))
-        golds = [read(accepted) for accepted in task.answers if answer is not None and _BARE.fullmatch(accepted)]
+        answer = None if score.value or trajectory.answer is None else read(answer_text(trajectory.answer))
+        golds = [read(accepted) for accepted in task.answers if answer is not None and is_number(accepted)]
         return Score(value=0.0, parts={AS_NUMBER: 1.0}) if answer in golds else score
 
     async def value(self, task: Task, answer: str) -> float:
