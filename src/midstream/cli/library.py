@@ -164,9 +164,8 @@ def edit_library(options: argparse.Namespace) -> int:
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command:
         raise UsageError(
-            "no editor is named",
+            "no editor is named: VISUAL and EDITOR are not set",
             code="missing-option",
-            cause="neither VISUAL nor EDITOR is set",
             fix="EDITOR=nano midstream library edit RUN",
         )
     with editable_library(options.named) as place:

@@ -137,7 +137,6 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
         raise RunError(
             f"{run.root} has no finished evaluation",
             code="no-evaluation",
-            cause="it was stopped before, or every run of it was lost",
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
     # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.

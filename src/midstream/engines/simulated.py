@@ -58,7 +58,6 @@ class SimulatedEngine(Engine):
             raise RecipeError(
                 f"engine {self.name!r} was asked to continue a text by the {request.role}",
                 code="engine-chat-only",
-                cause="a simulated model answers messages, as a chat model does",
                 fix='give the module type = "prompted", or another engine',
             )
         completion = self._reply(request.messages, request.seed % _SEEDS)

@@ -184,14 +184,12 @@ def check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: s
                 f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
                 f"now {digest}",
                 code="inputs-changed",
-                cause="its file or data set was changed; results on both would be counted as one",
                 fix="restore it, or start a new evaluation with another --out",
             )
     if held.checkpoint != checkpoint:
         raise RunError(
             f"step {held.step} of {held.run} has other weights than when {begun.root} began",
             code="inputs-changed",
-            cause="it was trained again in place; results of both would be counted as one",
             fix="start a new evaluation, with another --out",
         )
 

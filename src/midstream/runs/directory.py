@@ -17,7 +17,7 @@ trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights
 report.html
-trackers/, tensorboard/         of `--track`: how far each tracker is, and TensorBoard's own files
+trackers/                       of `--track`: how far each tracker is
 run.lock                        held while training or evaluating
 """
 

@@ -286,7 +286,6 @@ class History:
                     f"the library in {self.directory} has changed meanwhile: it was version {self._seen}, now it is "
                     f"{len(before)}",
                     code="library-changed",
-                    cause="another midstream learned or edited in the same run directory",
                     fix=f"midstream library diff shows the change; make yours again on version {len(before)}",
                 )
             number, parent = len(before) + 1, len(before) or None
@@ -341,7 +340,6 @@ def read_library(path: Path) -> Library:
         raise RunError(
             f"{path} holds no library",
             code="no-library",
-            cause="it is no practice run, or one that has not begun",
             fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
         )
     text = read_text(path, error=RunError, fix="name a practice run, or a .json file with a library")
