@@ -14,7 +14,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
     record      the directory to record tools' answers in
     replay      the directory to replay tools' answers from
     listener    receives the run's events (`core/events.py`); by default warnings are printed
-    track       experiment trackers: names ("wandb", "mlflow", "tensorboard", "trackio"), or objects (docs/tracking.md)
+    track       experiment trackers: names ("wandb", "mlflow"), or objects (docs/tracking.md)
     changes     what differs from the recipe (`recipe/overrides.py`)
 """
 
@@ -159,14 +159,12 @@ def resume(
         raise UsageError(
             f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
-            cause="its results under several settings would be counted as one",
             fix=f"start over with another --out; only {changeable[0]}* may change",
         )
     if changed := recipe_changes(run):
         raise UsageError(
             f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
             code="inputs-changed",
-            cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
     # Before any of it is imported.
@@ -179,7 +177,6 @@ def resume(
         raise UsageError(
             f"{run.root} is a {kind} run: --retry-errors does nothing there",
             code="option-without-effect",
-            cause="a trajectory that was lost in training is left out of its step, which is over",
             fix=f"midstream resume {run.root}",
         )
     # A practice run that a limit ended is finished: other limits may let it continue.
@@ -650,7 +647,6 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
         raise RunError(
             f"{', '.join(sorted(changed))} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
@@ -711,7 +707,6 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     raise RunError(
         f"{begun.root} holds {what}",
         code="run-exists",
-        cause="results under several settings would be counted as one",
         fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
     )
 

@@ -226,7 +226,6 @@ def read_study(name: str | Path) -> StudyFile:
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
-            cause="it is neither a .toml file nor the name of a study that comes with midstream",
             fix=did_you_mean(name, (file.stem for file in SHIPPED.glob("*.toml")))
             + "midstream study --list, or a file like docs/study.md shows",
         )
@@ -365,7 +364,6 @@ def _check_unchanged(run: ArmRun) -> None:
         raise UsageError(
             f"{run.out} began with other settings (its own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
             code="inputs-changed",
-            cause="the study, its recipe or --set was changed since; results of both would be counted as one",
             fix=f"undo the change, give the arm another `directory`, or start over with --out or without {run.out}",
         )
 
@@ -442,7 +440,6 @@ def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetCon
             raise UsageError(
                 f"{where} has {len(other_questions):,} tasks, {same} {len(questions):,}; {both:,} are in both",
                 code="not-comparable",
-                cause="the arms have other [tasks], or other settings of [[evaluation.sets]]",
                 fix="evaluate all arms on the same tasks",
             )
 

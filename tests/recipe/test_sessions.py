@@ -141,7 +141,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
         (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
         (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),
-        (['practice.start="/no/such/library.md"'], "file-not-found", "/no/such/library.md"),
+        (['practice.start="/no/such/library.json"'], "file-not-found", "/no/such/library.json"),
         (["training.steps=1"], "setting-conflict", "[training] and [practice]"),
         (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),

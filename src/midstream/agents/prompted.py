@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import model_validator
-
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_lessons, render_memory, render_tools
 from midstream.core.component import ComponentConfig
@@ -59,16 +57,6 @@ class ModuleConfig(Settings):
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
     prompt_file: Path | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_memory_style(cls, table: Any) -> Any:
-        """Read older recipes, which could also write memory as TOON."""
-        if not isinstance(table, dict) or "memory_style" not in table:
-            return table
-        if table["memory_style"] != "json":
-            raise ValueError(f"memory_style = {table['memory_style']!r} is gone: memory is JSON; remove the setting")
-        return {key: value for key, value in table.items() if key != "memory_style"}
 
 
 class PromptedModule:
@@ -193,7 +181,6 @@ class PromptedExecutor(PromptedModule):
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 code="setting-conflict",
-                cause="a server can enforce the schema of arguments, not of a program",
                 fix='set structured_output = false, or mode = "arguments"',
             )
         super().__init__(config, prompt=code_prompt if self.mode == "code" else "executor")

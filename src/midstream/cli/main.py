@@ -168,10 +168,7 @@ def _check_words(words: Sequence[str]) -> None:
         option, sign, value = word.partition("=") if word.startswith("--") else (before, before.startswith("--"), word)
         if sign and not value.strip():
             raise UsageError(
-                f"{option} is empty: {value!r}",
-                code="empty-value",
-                cause="the variable in its place is not set",
-                fix="give a value, or leave the option out",
+                f"{option} is empty: {value!r}", code="empty-value", fix="give a value, or leave the option out"
             )
         try:
             word.encode()
@@ -179,7 +176,6 @@ def _check_words(words: Sequence[str]) -> None:
             raise UsageError(
                 f"an argument is not valid UTF-8: {word!r}",
                 code="not-utf-8",
-                cause="the terminal, a variable or the name of a file uses another encoding",
                 fix="type it again, convert it with iconv, or rename the file",
             ) from error
 

@@ -137,7 +137,6 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
         raise RunError(
             f"{run.root} has no finished evaluation",
             code="no-evaluation",
-            cause="it was stopped before, or every run of it was lost",
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
     # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
@@ -172,7 +171,9 @@ def _print_resume(console: Terminal, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
         root, info = shlex.quote(str(run.root)), run.info()
         sessions = info.evaluation is not None and info.resolved["agent"]["type"] == "external"
-        command = f"midstream serve {root}/recipe.toml --sessions --out {root}" if sessions else f"midstream resume {root}"
+        command = (
+            f"midstream serve {root}/recipe.toml --sessions --out {root}" if sessions else f"midstream resume {root}"
+        )
         console.print(Text(f"resume with: {command}"), soft_wrap=True)
 
 

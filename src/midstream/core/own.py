@@ -202,7 +202,6 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
         raise RecipeError(
             f"{reference} is an object of the program that started this run",
             code="component-not-here",
-            cause="no file holds it, so that only that program has it",
             fix="run the program or notebook again, with the same `out`; or define the object in a file",
         )
     module = import_place(place, example)
@@ -229,12 +228,7 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
     if path is not None:
         if not path.is_file():
-            raise RecipeError(
-                f"no file {path}",
-                code="file-not-found",
-                cause=f"a path is relative to the recipe's file, or to the working directory, now {Path.cwd()}",
-                fix=f"give its absolute path; {example}",
-            )
+            raise RecipeError(f"no file {path}", code="file-not-found", fix=f"give its absolute path; {example}")
         _require_trust(path)
         name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
         digest = _digest(path.read_bytes())
@@ -317,7 +311,6 @@ def refuse_while_importing(work: str) -> None:
         raise UsageError(
             f"{file} calls {work} while it is imported",
             code="work-while-importing",
-            cause="a run names a component in this file, and importing the file runs all of it",
             fix='put the call under `if __name__ == "__main__":`',
         )
 

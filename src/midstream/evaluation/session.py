@@ -161,7 +161,9 @@ async def evaluate_set(
     run.seal()
     store.forget(evaluation)
     if result.tool_use.unreadable and summary.first_malformed is not None:
-        note(f"{evaluation.name}: {result.tool_use.unreadable}.{malformed_example([summary.first_malformed], run.root)}")
+        note(
+            f"{evaluation.name}: {result.tool_use.unreadable}.{malformed_example([summary.first_malformed], run.root)}"
+        )
     return result
 
 
@@ -188,14 +190,12 @@ def check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: s
                 f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
                 f"now {digest}",
                 code="inputs-changed",
-                cause="its file or data set was changed; results on both would be counted as one",
                 fix="restore it, or start a new evaluation with another --out",
             )
     if held.checkpoint != checkpoint:
         raise RunError(
             f"step {held.step} of {held.run} has other weights than when {begun.root} began",
             code="inputs-changed",
-            cause="it was trained again in place; results of both would be counted as one",
             fix="start a new evaluation, with another --out",
         )
 

@@ -232,7 +232,6 @@ def _changed(
             raise UsageError(
                 "--tools none with an agent of type 'agentflow'",
                 code="setting-conflict",
-                cause="its planner chooses a tool in every turn",
                 fix="use recipe direct: the model alone",
             )
     if graphs:
@@ -301,7 +300,6 @@ def _benchmark_set(text: str) -> Table:
         raise UsageError(
             f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
             code="empty-value",
-            cause="the variable in its place is not set",
             fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
         )
     source = {"type": "benchmark", "name": name}
@@ -359,12 +357,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
     If the planner is from a run, the other modules use this server instead of the run's.
     """
     if "model" not in server and (planner_from_run or "provider" in server):
-        raise UsageError(
-            "no model is named",
-            code="missing-option",
-            cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
-            fix="add --model NAME",
-        )
+        raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
     if planner_from_run:
         trained, *others = modules_of(agent_type(agent))
@@ -407,7 +400,6 @@ def set_served(table: Table, provider: str) -> None:
         raise UsageError(
             f"--serve-with {provider} starts nothing",
             code="option-without-effect",
-            cause="no engine of the recipe asks a server on this machine",
             fix="name a model: --model NAME, or leave the option out",
         )
 
@@ -426,7 +418,6 @@ def with_tinker(table: Table) -> Table:
         raise UsageError(
             f"--engine tinker: the trained engine {name!r} is of type {local.get('type')!r}",
             code="not-trainable",
-            cause="a Tinker server trains a base model that it knows by name",
             fix="name a recipe whose trained engine is of type transformers_local, or write an engine of type tinker",
         )
     kept = ("model", "base_url", "tokenizer", "chat_template_kwargs")
@@ -494,7 +485,6 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             raise UsageError(
                 f"two of the tools in {names!r} would have one name",
                 code="name-clash",
-                cause="a function is called by its name alone, without its file",
                 fix="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
             )
         chosen[called] = tool

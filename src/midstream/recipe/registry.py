@@ -60,8 +60,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "tracker": {
         "wandb": "midstream.trackers:WandbConfig",
         "mlflow": "midstream.trackers:MlflowConfig",
-        "tensorboard": "midstream.trackers:TensorBoardConfig",
-        "trackio": "midstream.trackers:TrackioConfig",
     },
     "engine": {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",

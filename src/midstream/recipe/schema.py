@@ -50,13 +50,6 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
 
 
-# Values in recipes of older run directories, by table and key. The reflector's: `training_free/settings.py`.
-_RENAMED = {
-    ("engines", "plays"): ("optimiser", "reflector"),  # words: allow
-    ("tools", "function"): ("midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"),
-}
-
-
 class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
@@ -237,7 +230,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = anchored(_with_current_names(table), Path.cwd())
+    parsed = anchored(table, Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -300,21 +293,6 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
         name: _parse_at(value[name], rest, kind, f"{where}.{name}".lstrip(".")) for name in keys if name in value
     }
     return {**value, **changed}
-
-
-def _with_current_names(table: Mapping[str, Any]) -> Table:
-    """A copy of a recipe's table in which renamed values of engines and tools have their present names."""
-    table = dict(table)
-    for (kind, key), (old, new) in _RENAMED.items():
-        components = table.get(kind)
-        if isinstance(components, Mapping):
-            table[kind] = {
-                name: {**settings, key: settings[key].replace(old, new)}
-                if isinstance(settings, Mapping) and isinstance(settings.get(key), str)
-                else settings
-                for name, settings in components.items()
-            }
-    return table
 
 
 def recipes_directory() -> Path:

@@ -7,7 +7,7 @@ status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
 updates.jsonl                   one record an update of a library, of a run in context space
-library/versions.jsonl          every version of its library; library.json and library.md: the newest one
+library/versions.jsonl          every version of its library; library.json: the newest one
 ledger/                         what its update under way has paid for, see `training_free/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
@@ -17,7 +17,7 @@ trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights
 report.html
-trackers/, tensorboard/         of `--track`: how far each tracker is, and TensorBoard's own files
+trackers/                       of `--track`: how far each tracker is
 run.lock                        held while training or evaluating
 """
 

@@ -246,7 +246,6 @@ class FunctionTasks(RowTasks):
                 raise RecipeError(
                     f"{self._reference} returns the same rows for split {other!r} and {split!r}",
                     code="tasks-failed",
-                    cause="the rows do not depend on `split`, and no question may be in two splits",
                     fix="return other rows for each split, [] for none; or leave the parameter `split` out",
                 )
             earlier[repr(rows)] = split

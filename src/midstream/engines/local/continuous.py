@@ -58,7 +58,6 @@ class ContinuousLocal(Engine):
             raise UnsupportedError(
                 f"{engine.name} cannot batch requests that arrive at different times",
                 code="cache-unsupported",
-                cause=f"{type(engine.model).__name__} keeps more of a prompt than keys and values of its tokens",
                 fix="ask the engine without continuous batching, or name another model",
             )
         self._engine = engine

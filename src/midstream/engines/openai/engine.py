@@ -133,7 +133,6 @@ class OpenAICompatibleEngine:
         return EngineError(
             f"{self.name} was sent {len(sent)} token ids and read {len(read)}, the same up to number {same}",
             code="prompt-changed",
-            cause="the server changes prompts: it cuts them off, adds a token at their start, or has another tokenizer",
             fix=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
             retryable=False,
         )

@@ -189,7 +189,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 code="key-echoed",
-                cause="the server repeats what it was sent as a header, and a trace must not hold it",
                 fix="do not send this server a key, and make a new one",
                 retryable=False,
             )
@@ -266,7 +265,6 @@ class Exchange:
             raise RecipeError(
                 f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
                 code="key-invalid",
-                cause="a line break or an accented letter was copied with it",
                 fix=f"export {self._config.api_key_env}=<your key>",
             )
         headers = _HEADERS | key_header(self._config, key)
@@ -294,10 +292,7 @@ class Exchange:
             causes.append(cause)
         if "Too many open files" in str(failure) and any(isinstance(cause, OSError) for cause in causes):
             raise EngineError(
-                f"{self._name}: {failure}",
-                code="too-many-open-files",
-                cause="each concurrent request has a connection, and this process may not open more",
-                fix="ulimit -n 4096, or lower max_concurrency",
+                f"{self._name}: {failure}", code="too-many-open-files", fix="ulimit -n 4096, or lower max_concurrency"
             ) from failure
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
@@ -305,7 +300,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
                 code="certificate-untrusted",
-                cause="its certificate is not trusted here, or it speaks plain HTTP",
                 fix='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
             ) from failure
         raise EngineError(
