@@ -85,7 +85,7 @@ class Cli:
 
 
 _FINE = {
-    "", "it has no digest", "it has no digest yet: its lines are readable", "it can be made again",
+    "", "it has no digest", "it has no digest; its lines are readable", "it can be made again",
     "a crash left it; nothing reads it",
 }  # fmt: skip
 

@@ -141,6 +141,8 @@ async def evaluate_set(
     )
     require_within_budget(refused)
     ordered = store.read(evaluation, ((task.id, trial) for task in tasks for trial in range(trials)))
+    # An attempt that failed may have left them.
+    run.unseal(evaluation.name)
     with run.trajectories.writing(evaluation.name) as write:
         for task in tasks:
             group = Group(task=task, trajectories=tuple(islice(ordered, trials)))

@@ -61,7 +61,7 @@ def _check(run: RunDirectory, path: Path) -> tuple[RunError | None, str]:
         if path.suffix == ".jsonl":
             for _ in read_records(path):
                 pass
-            return None, "it has no digest yet: its lines are readable"
+            return None, "it has no digest; its lines are readable"
         if path.name.endswith(".jsonl.gz"):
             for _ in Segment(path):
                 pass

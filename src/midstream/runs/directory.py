@@ -150,11 +150,20 @@ class RunDirectory:
         if before := self._written_status():
             self._write_status(before.model_copy(update={"files": self._digests()}))
 
-    def unseal(self) -> None:
-        """Remove the digests before records are removed: a crash before the next `seal` must not look like damage."""
-        if before := self._written_status():
+    def unseal(self, segment: str | None = None) -> None:
+        """Remove the digests before records are removed, or that of a segment before it is written again.
+
+        So a crash before the next `seal` does not look like damage.
+        """
+        if (before := self._written_status()) is None:
+            return
+        if segment is None:
             fixed = {path.relative_to(self.root).as_posix() for path in self._fixed()}
             kept = {name: digest for name, digest in before.files.items() if name in fixed}
+        else:
+            written = self.trajectories.path(segment).relative_to(self.root).as_posix()
+            kept = {name: digest for name, digest in before.files.items() if name != written}
+        if kept != before.files:
             self._write_status(before.model_copy(update={"files": kept}))
 
     def damage(self, *, whole: bool = False) -> dict[str, RunError]:
@@ -248,7 +257,7 @@ class RunDirectory:
         """The content of the status file; None without one, and of a damaged one."""
         try:
             status = RunStatus.model_validate_json(read_file(self.status_path))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RunError):
             return None
         return status if status == status.sealed() else None
 

@@ -224,7 +224,7 @@ def _losses(run: RunDirectory) -> list[str]:
             found.append(f"{name} is missing")
         elif path.stat().st_size < digest.size:
             found.append(f"{name} has {path.stat().st_size:,} bytes, and had {digest.size:,}")
-    if run.info_path.exists() and not run.status_path.exists():
+    if run.info_path.exists() and not run.status_path.is_file():
         found.append(f"{run.status_path.name} is missing")
     return found
 
