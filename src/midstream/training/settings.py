@@ -354,6 +354,8 @@ class TrainingConfig(Settings):
     @classmethod
     def _fill_from_variant(cls, table: Any) -> Any:
         """Put what the `variant` sets where the table does not set it itself."""
+        if isinstance(table, Mapping) and table.get("algorithm") in VARIANTS:
+            raise ValueError(f'it is a variant of flow_grpo: training.variant = "{table["algorithm"]}"')
         name = table.get("variant") if isinstance(table, Mapping) else None
         if not isinstance(name, str):
             return table

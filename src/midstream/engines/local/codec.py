@@ -79,7 +79,6 @@ class TokenizerCodec:
             raise RecipeError(
                 f"the chat template of {self.name} leaves out the {len(request.tools)} tools that it was given",
                 code="chat-template",
-                cause="the model was not made to call tools in its own form",
                 fix="use an agent template that describes its tools in the prompt, or name another model",
             )
         return ids
@@ -99,7 +98,6 @@ class TokenizerCodec:
                 raise RecipeError(
                     f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
                     code="chat-template",
-                    cause="the model was made for chats without them",
                     fix='set output_role = "user" in the agent\'s template, or name another model',
                 )
             self._known_roles.add(role)

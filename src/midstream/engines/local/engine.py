@@ -107,7 +107,6 @@ class TransformersLocal(Engine):
             raise EngineError(
                 f"{self.name} was asked to continue a prompt of no tokens",
                 code="empty-prompt",
-                cause="the task's question and what the agent puts around it are empty",
                 fix="put something into the prompt",
             )
         limit, max_tokens = self.positions, request.sampling.max_tokens

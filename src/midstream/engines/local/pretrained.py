@@ -45,7 +45,6 @@ def load_model(
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
-            cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
             fix="correct the name or path in the recipe's [engines.*] table",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
@@ -68,7 +67,6 @@ def require_device(device: str) -> None:
         raise RecipeError(
             f"device {device!r} cannot be used: {one_line(failure)}",
             code="no-device",
-            cause="the name is unknown, or this machine or this build of PyTorch has no such device",
             fix='set device = "cpu", or install PyTorch for the device',
         ) from failure
 
@@ -103,8 +101,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         raise RecipeError(
             f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
             code="adapter-invalid",
-            cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
-            fix="correct `adapter` in the recipe's [engines.*] table",
+            fix="name the `policy` directory of a run with [learner.lora] as `adapter` in the recipe's [engines.*] table",
         ) from failure
     return config
 
