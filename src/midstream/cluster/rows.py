@@ -56,7 +56,7 @@ def outputs_of(batches: Sequence[Sequence[Row]], rewards: Mapping[str, float]) -
 
 
 def idle_row(trajectories: Iterable[Trajectory], role: str) -> Row:
-    """A row without a loss, for a step in which no row has a gradient: verl makes a step of any batch, but not of none."""
+    """A row without a loss, for a step in which no row has a gradient: verl cannot leave a step out."""
     name, call = next(
         (one.id, call) for one in trajectories for call in one.calls if call.role == role and trainable(call)
     )

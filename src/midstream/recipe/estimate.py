@@ -101,7 +101,9 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
         if recipe.training.variant is not None:
             # A recipe may override settings of its variant; the name alone would hide that.
             ours, theirs = (
-                config.model_dump(mode="json", include={"loss", "baseline", "normalize_by_std", "turns"}, exclude_none=True)
+                config.model_dump(
+                    mode="json", include={"loss", "baseline", "normalize_by_std", "turns"}, exclude_none=True
+                )
                 for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
             )
             changed = ", ".join(differing_settings(ours, theirs))

@@ -42,7 +42,6 @@ from midstream.training.passes import (
 )
 from midstream.training.settings import LearnerConfig, LoraConfig
 
-
 _RETURNED_FROM = 2**28  # bytes of weights
 
 

@@ -275,7 +275,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 _ELSEWHERE = {
-    "arpo": "it branches rollouts where entropy rises after a tool call; midstream's rollouts of a task are independent. "
+    "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
     'The nearest: variant = "grpo" with a larger group_size',
     "gigpo": "it adds an advantage of each step over equal states; here an advantage is a trajectory's. The nearest: "
     "training.advantage, a function of your own of a group's trajectories",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from os.path import commonprefix
 
 from midstream.core.metrics import StepMetrics
 from midstream.core.sequences import joined, trainable
@@ -52,7 +51,8 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> tuple[st
     prompts = {run[-1].prompt_ids + run[-1].completion_ids: run[0].prompt_ids for run in runs}  # by row
     if len(prompts) < 2:
         return None
-    shared = len(commonprefix(list(prompts)))
+    first, last = min(prompts), max(prompts)  # what these have in common all have
+    shared = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     if shared >= min(map(len, prompts.values())):
         return "in what the policy wrote", shared
     before = decode(next(iter(prompts))[:shared])
