@@ -354,8 +354,6 @@ class TrainingConfig(Settings):
     @classmethod
     def _fill_from_variant(cls, table: Any) -> Any:
         """Put what the `variant` sets where the table does not set it itself."""
-        if isinstance(table, Mapping) and table.get("algorithm") in VARIANTS:
-            raise ValueError(f'it is a variant of flow_grpo: training.variant = "{table["algorithm"]}"')
         name = table.get("variant") if isinstance(table, Mapping) else None
         if not isinstance(name, str):
             return table
@@ -364,7 +362,7 @@ class TrainingConfig(Settings):
                 f"training.variant = {name!r} is not supported",
                 code="unknown-type",
                 cause=_ELSEWHERE.get(name, ""),
-                fix=f"{did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
+                fix=f"{'' if name in _ELSEWHERE else did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
             )
         filled = {"turns": "merged", **VARIANTS[name], **table}
         loss = table.get("loss", {})
@@ -372,6 +370,13 @@ class TrainingConfig(Settings):
         if isinstance(given, Mapping):  # anything else fails validation
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _no_variant(cls, name: Any) -> Any:
+        if isinstance(name, str) and name in VARIANTS:
+            raise ValueError(f'it is a variant: set training.variant = "{name}"')
+        return name
 
     @field_validator("loss", mode="before")
     @classmethod

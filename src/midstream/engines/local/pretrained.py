@@ -101,7 +101,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         raise RecipeError(
             f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
             code="adapter-invalid",
-            fix="set `adapter` of the recipe's [engines.*] table to the `policy` directory of a run with [learner.lora]",
+            fix="set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]",
         ) from failure
     return config
 
