@@ -90,7 +90,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
 
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    and SIGTERM take effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
+    and SIGTERM take effect at once, inside only at the next await. Raises `UsageError` if this thread runs a loop.
     """
     if in_event_loop():
         raise UsageError(

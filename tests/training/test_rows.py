@@ -159,7 +159,8 @@ def test_a_row_without_a_gradient_is_left_out_and_changes_no_other():
     with_kl = built(groups, credit="final")
     without = built(groups, credit="final", loss={"kl_coefficient": 0.0})
     kept = [row for row in with_kl.rows if row.advantage]
-    assert without.rows == tuple(kept) and len(kept) == 2 < len(with_kl.rows) == 11
+    assert without.rows == tuple(kept)
+    assert (len(kept), len(with_kl.rows)) == (2, 11)
     assert without.left_out == {"row whose gradient is 0 (advantage 0, no KL term)": 9}
     assert (without.trajectories, without.groups_uniform) == (with_kl.trajectories, 2)
     assert built(uniform_groups(2), loss={"kl_coefficient": 0.0}).rows == ()

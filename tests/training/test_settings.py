@@ -135,6 +135,19 @@ def test_a_recipe_with_another_variant_is_refused_with_the_nearest_road(name, ro
 
 
 @pytest.mark.parametrize(
+    ("override", "road"),
+    [
+        ("steps=5", "training.steps? "),
+        ("training.algorithm=grpo", 'training.variant = "grpo"'),
+        ("trainings.steps=5", "did you mean 'training'?"),
+    ],
+)
+def test_a_setting_in_another_place_is_named_with_its_own(override, road):
+    with raises("recipe-invalid", road):
+        load_recipe("flow-grpo-tiny", [override])
+
+
+@pytest.mark.parametrize(
     ("override", "value"),
     [
         ("training.variant=3", "training.variant = 3"),

@@ -331,7 +331,8 @@ class StepMetrics(Frozen):
     request_failures: int = 0  # failed attempts at single requests
     replies_repaired: int = 0  # replies that were not valid JSON and were repaired
     groups: int = 0
-    groups_uniform: int = 0  # of equal rewards (advantage 0; `uniform_kl_fraction` of them keep their KL term)
+    # Of equal rewards: advantage 0; `uniform_kl_fraction` of them keep their KL term. Without one they have no rows.
+    groups_uniform: int = 0
     groups_broken: int = 0  # with fewer than two finished trajectories: left out
     samples_left_out: dict[str, int] = {}  # by reason
     turns_mean: float = 0.0

@@ -215,8 +215,7 @@ class FlowGRPO:
                 f"{len(errors)} of {len(everyone)} trajectories failed, and no group has two that finished; one of the "
                 f"errors:\n{errors[0].message if errors else 'none'}",
                 code="all-rollouts-failed",
-                cause="what all trajectories need (the model's server, a tool, the reward) is down",
-                fix="fix it",
+                fix="check what they all need: the model's server, the tools, the reward",
             )
         return batches
 

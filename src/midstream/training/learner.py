@@ -224,8 +224,7 @@ class LocalLearner:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
                 code="write-failed",
-                cause="the disk is full, or the directory cannot be written",
-                fix="make room, then resume the run",
+                fix="make room on the disk, then resume the run",
             ) from failure
 
     def save(self, directory: Path) -> None:
@@ -259,7 +258,6 @@ class LocalLearner:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
                 code="checkpoint-unfit",
-                cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             ) from failure
 
@@ -355,7 +353,6 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
                 f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
                 f"{trained.lora_alpha}",
                 code="setting-conflict",
-                cause="an adapter that is trained further keeps its shape",
                 fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
             )
         return model  # type: ignore[return-value]

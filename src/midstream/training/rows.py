@@ -206,7 +206,6 @@ def group_advantages(
             raise TrainingError(
                 f"reward {reward} at place {place} in group {task!r} is not finite",
                 code="not-finite",
-                cause="the reward function divided by zero or passed on a broken score",
                 fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
             )
     if len(set(rewards)) < 2:
@@ -262,9 +261,8 @@ def _trained_runs(trajectory: Trajectory, role: str, turns: Turns, left_out: Cou
         if len(call.completion_ids) != len(call.logprobs):
             raise EngineError(
                 f"a {role} call of trajectory {trajectory.id} has {len(call.completion_ids)} completion ids "
-                f"but {len(call.logprobs)} log-probabilities",
+                f"but {len(call.logprobs)} log-probabilities of engine {call.engine!r}",
                 code="token-ids-missing",
-                cause=f"the engine {call.engine!r} did not record them together at sampling",
                 fix="train on an engine whose token_exact is true, such as transformers_local",
             )
         trained.append(call)
@@ -280,7 +278,6 @@ def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> U
         return UnsupportedError(
             f"none of {seen[role]} {role} calls has token ids and log-probabilities",
             code="token-ids-missing",
-            cause="the engine returns text only; what was not recorded at sampling cannot be trained on",
             fix=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
         )
     return UnsupportedError(

@@ -275,7 +275,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 _ELSEWHERE = {
-    "arpo": "it branches rollouts where entropy rises after a tool call; midstream's rollouts of a task are independent. "
+    "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
     'The nearest: variant = "grpo" with a larger group_size',
     "gigpo": "it adds an advantage of each step over equal states; here an advantage is a trajectory's. The nearest: "
     "training.advantage, a function of your own of a group's trajectories",
@@ -362,7 +362,7 @@ class TrainingConfig(Settings):
                 f"training.variant = {name!r} is not supported",
                 code="unknown-type",
                 cause=_ELSEWHERE.get(name, ""),
-                fix=f"{did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
+                fix=f"{'' if name in _ELSEWHERE else did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
             )
         filled = {"turns": "merged", **VARIANTS[name], **table}
         loss = table.get("loss", {})
@@ -370,6 +370,13 @@ class TrainingConfig(Settings):
         if isinstance(given, Mapping):  # anything else fails validation
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _no_variant(cls, name: Any) -> Any:
+        if isinstance(name, str) and name in VARIANTS:
+            raise ValueError(f'it is a variant: set training.variant = "{name}"')
+        return name
 
     @field_validator("loss", mode="before")
     @classmethod

@@ -134,7 +134,6 @@ class Passes:
             f"gradient of a row moved it {ratios['sum']:.2f} times as far ({ratios['mean']:.2f} times, if means are "
             "multiplied out)",
             code="gradient-divided",
-            cause="it divides a batch's loss by a number that midstream does not know",
             fix="report it with the name and version of the server; train with [learner] on a device here",
         )
 
@@ -323,7 +322,6 @@ class TinkerLearner:
             raise CheckpointError(
                 f"{directory} has {different[0]} {record.get(different[0])!r}, the recipe {of_recipe[different[0]]!r}",
                 code="checkpoint-unfit",
-                cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             )
         state = record["state"]

@@ -99,7 +99,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         raise RecipeError(
             f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
             code="adapter-invalid",
-            fix="correct `adapter` in the recipe's [engines.*] table",
+            fix="set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]",
         ) from failure
     return config
 
