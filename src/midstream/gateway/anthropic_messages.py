@@ -30,9 +30,11 @@ _ERRORS = {
     529: "overloaded_error",
 }
 
+_READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
+
 
 def read(body: Any) -> Asked:
-    """A request. Settings that cannot change a reply here, such as `metadata` or `thinking`, are ignored.
+    """A request. Settings that change no reply, such as `metadata`, are ignored.
 
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
@@ -44,7 +46,11 @@ def read(body: Any) -> Asked:
         if tool.table.get("type") not in (None, "custom"):
             raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
         tools.append(forms.function_tool(tool, "input_schema"))
-    choice, config = fields.within("tool_choice"), fields.within("output_config")
+    config = fields.within("output_config")
+    chosen = _tool_options(fields.within("tool_choice"), tools)
+    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    if config and (effort := config.maybe("effort", str)):
+        chosen["options"]["reasoning_effort"] = effort
     said = fields.objects("messages")
     messages = [one for message in said for one in _messages(message)]
     if said and said[-1].table["role"] == "assistant":
@@ -53,11 +59,25 @@ def read(body: Any) -> Asked:
     return Asked(
         model=fields.need("model", str),
         messages=(*forms.system_messages(fields.text("system", _TEXT)), *forms.some_messages(messages, "messages")),
-        tools=forms.chosen_tools(choice, "type", tools) if choice else tuple(tools),
+        **chosen,
         sampling=forms.sampling_of(fields, ("max_tokens",), "stop_sequences"),
         json_schema=forms.schema_of(config.within("format") if config else fields.within("output_format")),
         stream=fields.maybe("stream", bool) or False,
     )
+
+
+def _tool_options(choice: Fields | None, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tool choice in chat completions' form."""
+    table = dict(choice.table) if choice else {}
+    kind = table.get("type", "auto")
+    named = {"type": "function", "name": table.get("name")}
+    known = {"auto": "auto", "none": "none", "any": "required", "tool": named}
+    if choice and (not isinstance(kind, str) or kind not in known):
+        raise choice.unsupported("type", f"send one of {', '.join(known)}")
+    chosen = forms.tool_options(Fields({"tool_choice": known[kind]}), "tool_choice", tools)
+    if choice and choice.maybe("disable_parallel_tool_use", bool):
+        chosen["options"]["parallel_tool_calls"] = False
+    return chosen
 
 
 def _messages(message: Fields) -> list[Message]:
