@@ -225,9 +225,8 @@ class Session:
             role=role,
             messages=with_lessons(asked.messages, context.lessons),
             tools=asked.tools,
-            seed=seed,
             json_schema=asked.json_schema,
-            **self._sampling(asked, role),
+            **self._sampling(asked, role, seed),
         )
         try:
             async with self._within_tokens(request) as request, self._place:
@@ -237,7 +236,7 @@ class Session:
                 asked_for = {
                     key: list(value) if isinstance(value, tuple) else value for key, value in asked_for.items()
                 }
-                sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": seed}
+                sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": request.seed}
                 asking.call = call.model_copy(update={"sent": sent})
         except PromptTooLongError as failure:
             self.limit = "context_limit"
@@ -283,7 +282,7 @@ class Session:
             parsed = PARSERS["hermes"](text, asked.tools)
         return parsed if asked.tools or not parsed.calls else Parsed(text=text)
 
-    def _sampling(self, asked: Asked, role: str) -> dict[str, Any]:
+    def _sampling(self, asked: Asked, role: str, seed: int) -> dict[str, Any]:
         """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
         forced = self.context.sampling if role == POLICY else None
         own = {**asked.sampling, **asked.options} | ({} if asked.seed is None else {"seed": asked.seed})
@@ -299,7 +298,7 @@ class Session:
             own["temperature"] = forced
         values = {key: value for key, value in own.items() if key in Sampling.model_fields}
         sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
-        return {"sampling": sampling, "options": own}
+        return {"sampling": sampling, "options": own, "seed": own.get("seed", seed)}
 
     @asynccontextmanager
     async def _within_tokens(self, request: Request) -> AsyncGenerator[Request]:

@@ -27,7 +27,7 @@ _READ = frozenset(
     "model stream stream_options tools tool_choice temperature top_p metadata user store service_tier"
     " safety_identifier prompt_cache_key prompt_cache_retention top_logprobs".split()
 )
-_TAKEN = frozenset("messages prompt input n logprobs response_format max_tokens max_completion_tokens stop".split())
+_TAKEN = frozenset("messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split())
 # Values of other fields that change no reply, where an engine cannot heed them.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
