@@ -146,7 +146,7 @@ def test_every_setting() -> None:
             "messages[0].content[0].input",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "unsupported_value", "tools[0].type"),
-        ({"tool_choice": {"type": "some"}}, "unsupported_value", "tool_choice.type"),
+        ({"tool_choice": {"type": "some"}}, "unsupported_value", "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "missing_required_parameter", "tool_choice.name"),
         ({"stop": ["END"]}, "unsupported_parameter", "stop"),
         ({"mcp_servers": [{}]}, "unsupported_parameter", "mcp_servers"),

@@ -193,7 +193,6 @@ class PromptedExecutor(PromptedModule):
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 code="setting-conflict",
-                cause="a server can enforce the schema of arguments, not of a program",
                 fix='set structured_output = false, or mode = "arguments"',
             )
         super().__init__(config, prompt="executor_code" if self.mode == "code" else "executor")

@@ -18,7 +18,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import to_jsonable_python
 
 from midstream.agents.rendering import render_lessons
 from midstream.agents.running import AgentSettings, Draft, Record
@@ -231,13 +232,8 @@ class Session:
         try:
             async with self._within_tokens(request) as request, self._place:
                 call = await context.sample(request)
-                asked_for: dict[str, JsonValue] = {**asked.sampling, **asked.options}
-                asked_for |= {} if asked.seed is None else {"seed": asked.seed}
-                asked_for = {
-                    key: list(value) if isinstance(value, tuple) else value for key, value in asked_for.items()
-                }
-                sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": request.seed}
-                asking.call = call.model_copy(update={"sent": sent})
+                sent = {"name": asked.model, "asked": to_jsonable_python(asked.given), "seed": request.seed}
+                asking.call = call.model_copy(update={"sent": call.sent | sent})
         except PromptTooLongError as failure:
             self.limit = "context_limit"
             if not self.calls:
@@ -285,7 +281,7 @@ class Session:
     def _sampling(self, asked: Asked, role: str, seed: int) -> dict[str, Any]:
         """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
         forced = self.context.sampling if role == POLICY else None
-        own = {**asked.sampling, **asked.options} | ({} if asked.seed is None else {"seed": asked.seed})
+        own = asked.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
         if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(asked.options)):

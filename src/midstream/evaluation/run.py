@@ -14,7 +14,7 @@ from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, Temperature, result_name, sampling_name
+from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, rollout
 
@@ -41,7 +41,7 @@ class SetEvaluation:
     """
 
     chosen: SetConfig
-    temperature: Temperature
+    temperature: float | str  # or "own"
     tasks: Sequence[Task]
     environment: Environment
     policy: str

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
 from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
@@ -14,9 +14,13 @@ from midstream.core.data import Settings
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 
-
 OWN = "own"
-Temperature = Annotated[float, Field(ge=0)] | Literal["own"]
+_TemperatureOrOwn = Annotated[
+    float,
+    Field(ge=0),
+    WrapValidator(lambda value, check: value if value == OWN else check(value)),
+    PlainSerializer(lambda value: value),
+]
 
 
 class SetConfig(Settings):
@@ -76,7 +80,7 @@ class EvaluationConfig(Settings):
 
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(**_VALIDATION)
-    temperatures: tuple[Temperature, ...] = Field(default=(1.0, 0.0), min_length=1)
+    temperatures: tuple[_TemperatureOrOwn, ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
     strategy: str | None = None
     at: Literal["both", "end", "none"] = "both"
@@ -108,7 +112,7 @@ class EvaluationConfig(Settings):
         return self
 
 
-def sampling_name(temperature: Temperature) -> str:
+def sampling_name(temperature: float | str) -> str:
     """ "greedy", "T=1" or "own"."""
     if temperature == OWN:
         return OWN

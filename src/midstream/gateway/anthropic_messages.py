@@ -6,7 +6,7 @@ Thoughts are a thinking block without a signature, in both directions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from midstream.core.trajectory import Message
@@ -47,7 +47,7 @@ def read(body: Any) -> Asked:
             raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
         tools.append(forms.function_tool(tool, "input_schema"))
     config = fields.within("output_config")
-    chosen = _tool_options(fields.within("tool_choice"), tools)
+    chosen = _tool_options(fields.maybe("tool_choice", dict) or {}, tools)
     chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
     if config and (effort := config.maybe("effort", str)):
         chosen["options"]["reasoning_effort"] = effort
@@ -66,16 +66,12 @@ def read(body: Any) -> Asked:
     )
 
 
-def _tool_options(choice: Fields | None, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tool choice in chat completions' form."""
-    table = dict(choice.table) if choice else {}
-    kind = table.get("type", "auto")
-    named = {"type": "function", "name": table.get("name")}
-    known = {"auto": "auto", "none": "none", "any": "required", "tool": named}
-    if choice and (not isinstance(kind, str) or kind not in known):
-        raise choice.unsupported("type", f"send one of {', '.join(known)}")
-    chosen = forms.tool_options(Fields({"tool_choice": known[kind]}), "tool_choice", tools)
-    if choice and choice.maybe("disable_parallel_tool_use", bool):
+def _tool_options(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    named = {"type": "function", "name": choice.get("name")}
+    kind = choice.get("type", "auto")
+    forced = Fields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
+    chosen = forms.tool_options(forced, "tool_choice", tools)
+    if choice.get("disable_parallel_tool_use"):
         chosen["options"]["parallel_tool_calls"] = False
     return chosen
 

@@ -27,7 +27,9 @@ _READ = frozenset(
     "model stream stream_options tools tool_choice temperature top_p metadata user store service_tier"
     " safety_identifier prompt_cache_key prompt_cache_retention top_logprobs".split()
 )
-_TAKEN = frozenset("messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split())
+_TAKEN = frozenset(
+    "messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split()
+)
 # Values of other fields that change no reply, where an engine cannot heed them.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -62,8 +64,8 @@ class Asked:
     """One request of an agent, in whichever API it came.
 
     `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
-    the caller gave of temperature, top_p, max_tokens and stop (a tuple), `options` other fields that may change a reply, as
-    chat completions have them. `json_schema` is of the reply's text.
+    the caller gave of temperature, top_p, max_tokens and stop (a tuple), `options` other fields that change a reply,
+    in chat completions' form. `json_schema` is of the reply's text.
     """
 
     model: str
@@ -75,6 +77,11 @@ class Asked:
     json_schema: Mapping[str, Any] | None = None
     stream: bool = False
     include_usage: bool = False  # in a stream of chat completions; the others always have it
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All that the caller sets of a sample."""
+        return {**self.sampling, **self.options} | ({} if self.seed is None else {"seed": self.seed})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

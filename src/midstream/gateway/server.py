@@ -138,7 +138,6 @@ class Gateway:
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
-                cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
         fix = "set another serve.port (midstream serve --port N), or 0 for any free one"

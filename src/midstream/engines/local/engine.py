@@ -87,7 +87,6 @@ class TransformersLocal(Engine):
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
                 code="engine-busy",
-                cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
                 fix="await a trajectory's requests one after the other, and rollouts too",
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
@@ -107,7 +106,6 @@ class TransformersLocal(Engine):
             raise EngineError(
                 f"{self.name} was asked to continue a prompt of no tokens",
                 code="empty-prompt",
-                cause="the task's question and what the agent puts around it are empty",
                 fix="put something into the prompt",
             )
         limit, max_tokens = self.positions, request.max_tokens or 1

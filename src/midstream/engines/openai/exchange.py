@@ -185,7 +185,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 code="key-echoed",
-                cause="the server repeats what it was sent as a header, and a trace must not hold it",
                 fix="do not send this server a key, and make a new one",
                 retryable=False,
             )
@@ -292,7 +291,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: {failure}",
                 code="too-many-open-files",
-                cause="each concurrent request has a connection, and this process may not open more",
                 fix="ulimit -n 4096, or lower max_concurrency",
             ) from failure
         if self._reached:  # it may be a server that restarts

@@ -80,7 +80,6 @@ class OpenAIConfig(EngineConfig):
             raise RecipeError(  # pydantic would show the value of a ValueError, which may be the key
                 "api_key_env is not the name of an environment variable",
                 code="secret-in-recipe",
-                cause="the key itself may stand there; it would be written into run directories",
                 fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
             )
         return value
@@ -94,7 +93,6 @@ class OpenAIConfig(EngineConfig):
             raise RecipeError(  # pydantic would show the address
                 "base_url holds a user name, a password, a query or a fragment",
                 code="secret-in-recipe",
-                cause="it is written into run directories, where no secret belongs",
                 fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
             )
         try:
@@ -126,7 +124,6 @@ class OpenAIConfig(EngineConfig):
                 raise RecipeError(
                     "serve holds what looks like a key or a password",
                     code="secret-in-recipe",
-                    cause="it is written into run directories, where no secret belongs",
                     fix="leave it out: a server at an address such as localhost answers this machine alone",
                 )
         return self
