@@ -190,7 +190,7 @@ def test_a_server_gets_what_the_agent_asks_for(body, sampling, sent):
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling()], ids=["in process", "trained"])
-def test_what_an_engine_cannot_heed_is_refused_by_name(sampling):
+def test_what_an_engine_cannot_use_is_refused_by_name(sampling):
     async def both():
         model = Model()
         model.takes_options = sampling is not None

@@ -285,7 +285,7 @@ class Session:
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
         if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(asked.options)):
-            why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot heed it"
+            why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
             raise self._refused(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
         if isinstance(forced, Sampling):
             limit, stop = min(own.get("max_tokens", forced.max_tokens), forced.max_tokens), (*forced.stop, *stop)

@@ -75,7 +75,7 @@ class Engine(Protocol):
     """Samples tokens from a model, remote or in process.
 
     `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs. One that
-    can heed any of a request's `options` has `takes_options = True`.
+    can use any of a request's `options` has `takes_options = True`.
     """
 
     name: str

@@ -30,7 +30,7 @@ _READ = frozenset(
 _TAKEN = frozenset(
     "messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split()
 )
-# Values of other fields that change no reply, where an engine cannot heed them.
+# Values of other fields that change no reply, where an engine cannot use them.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
