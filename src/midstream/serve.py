@@ -130,17 +130,16 @@ def serve_sessions(
         async def work() -> None:
             full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-            async def one(task: Task) -> None:
+            async def one(task: Task) -> str:
                 try:
                     [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
                     keep(group.trajectories)
-                except StorageError as failure:  # no session can be recorded any more
-                    if not full.done():
-                        full.set_exception(failure)
-                    raise
-                except Exception as failure:  # whatever a caller brought ends its own session alone
+                except Exception as failure:  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
-                    raise
+                    if isinstance(failure, StorageError) and not full.done():
+                        full.set_exception(failure)  # no session can be recorded any more
+                    return str(failure) or repr(failure)
+                return ""
 
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):

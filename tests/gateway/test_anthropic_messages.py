@@ -218,7 +218,7 @@ def test_a_reply_can_be_sent_back(full: Answered) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (429, "rate_limit_error"), (500, "api_error")],
+    [(400, "invalid_request_error"), (401, "authentication_error"), (500, "api_error")],
 )
 def test_errors(status: int, kind: str) -> None:
     said = error(status, "some_code", "it is wrong", "tools[0]")

@@ -248,7 +248,7 @@ def test_half_a_request_is_given_up(monkeypatch):
     assert (nothing, head, body[:12], status, calls) == (b"", b"", b"HTTP/1.1 408", 200, 2)
 
 
-def test_other_hosts_origins_and_lengths_are_refused():
+def test_other_hosts_origins_and_lengths_are_refused(monkeypatch):
     async def both():
         async with open_session() as (gateway, session, url):
             whole = post(url, BODY)
@@ -264,14 +264,15 @@ def test_other_hosts_origins_and_lengths_are_refused():
                 post(url, BODY, b"origin: " + here).replace(b"127.0.0.1:1", here[7:]),
             ]
             found = [await raw(gateway, case) for case in cases]
-        async with open_session(serve=ServeConfig(host="127.0.0.2")) as (_, _, url), client() as http:
-            async with http.post(f"{url}/v1/chat/completions", data=BODY, headers={"host": "a.example"}) as reply:
-                return found, len(session.calls), reply.status
+        async with (
+            open_session(serve=ServeConfig(host="127.0.0.2")) as (_, _, url),
+            client() as http,
+            http.post(f"{url}/v1/chat/completions", data=BODY, headers={"host": "a.example"}) as reply,
+        ):
+            return found, len(session.calls), reply.status
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patched:
-        patched.setenv("MIDSTREAM_ADMIN_KEY", "secret")
-        found, calls, elsewhere = asyncio.run(both())
+    monkeypatch.setenv("MIDSTREAM_ADMIN_KEY", "secret")
+    found, calls, elsewhere = asyncio.run(both())
     assert [(one[9:12], one.count(b"HTTP/1.1")) for one in found] == [
         *[(b"403", 1)] * 4,
         (b"400", 1),

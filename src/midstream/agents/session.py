@@ -109,7 +109,7 @@ class Session:
         self.over = False
         self.waits = False  # for a caller from outside, who ends the session through `ended`
         self.ended: asyncio.Future[Outcome] | None = None
-        self.recorded: asyncio.Task[None] | None = None  # done when such a session is in the run directory
+        self.recorded: asyncio.Task[str] | None = None  # why such a session could not be recorded, or ""
         self._asked: list[Asking] = []
         self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
         self._under_way: set[asyncio.Task[Asking]] = set()
@@ -195,10 +195,8 @@ class Session:
             self.ended.set_exception(agent_failed(f"the caller ended its session: {error!s:.2000}", fix))
         else:
             self.ended.set_result(outcome)
-        if self.recorded is not None:
-            await asyncio.wait({self.recorded})
-            if failure := self.recorded.exception():
-                raise FormError("session-lost", f"the session was not recorded: {failure}", None, status=500)
+        if self.recorded is not None and (why := await asyncio.shield(self.recorded)):
+            raise FormError("session-lost", f"the session was not recorded: {why}", None, status=500)
 
     # -- a request -------------------------------------------------------------------------------------------------
 

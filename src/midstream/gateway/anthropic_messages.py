@@ -25,9 +25,6 @@ _ERRORS = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
 }
 
 _READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
