@@ -49,7 +49,7 @@ from midstream.core.protocols import (
 from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, ErrorInfo, Trajectory
+from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")
 Place = tuple[str, int]  # task id, index in its group
@@ -102,6 +102,7 @@ class Environment:
     lessons: Lessons = field(default_factory=dict)
     dialogues: Dialogues | None = None
     progress: Progress | None = None
+    sampling: Sampling | float | None = None  # see `RunContext`
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -404,6 +405,7 @@ class _Run:
                 deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
                 listener=self.listener,
                 dialogue=dialogue,
+                sampling=environment.sampling,
             )
             trajectory = await environment.agent.run(shown, context)
             if dialogue is None or trajectory.status != "ok":

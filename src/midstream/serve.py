@@ -26,7 +26,7 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.core.version import __version__
 from midstream.engines.mcp_client import client_session
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import Answered, Asked, FormError, changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
@@ -120,7 +120,7 @@ def serve_sessions(
 
     A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
     """
-    recipe = external_recipe(source, config, **changes)
+    recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
     with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
         environment = build.environment()
         # A caller who gave up does not come back for another attempt.
@@ -130,17 +130,16 @@ def serve_sessions(
         async def work() -> None:
             full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-            async def one(task: Task) -> None:
+            async def one(task: Task) -> str:
                 try:
                     [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
                     keep(group.trajectories)
-                except StorageError as failure:  # no session can be recorded any more
-                    if not full.done():
-                        full.set_exception(failure)
-                    raise
-                except Exception as failure:  # whatever a caller brought ends its own session alone
+                except Exception as failure:  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
-                    raise
+                    if isinstance(failure, StorageError) and not full.done():
+                        full.set_exception(failure)  # no session can be recorded any more
+                    return str(failure) or repr(failure)
+                return ""
 
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):
@@ -215,6 +214,8 @@ class AnsweringAgent:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if asked.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
+        if name := changing(asked.options) or ("response_format" if asked.json_schema else None):
+            raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
         ended = await self.run(question_of(asked.messages), step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)

@@ -16,7 +16,7 @@ from midstream.agents.session import Session, SessionSettings
 from midstream.agents.session_agent import CommandSettings
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Score, Trajectory
+from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
@@ -106,11 +106,14 @@ def run(agent: Any, engine: Engine | None = None, **settings: Any) -> Trajectory
 
 @asynccontextmanager
 async def open_session(
-    engine: Engine | None = None, serve: ServeConfig | None = None, **settings: Any
+    engine: Engine | None = None,
+    serve: ServeConfig | None = None,
+    sampling: Sampling | float | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, Session, str]]:
     """A gateway, a session in it, and the session's address."""
     gateway = Gateway(serve or ServeConfig())
-    context = RunContext(engines={"policy": engine or Model()}, seed=1)
+    context = RunContext(engines={"policy": engine or Model()}, seed=1, sampling=sampling)
     session = Session(gateway, context, SessionSettings(**settings))
     try:
         async with gateway.serving(session) as key:

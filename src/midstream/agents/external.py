@@ -14,7 +14,6 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -56,7 +55,7 @@ class _Places:
     def __init__(self) -> None:
         self.free: deque[_Place] = deque()
         self.taken: dict[str, _Place] = {}  # by the caller's id
-        self.runs: dict[str, asyncio.Task[None]] = {}  # of callers' own tasks, by the caller's id
+        self.runs: dict[str, asyncio.Task[str]] = {}  # of callers' own tasks, by the caller's id
         self.ended: set[str] = set()
         self.changed = asyncio.Condition()
 
@@ -68,13 +67,16 @@ class ExternalAgent(SessionAgent):
 
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
-        self._start: Callable[[Task], asyncio.Task[None]] | None = None
+        self._start: Callable[[Task], asyncio.Task[str]] | None = None
         other = getattr(gateway.opener, "__self__", None)
         self._places = other._places if isinstance(other, ExternalAgent) else _Places()
         gateway.opener = self.open
 
-    def take_tasks(self, start: Callable[[Task], asyncio.Task[None]], ended: Iterable[str]) -> None:
-        """Let callers bring tasks, whose runs `start` begins and records; ids that have `ended` are not given again."""
+    def take_tasks(self, start: Callable[[Task], asyncio.Task[str]], ended: Iterable[str]) -> None:
+        """Let callers bring tasks; ids that have `ended` are not given again.
+
+        `start` runs a task's session and records it; its result is why that failed, or "".
+        """
         self._start = start
         self._places.ended.update(ended)
 
@@ -117,7 +119,7 @@ class ExternalAgent(SessionAgent):
         if name not in self._places.taken:
             if self._start is not None and name not in self._places.runs:
                 running = self._places.runs[name] = self._start(_task_of(name, body["task"]))
-                running.add_done_callback(partial(self._forget, name))
+                running.add_done_callback(lambda _: self._places.runs.pop(name))
 
             def fits(place: _Place) -> bool:
                 return self._start is None or place.shown["task"]["id"] == name
@@ -137,10 +139,6 @@ class ExternalAgent(SessionAgent):
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None
         return {"id": name, **self._places.taken[name].shown}
-
-    def _forget(self, name: str, done: asyncio.Task[None]) -> None:
-        del self._places.runs[name]
-        _ = done.cancelled() or done.exception()  # `start` reports it
 
 
 def _task_of(name: str, given: Any) -> Task:

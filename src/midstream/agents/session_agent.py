@@ -62,7 +62,7 @@ class CommandSettings(SessionSettings):
 
     def build(self, context: Context) -> CommandAgent:
         """The agent."""
-        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context), self.command)
+        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,7 @@ def _waited(loop: asyncio.AbstractEventLoop, result: Callable[..., Any], **argum
 class CommandAgent(SessionAgent):
     """A program as an agent, which ends with all that it started: it has a supervisor (`engines/supervise.py`)."""
 
-    def __init__(self, name: str, settings: SessionSettings, gateway: Gateway, command: Sequence[str]) -> None:
-        super().__init__(name, settings, gateway)
-        self._command, self._cwd = command, getattr(settings, "cwd", None)
+    settings: CommandSettings
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
@@ -240,13 +238,13 @@ class CommandAgent(SessionAgent):
 
     def _check_command(self) -> None:
         """Raise `RecipeError` for a program or directory that is not there: no run could start it."""
-        program = self._command[0]
-        if self._cwd is not None and not self._cwd.is_dir():
-            what, fix = f"agent.cwd: there is no directory {str(self._cwd)!r}", "correct the path"
+        command, cwd = self.settings.command, self.settings.cwd
+        if cwd is not None and not cwd.is_dir():
+            what, fix = f"agent.cwd: there is no directory {str(cwd)!r}", "correct the path"
             raise RecipeError(what, code="file-not-found", fix=fix)
-        if shutil.which(program if os.sep not in program else Path(self._cwd or "", program)) is None:
+        if shutil.which(command[0] if os.sep not in command[0] else Path(cwd or "", command[0])) is None:
             raise RecipeError(
-                f"agent.command = {list(self._command)} cannot be started: no such program, or it is not executable",
+                f"agent.command = {list(command)} cannot be started: no such program, or it is not executable",
                 code="command-not-found",
                 fix="name a program that is installed here, by its path",
             )
@@ -254,9 +252,9 @@ class CommandAgent(SessionAgent):
     async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
         """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self._command),
+            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self.settings.command),
             env=environment,
-            cwd=self._cwd,
+            cwd=self.settings.cwd,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

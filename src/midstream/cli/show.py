@@ -169,11 +169,10 @@ def _show_status(run: RunDirectory) -> None:
 
 def _print_resume(console: Terminal, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
-        root, info = shlex.quote(str(run.root)), run.info()
-        sessions = info.evaluation is not None and info.resolved["agent"]["type"] == "external"
-        command = (
-            f"midstream serve {root}/recipe.toml --sessions --out {root}" if sessions else f"midstream resume {root}"
-        )
+        agent: Any = run.info().resolved.get("agent", {})
+        root = shlex.quote(str(run.root))
+        again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
+        command = again if agent.get("type") == "external" and run.info().evaluation else f"midstream resume {root}"
         console.print(Text(f"resume with: {command}"), soft_wrap=True)
 
 

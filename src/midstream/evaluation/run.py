@@ -15,7 +15,7 @@ from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, rollout
 
@@ -42,7 +42,7 @@ class SetEvaluation:
     """
 
     chosen: SetConfig
-    temperature: float
+    temperature: float | str  # or "own"
     tasks: Sequence[Task]
     environment: Environment
     policy: str
@@ -80,7 +80,7 @@ def every_set(
                 chosen=chosen,
                 temperature=temperature,
                 tasks=tasks,
-                environment=make_environment(temperature=temperature, chosen=chosen),
+                environment=make_environment(temperature=None if temperature == OWN else temperature, chosen=chosen),
                 policy=policy,
                 seed=derive_seed(seed, "evaluation", chosen.name),
                 step=step,

@@ -28,21 +28,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
-from midstream.gateway import anthropic_messages, chat_completions, responses
+from midstream.gateway import anthropic_messages, chat_completions, http, responses
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.http import (
-    Asgi,
-    Stream,
-    api_key,
-    body_of,
-    hung_up,
-    in_loop,
-    listen,
-    parsed,
-    refusal,
-    send_json,
-    serve,
-)
+from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, parsed, refusal, send_json
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -138,11 +126,10 @@ class Gateway:
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
-                cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
         fix = "set another serve.port (midstream serve --port N), or 0 for any free one"
-        listening = listen(host, port, "the gateway", fix)
+        listening = http.listen(host, port, "the gateway", fix)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # where agents on this machine reach it
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
@@ -158,7 +145,7 @@ class Gateway:
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
-            target=asyncio.run, args=[serve(self._server, listening)], name="gateway", daemon=True
+            target=asyncio.run, args=[http.serve(self._server, listening)], name="gateway", daemon=True
         )
         self._thread.start()
 

@@ -253,6 +253,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
         trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
+        config: Any = components[trained].config
         stand_in = planner if isinstance(planner, Component) and planner.kind == "engine" else None
         if stand_in is not None:
             planner = None
@@ -260,8 +261,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             components[trained], planner = planner, None
         if planner is not None:
             components.pop(trained)
-        elif temperature is not None and hasattr(components[trained].config, "sampling"):
-            config: Any = components[trained].config
+        elif temperature is not None and hasattr(config, "sampling"):
             sampling = {**config.sampling.model_dump(), "temperature": temperature}
             sampling = validate(type(config.sampling), sampling, f"agent.{trained}.sampling")
             config = config.model_copy(update={"sampling": sampling})
@@ -315,6 +315,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
+            sampling=temperature if self.recipe.training is None else getattr(config, "sampling", None),
             sandbox=self.tier,
             lessons=lessons,
             dialogues=source if isinstance(source, Dialogues) else None,
@@ -353,12 +354,15 @@ def unset_keys(build: Build) -> dict[str, str]:
 
 
 def prompt_notes(recipe: Recipe) -> list[str]:
-    """A line for each prompt file of a recipe with an order that costs shared prefixes."""
+    """A line for each prompt file with an order that costs shared prefixes, and on sampling that is replaced."""
     configs: dict[str, Any] = {name: component.config for name, component in recipe.modules.items()}
     own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
     # A prompted module needs no context to be built.
     lost = {name: config.build(None).lost_sharing for name, config in own.items()}
-    return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
+    notes = [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
+    if recipe.of_another_program and recipe.training is not None:
+        notes.append("the model samples as agent.sampling says, not as the agent asks, because its weights are trained")
+    return notes
 
 
 def check_machine(build: Build) -> None:

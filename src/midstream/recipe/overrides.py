@@ -18,6 +18,7 @@ from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
+from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import (
@@ -203,7 +204,8 @@ def _changed(
         table["reward"] = _reward_table(table, reward)
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
-        table["evaluation"].pop("temperatures", None)
+        if table["evaluation"].get("temperatures") != [OWN]:
+            table["evaluation"].pop("temperatures", None)
     if (strategy := changes.get("strategy")) is not None:
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
@@ -279,9 +281,11 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         sets.append(_file_set(path, sets))
     sets += changes.get("sets", ())
     if sets and "temperatures" not in settings:
-        [(_, module), *_] = parse_recipe({**table, "evaluation": {}}).modules.items()
+        recipe = parse_recipe({**table, "evaluation": {}})
+        module = recipe.modules[recipe.trained]
         sampling = None if module.config.asks == "never" else getattr(module.config, "sampling", None)
-        settings["temperatures"] = [sampling.temperature if sampling else 0.0]  # 0: a program
+        own = OWN if recipe.of_another_program and recipe.training is None else 0.0  # 0: a program
+        settings["temperatures"] = [own if own == OWN or not sampling else sampling.temperature]
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
         if (count := changes.get("count")) is not None:

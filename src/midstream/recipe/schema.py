@@ -199,8 +199,12 @@ class Recipe(Settings):
         """Whether engines in this process answer each request as it comes: for another program, for several chains."""
         if self.evaluation.strategy is not None:
             return True
-        own = isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
-        return own and self.serve.batching == "continuous"
+        return self.of_another_program and self.serve.batching == "continuous"
+
+    @property
+    def of_another_program(self) -> bool:
+        """Whether the agent asks through the gateway."""
+        return isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
 
     @property
     def modules(self) -> dict[Kind, Component]:

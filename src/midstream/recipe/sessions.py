@@ -246,13 +246,6 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             )
     config: Any = recipe.modules[recipe.trained].config
     sampling = getattr(config, "sampling", None)  # one of your own may bring its own
-    if getattr(config, "caller_sampling", False):
-        raise RecipeError(
-            "agent.caller_sampling = true cannot be trained on",
-            code="not-trainable",
-            cause="the agent may ask for nucleus or greedy sampling, whose probabilities are not those recorded",
-            fix="remove it: agent.sampling is then what the policy samples with",
-        )
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
         raise RecipeError(
             f"agent.{recipe.trained}.sampling = {sampling!r} cannot be trained on",

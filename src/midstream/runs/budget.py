@@ -282,6 +282,7 @@ class BudgetedEngine:
     ) -> None:
         self.engine, self.budget = engine, budget
         self.name, self.token_exact = engine.name, engine.token_exact
+        self.takes_options = getattr(engine, "takes_options", False)
         self._price_prompt, self._price_completion = price_prompt, price_completion
 
     @property

@@ -84,6 +84,7 @@ class ContinuousLocal(Engine):
     async def sample(self, request: Request) -> Call:
         """Join the batch, or wait for a place in it, and answer. Errors are those of `TransformersLocal`."""
         prompt_ids = self._engine.prompt_of(request)
+        request = self._engine.limited(request, prompt_ids)
         asked = _Asked(request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future())
         with self._changed:
             self._closed = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ class TransformersLocal(Engine):
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting[request.order] = _Waiting(
-            request=request, prompt_ids=prompt_ids, future=future, reference=reference
+            request=self.limited(request, prompt_ids), prompt_ids=prompt_ids, future=future, reference=reference
         )
         try:
             self._sample_if_all_wait()
@@ -108,7 +108,7 @@ class TransformersLocal(Engine):
                 code="empty-prompt",
                 fix="put something into the prompt",
             )
-        limit, max_tokens = self.positions, request.sampling.max_tokens
+        limit, max_tokens = self.positions, request.max_tokens or 1
         if limit is not None and len(prompt_ids) + max_tokens > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
@@ -117,6 +117,13 @@ class TransformersLocal(Engine):
                 fix="lower max_tokens or the number of turns, or use a model with a longer context",
             )
         return prompt_ids
+
+    def limited(self, request: Request, prompt_ids: Sequence[int]) -> Request:
+        """The request, with the rest of the model's positions as its limit if it has none."""
+        if request.max_tokens is not None or self.positions is None:
+            return request
+        limit = {"max_tokens": self.positions - len(prompt_ids)}
+        return replace(request, sampling=request.sampling.model_copy(update=limit))
 
     def sampling_failed(self, count: int, failure: Exception) -> EngineError:
         """The error of each of `count` requests that were sampled together."""

@@ -38,6 +38,8 @@ class OpenAICompatibleEngine:
     With `codec` set, prompts are sent as the token ids that it gives; a server that reads other ids is an error.
     """
 
+    takes_options = True
+
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self.config, self.name = config, name
         self.token_exact = config.token_ids

@@ -88,11 +88,14 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
     chat = prompt_ids is None and not request.prompt
     sampling = request.sampling
     limit = limit_field(config) if chat else "max_tokens"
-    fields: dict[str, Any] = {"model": model, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    fields |= {"seed": request.seed % 2**31, limit: sampling.max_tokens}
+    fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    fields = {"model": model, **(fields if request.options is None else request.options)}
+    fields.setdefault("seed", request.seed % 2**31)
+    if fields.pop("max_tokens", None) or request.options is None:
+        fields[limit] = sampling.max_tokens
     for name in PROVIDERS[config.provider].unsent:
-        if name != "top_p" or sampling.top_p == 1:
-            del fields[name]
+        if name not in (request.options or ()) and (name != "top_p" or sampling.top_p == 1):
+            fields.pop(name, None)
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
@@ -292,7 +295,9 @@ class Exchange:
             causes.append(cause)
         if "Too many open files" in str(failure) and any(isinstance(cause, OSError) for cause in causes):
             raise EngineError(
-                f"{self._name}: {failure}", code="too-many-open-files", fix="ulimit -n 4096, or lower max_concurrency"
+                f"{self._name}: {failure}",
+                code="too-many-open-files",
+                fix="ulimit -n 4096, or lower max_concurrency",
             ) from failure
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
