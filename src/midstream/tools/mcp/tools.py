@@ -56,7 +56,7 @@ class McpConfig(ToolConfig):
             a bearer token
         include: tools to use, by the server's names; empty: all
         exclude: tools to leave out
-        prefix: precedes each name; by default the table's name and `_`
+        prefix: precedes each name, with `_` between; by default the table's name, and "" for none
         max_tools: a server with more is refused, because each takes space in every prompt
         connect_timeout_s: seconds to start, connect and list the tools
         timeout_s: seconds of one call
@@ -172,7 +172,8 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
 
     server = Server(name, config, lambda: _link(config, secrets, hide), cleaned)
     listed = server.start()
-    prefix = f"{name}_" if config.prefix is None else config.prefix
+    prefix = name if config.prefix is None else config.prefix
+    prefix += "_" * prefix[-1:].isalnum()
     wanted = [
         tool for tool in listed if tool.name in (config.include or [tool.name]) and tool.name not in config.exclude
     ]
