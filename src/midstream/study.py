@@ -131,7 +131,6 @@ class Metric(Settings):
                 raise RecipeError(
                     f"an evaluation has no {path!r}",
                     code="missing-key",
-                    cause="the recipe's tasks, tools or evaluation sets lack it",
                     fix="keep them as they are, or give the metric a `missing` value",
                 )
             values.append(float(value))
@@ -450,7 +449,6 @@ def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetCon
             raise UsageError(
                 f"{where} has {len(other_questions):,} tasks, {same} {len(questions):,}; {both:,} are in both",
                 code="not-comparable",
-                cause="the arms have other [tasks], or other settings of [[evaluation.sets]]",
                 fix="evaluate all arms on the same tasks",
             )
 

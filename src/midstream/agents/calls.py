@@ -72,7 +72,6 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         raise RecipeError(
             f"two of the tools {', '.join(tool.name for tool in tools)} have one name",
             code="name-clash",
-            cause="a recipe's tool has the name of another of agent.tools, or of a function of the task",
             fix="rename it in agent.tools",
         )
     own = {tool.name: mark for mark, tool in found.items()}
@@ -97,7 +96,6 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(several)}",
             code="template-mismatch",
-            cause="its calls are one text, for a tool that requires exactly one argument",
             fix='choose a template with body = "json"',
         )
     return found

@@ -73,15 +73,11 @@ class ReleasedExecutor(PromptedExecutor):
 
 
 class ReleasedExecutorConfig(ExecutorConfig):
-    """A chat model that writes commands of the form `execution = tool.execute(query="...")`.
-
-    Attributes:
-        mode: a command is always code
-    """
+    """A chat model that writes commands of the form `execution = tool.execute(query="...")`."""
 
     component = ReleasedExecutor
 
-    mode: Literal["code"] = "code"
+    mode: Literal["arguments", "code"] = "code"
 
 
 def _metadata(tool: Tool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from midstream.view.server import LOOPBACK, Viewer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `view`."""
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs, or directories of runs (default: ./runs)")
-    text = f"the address to listen at (default: {LOOPBACK}); elsewhere whoever has the printed address reads the runs"
+    text = f"the address to listen at (default: {LOOPBACK}); elsewhere, anyone with the printed address reads the runs"
     parser.add_argument("--host", default=LOOPBACK, help=text)
     parser.add_argument("--port", type=int, default=0, help="the port (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")

@@ -165,7 +165,6 @@ class FunctionTool(Tool, Generic[P, R]):
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
                 code="tool-failed",
-                cause=f"the function {self._location} returned it",
                 fix="return text, or lists, dictionaries, dataclasses and models of plain values",
             ) from error
         return ToolResult(text=text)
@@ -385,7 +384,6 @@ def _named(reference: str, found: Any, name: str) -> Tool:
         raise RecipeError(
             f"the parameters of {reference} cannot be used: {why}",
             code="tool-schema-invalid",
-            cause="they are not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
     return Renamed(found, checked_name(name))

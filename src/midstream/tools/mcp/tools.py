@@ -153,7 +153,6 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
             raise RecipeError(
                 f"${variable} is not set",
                 code="missing-key",
-                cause=f"tools.{name} passes it to its MCP server",
                 fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
             )
     secrets = {variable: os.environ[variable].strip() for variable in passed}
@@ -162,7 +161,6 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
             raise RecipeError(
                 f"${variable} holds a character that no HTTP header can carry",
                 code="key-invalid",
-                cause="a line break or an accented letter was copied with it",
                 fix=f"export {variable}=<its value>",
             )
     hide = hider(secrets.values())
@@ -239,7 +237,6 @@ def _check(
         raise RecipeError(
             f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
             code="mcp-tools-invalid",
-            cause="every tool makes every prompt longer",
             fix=f"choose some with tools.{name}.include = [...]: {names}",
         )
     if all(tool.name in refused for tool in wanted):

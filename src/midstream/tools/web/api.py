@@ -90,7 +90,6 @@ async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, ser
         raise ToolServerError(
             f"{service} failed {config.max_attempts} times, the last time with: {failure}",
             code="service-failed",
-            cause="the service is down, overloaded, out of reach, or limits the rate of requests",
             fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
         ) from failure
 
