@@ -165,6 +165,7 @@ class FunctionTool(Tool, Generic[P, R]):
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
                 code="tool-failed",
+                cause=f"the function {self._location} returned it",
                 fix="return text, or lists, dictionaries, dataclasses and models of plain values",
             ) from error
         return ToolResult(text=text)

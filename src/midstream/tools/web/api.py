@@ -202,7 +202,6 @@ class Service:
         if key and key in shown:
             raise final(
                 f"{self._label} answered with the key that it was sent",
-                cause="the server repeats headers, and a trace must not hold a key",
                 fix="do not send this server a key, and make a new one",
             )
         return data, pause_s
@@ -218,6 +217,6 @@ def _quote(text: str, key: str) -> str:
     return " ".join(redacted(text[: 4 * _LONGEST_QUOTE], key).split())[:_LONGEST_QUOTE]
 
 
-def final(what: str, *, cause: str, fix: str) -> ToolServerError:
+def final(what: str, *, fix: str, cause: str = "") -> ToolServerError:
     """The error for a failure that another attempt does not fix."""
     return ToolServerError(what, code="service-refused", cause=cause, fix=fix, retryable=False)
