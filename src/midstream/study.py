@@ -65,6 +65,7 @@ Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of
 SUCCESS, TOKENS = "success", "new tokens a task"
 
 _SETTINGS_SHOWN = 3
+_PROGRAM = re.compile(r"python -m studies\.\w+( studies/\S+\.toml)?")  # in the comment of a program's file
 
 
 class Metric(Settings):
@@ -130,7 +131,6 @@ class Metric(Settings):
                 raise RecipeError(
                     f"an evaluation has no {path!r}",
                     code="missing-key",
-                    cause="the recipe's tasks, tools or evaluation sets lack it",
                     fix="keep them as they are, or give the metric a `missing` value",
                 )
             values.append(float(value))
@@ -223,6 +223,8 @@ def read_study(name: str | Path) -> StudyFile:
     """
     path = Path(name) if str(name).endswith(".toml") else SHIPPED / f"{name}.toml"
     if not os.path.exists(path):
+        if (program := SHIPPED / f"{str(name).replace('-', '_')}.py").is_file():
+            raise _is_program(f"the study {name!r}", f"python -m studies.{program.stem}")
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
@@ -236,12 +238,18 @@ def read_study(name: str | Path) -> StudyFile:
             code="recipe-invalid",
             fix=f'write a study whose arm names it: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md',
         )
+    if "arms" not in table and (command := _PROGRAM.search(path.read_text(encoding="utf-8"))):
+        raise _is_program(f"{path}", command[0])
     study = validate(StudyFile, table, "", of=f"study {path}")
     arms: list[Arm] = []
     for arm in study.arms:
         recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe
         arms.append(arm.model_copy(update={"recipe": recipe, "set": anchored(arm.set, directory)}))
     return study.model_copy(update={"arms": tuple(arms)})
+
+
+def _is_program(what: str, command: str) -> UsageError:
+    return UsageError(f"{what} is of a program and has no [[arms]]", code="recipe-invalid", fix=command)
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:

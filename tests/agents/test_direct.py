@@ -86,7 +86,8 @@ def test_a_call_outside_its_marks_is_no_answer(capsys: pytest.CaptureFixture[str
         trajectory = solved(capsys, server, "--tools", "python", "--set", f"agent.stray_calls={setting}")
     use = tool_use([trajectory])
     assert trajectory.answer == "62"
-    assert (use.share, use.error_rate) == (({"malformed": 1.0}, 1.0) if setting == "malformed" else ({"python": 1.0}, 0))
+    expected = ({"malformed": 1.0}, 1.0) if setting == "malformed" else ({"python": 1.0}, 0)
+    assert (use.share, use.error_rate) == expected
     result = server.bodies[1]["messages"][-1]
     assert result["role"] == "user"
     assert ("stands outside" if setting == "malformed" else "62") in result["content"]

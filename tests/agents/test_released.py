@@ -129,7 +129,8 @@ def test_whatever_a_tool_writes_stays_inside_its_value():
     assert "<|im_" not in "".join(values.values())
     assert "\n" not in values["memory"]
     steps = ast.literal_eval(values["memory"])
-    assert steps["Action Step 1"]["command"] == f"execution = tool.execute(query={json.dumps(evil, ensure_ascii=False)})"
+    quoted = json.dumps(evil, ensure_ascii=False)
+    assert steps["Action Step 1"]["command"] == f"execution = tool.execute(query={quoted})"
     assert list(steps) == ["Action Step 1", "Action Step 2"]
     assert steps["Action Step 2"]["command"] == "No command was made."
     assert steps["Action Step 2"]["result"] == evil

@@ -70,14 +70,14 @@ def test_a_set_of_malformed_turns_alone_ends_with_a_warning(directory):
     class Babbling(Agent):
         async def run(self, task: Any, context: RunContext) -> Trajectory:
             found = await super().run(task, context)
-            action = Action(tool="python") if found.answer == well else Action(error="no tool is called 'x'")
+            action = Action(tool="python") if found.answer == self.name else Action(error="no tool is called 'x'")
             calls = (Call(role="planner", completion="I call x."),)
             return found.model_copy(update={"turns": (Turn(index=1, calls=calls, action=action),)})
 
     notes: list[str] = []
-    for step, well in enumerate(("2", "")):
+    for step, well_formed in enumerate(("2", "")):
         store = JournalStore(directory.results_path)
-        asyncio.run(evaluate_set(directory, of(Babbling(), step=step), store, note=notes.append))
+        asyncio.run(evaluate_set(directory, of(Babbling(name=well_formed), step=step), store, note=notes.append))
         store.close()
     [note] = notes
     assert note.endswith(f"midstream show {directory.root} {TASKS[0].id}#0")

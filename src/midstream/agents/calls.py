@@ -96,7 +96,6 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(several)}",
             code="template-mismatch",
-            cause="its calls are one text, for a tool that requires exactly one argument",
             fix='choose a template with body = "json"',
         )
     return found

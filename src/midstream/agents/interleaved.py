@@ -161,7 +161,7 @@ class _Run:
             self._end("time_limit" if self.last else reason)
 
     async def _read(self, written: Sequence[Block], blocks: Sequence[Block]) -> list[ToolCall]:
-        """The calls of a reply that has ended: between marks, or stray ones where there are none."""
+        """The calls of a reply that has ended: between marks, or the stray ones of a reply without marks."""
         template = self.template
         if written or self.dialogue is not None or (template.appends, template.body) != ("message", "json"):
             return await read_calls(written, template, self.tools)

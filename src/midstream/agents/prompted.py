@@ -195,7 +195,7 @@ class PromptedExecutor(PromptedModule):
         if self.mode == "code":
 
             async def parse_code(reply: str) -> tuple[Command, str | None]:
-                command = self._program(reply, tool.name)
+                command = parse_program(reply, tool.name)
                 return command, command.error
 
             return await self._ask(self._functions(action, tools), context, parse_code)
@@ -218,10 +218,6 @@ class PromptedExecutor(PromptedModule):
         ]
         wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
         return {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
-
-    def _program(self, reply: str, tool: str) -> Command:
-        """The command of a reply in mode "code"."""
-        return parse_program(reply, tool)
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner
 from midstream.agents.rendering import render_tools
-from midstream.core.protocols import Tool
+from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.text import neutral, to_json
-from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Sampling
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling
 
 _SHOW = "\nprint(execution)"  # ends a program, whose result is what it prints
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
@@ -67,21 +67,20 @@ class ReleasedExecutor(PromptedExecutor):
         wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
         return {"tools": render_tools(tools), "action": to_json(wanted)}
 
-    def _program(self, reply: str, tool: str) -> Command:
-        command = super()._program(reply, tool)
-        return command.model_copy(update={"code": command.code + _SHOW}) if command.code else command
+    async def command(
+        self, action: Action, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[Command, tuple[Call, ...]]:
+        """Write a command, whose result is what `execution` holds at its end."""
+        command, calls = await super().command(action, tools, context)
+        return command.model_copy(update={"code": command.code + _SHOW}) if command.code else command, calls
 
 
 class ReleasedExecutorConfig(ExecutorConfig):
-    """A chat model that writes commands of the form `execution = tool.execute(query="...")`.
-
-    Attributes:
-        mode: a command is always code
-    """
+    """A chat model that writes commands of the form `execution = tool.execute(query="...")`."""
 
     component = ReleasedExecutor
 
-    mode: Literal["code"] = "code"
+    mode: Literal["arguments", "code"] = "code"
 
 
 def _metadata(tool: Tool) -> dict[str, Any]:

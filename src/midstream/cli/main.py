@@ -75,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
+    if words[:1] in ([], ["help"]):
+        words = [*words[1:], "--help"]
     with clean_output():
-        return _run(words or ["--help"])
+        return _run(words)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -153,9 +155,12 @@ def parser(command: str | None = None) -> _Parser:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     root = parser(next((word for word in words if word in COMMANDS), ""))
     options, left = root.parse_known_args(words)
-    # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
-    if options.command == "tools" and not any(word.startswith("-") for word in left):
-        options.arguments, left = [*options.arguments, *left], []
+    if not any(word.startswith("-") for word in left):
+        # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
+        if options.command == "tools":
+            options.arguments, left = [*options.arguments, *left], []
+        elif options.command == "solve" and left:
+            root.error(f'put the question in quotes: midstream solve "{" ".join([options.question, *left])}"')
     if left:
         near = "".join(did_you_mean(word.partition("=")[0], root.options()) for word in left if word.startswith("-"))
         root.error(f"unrecognized arguments: {' '.join(left)}" + (f"; {near.strip()}" if near else ""))

@@ -196,7 +196,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         if work == "train" and recipe.cluster is not None:
             plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]
         if not options.json:
-            print("\n".join([to_toml(build.resolved), *(f"# {line}" for line in plan)]), flush=True)
+            print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
         check_machine(build)
         away = [] if work == "other" else check_work(build, work)
         if options.json:

@@ -163,9 +163,8 @@ async def evaluate_set(
     run.seal()
     store.forget(evaluation)
     if result.tool_use.unreadable and summary.first_malformed is not None:
-        note(
-            f"{evaluation.name}: {result.tool_use.unreadable}.{malformed_example([summary.first_malformed], run.root)}"
-        )
+        example = malformed_example([summary.first_malformed], run.root)
+        note(f"{evaluation.name}: {result.tool_use.unreadable}.{example}")
     return result
 
 

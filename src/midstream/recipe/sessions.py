@@ -319,11 +319,13 @@ def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Add to an error about missing tasks the setting that asks for them."""
+    """Name in an error about missing tasks the setting that asks for them."""
     try:
         yield
     except RecipeError as error:
-        fix = f"{error.fix} (set by {setting} and practice.families)"
+        fix = error.fix.replace("`count`", setting)
+        if fix == error.fix:
+            fix += f" (set by {setting} and practice.families)"
         raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
 
 

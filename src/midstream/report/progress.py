@@ -111,7 +111,6 @@ class TrainingView(RunView):
         self._troubles: Counter[str] = Counter()
         self._last: events.StepFinished | None = None
         self._newest: EvaluationResult | None = None
-        self._best: dict[tuple[str, str], EvaluationResult] = {}
 
     def count(self, event: events.RunEvent) -> str:
         """A line for each step and each evaluation."""
@@ -124,9 +123,6 @@ class TrainingView(RunView):
                 return self._count_step(event)
             case events.EvaluationFinished(result):
                 self._troubles += _troubles(result)
-                key = (result.set_name, result.sampling)
-                if key not in self._best or result.success >= self._best[key].success:
-                    self._best[key] = result
                 # A sampled result is shown only until there is a greedy one.
                 if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
                     self._newest = result
@@ -181,13 +177,8 @@ class TrainingView(RunView):
         newest = self._newest
         if newest is None:
             return Text("not evaluated yet", "dim")
-
-        def when(result: EvaluationResult) -> str:
-            return f"at step {result.step}" if result.step is not None else f"({result.policy})"
-
-        best = self._best[newest.set_name, newest.sampling]
-        text = Text(percent(newest.success), "bold green")
-        text.append(f" {when(newest)}  best {percent(best.success)} {when(best)}", "not bold")
+        when = f"at step {newest.step}" if newest.step is not None else f"({newest.policy})"
+        text = Text(percent(newest.success), "bold green").append(f" {when}", "not bold")
         return text.append(f"  {newest.set_name}, {newest.sampling}", "dim not bold")
 
 

@@ -112,7 +112,6 @@ async def targets_of(
                 raise ToolServerError(
                     f"{raw_host} could not be resolved: {error.strerror}",
                     code="network",
-                    cause="this machine has no network, or its name server does not answer",
                     fix=f"try: getent hosts {raw_host}",
                 ) from error
             targets = []
@@ -281,7 +280,6 @@ class Fetcher:
                 raise ToolServerError(
                     f"the proxy for {url.scheme}:// addresses does not answer: {failure}",
                     code="network",
-                    cause="the proxy that the environment names is down, or its address is wrong",
                     fix=f"correct {url.scheme}_proxy, or unset it",
                 ) from failure
             raise NoPage(f"no connection to {url.host}: {failure}") from failure
