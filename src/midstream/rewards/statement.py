@@ -90,9 +90,10 @@ _DECORATION: Sequence[Form] = (
     (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
-    (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
+    (r"(?<=\d) (?=i\b)|(?<=[-+]) ?\\?[$€£¥₹]|(?<=[$€£¥₹]) ?(?=-)", ""),
     (r"\\?[$€£¥₹]", " "),
-    (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
+    (" +", " "),
+    (r"\\%| ?\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
 )
 _ANSWER = re.compile(r"\banswers?\b[^\n.:=]{0,80}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####", re.IGNORECASE)
 _TAKEN_BACK = re.compile(rf"\A[^.!?\n]*\b(?:not|wrong|incorrect|no)\b|{_ANSWER.pattern}[^.\n]*\d", re.IGNORECASE)
@@ -163,8 +164,11 @@ class Statement:
 
 
 def state(text: str, known: str = "") -> Statement:
-    """Read what a reply states; the words of `known` may stand around its value."""
-    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])))
+    """Read what a reply states; the words of `known` may stand around its value.
+
+    A box is looked for in the last `LONGEST` characters, anything else in half of them.
+    """
+    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 2 :]))
     formula, bare = _value(before, conclusion, known)
     return Statement(" ".join(conclusion.split()), formula, bare)
 
@@ -269,7 +273,7 @@ def _singular(word: str) -> str:
 
 def _trim(value: str) -> str:
     value = re.sub(r"^\s*[aAI]\s+(?=[\d\\])|(?<=[\d}%])\s+an?\s*$", "", value)  # articles
-    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+|[\s:;,.=?/]+$", "", value)
+    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+", "", value).rstrip(" \n:;,.=?/")
     # "7 (seven)" leaves "7 (": a half-open interval such as [0, 1) is closed.
     missing = sum(map(value.count, "([")) - sum(map(value.count, ")]"))
     value = value[:-1] if (missing > 0 and value[-1] in "([") or (missing < 0 and value[-1] in ")]") else value
