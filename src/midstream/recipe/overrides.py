@@ -218,7 +218,6 @@ def _changed(
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             code="option-without-effect",
-            cause=f"no module or tool of it asks [engines.{engine}]",
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
     recipe = parse_recipe(table)
@@ -232,7 +231,6 @@ def _changed(
             raise UsageError(
                 "--tools none with an agent of type 'agentflow'",
                 code="setting-conflict",
-                cause="its planner chooses a tool in every turn",
                 fix="use recipe direct: the model alone",
             )
     if graphs:
@@ -301,7 +299,6 @@ def _benchmark_set(text: str) -> Table:
         raise UsageError(
             f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
             code="empty-value",
-            cause="the variable in its place is not set",
             fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
         )
     source = {"type": "benchmark", "name": name}
@@ -362,7 +359,6 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         raise UsageError(
             "no model is named",
             code="missing-option",
-            cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
             fix="add --model NAME",
         )
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
@@ -407,7 +403,6 @@ def set_served(table: Table, provider: str) -> None:
         raise UsageError(
             f"--serve-with {provider} starts nothing",
             code="option-without-effect",
-            cause="no engine of the recipe asks a server on this machine",
             fix="name a model: --model NAME, or leave the option out",
         )
 
