@@ -18,7 +18,7 @@ from midstream import api
 from midstream.cli.main import main
 from midstream.core import kinds, own
 from midstream.core.data import Settings, classes_in
-from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, TrainingError, UsageError
+from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError
 from midstream.core.events import Note
 from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
@@ -234,6 +234,23 @@ def test_paths_are_relative_to_the_recipe(place: Path, monkeypatch: pytest.Monke
 
     run = api.evaluate(Path("mine/mine.toml"), place / "mine/runs/first")
     assert run.evaluations.read()[0].success == 1.0
+
+
+def test_a_reward_that_has_scored_nothing_may_be_corrected(place: Path):
+    made = table("mine.py") | {"reward": {"type": f"{write(place, 'def fn(answer): return 1 / 0')}:fn"}}
+    made["evaluation"] = {"sets": [{"name": "test", "split": "test"}], "temperatures": [1.0], "trials": 5}
+    with pytest.raises(RepeatedError, check=coded("reward-failed", "last 5", "ZeroDivisionError")):
+        api.evaluate(made, "run")
+    write(place, "def fn(answer): return True")
+    run = api.resume("run")
+    [result] = run.evaluations.read()
+    assert (result.success, result.errors) == (1.0, 0)
+    [changed] = [part for part in run.info().own if part.reference.endswith("bad.py:fn")]
+    assert (run.own_dir / changed.copy_name).read_text() == "def fn(answer): return True"
+    run.set_status("interrupted")
+    write(place, "def fn(answer): return False")
+    with pytest.raises(RunError, check=coded("inputs-changed", "bad.py:fn")):
+        api.resume("run")
 
 
 def test_only_the_named_file_is_copied(place: Path):
@@ -567,19 +584,22 @@ def test_what_cannot_be_a_component_is_refused(case: str, place: Path):
     assert text in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["float('nan')", "1.5", "-0.1", "'yes'", "None", "[1]", "1 / 0", "ms.Score(value=2)"])
-def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, place: Path):
-    source = f"import midstream as ms\ndef fn(answer): return {value}\n"
+@pytest.mark.parametrize("value", ["float('nan')", "1.5", "-0.1", "'yes'", "None", "[1]", "{}", "ms.Score(value=2)"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, empty: bool, place: Path):
+    """It is called on an empty answer before anything is made; what it raises there says nothing."""
+    source = f"import midstream as ms\ndef fn(answer): return {value if empty else f'{value} if answer else 1 / 0'}\n"
     made = table("mine.py") | {"reward": {"type": f"{write(place, source)}:fn"}}
-    with pytest.raises(InfrastructureError, check=coded("no-results", "reward 'fn'")):  # every trajectory is an error
+    with raises("reward-out-of-range" if empty else "no-results", "reward 'fn'"):
         api.evaluate(made, "run")
+    assert (place / "run").exists() != empty
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
 def test_the_fix_for_a_reward_of_your_own_that_fails_can_be_followed(place: Path):
-    bad = write(place, "def bad(answer): return float('nan')")
+    bad = write(place, "def bad(answer): return float('nan') if answer else 0")
     made = table("mine.py") | {"reward": {"type": f"{bad}:bad"}}
     with raises("no-results", "reward 'bad' returned nan", "midstream resume run,", "another --out"):
         api.evaluate(made, "run")

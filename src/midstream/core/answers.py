@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 _PLAIN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _BARE = re.compile(rf"[-+−]?(?:{_PLAIN.pattern})(?:e[-+]?[0-9]{{1,3}})?", re.IGNORECASE)
 _LONGEST_NUMBER = 100
-LONGEST = 4_000
+LONGEST = 3_000
 """Characters of a reply that are scored, its last ones: they bound the time of every rule."""
 
 

@@ -315,7 +315,6 @@ def _check_rewards(recipe: Recipe) -> None:
         raise RecipeError(
             f"{where}.type = {reward.type!r} with tasks of type {tasks.type!r}",
             code="reward-does-not-fit",
-            cause="dialogues are scored by their outcome, questions by their answers",
             fix=f"choose {needed}",
         )
 

@@ -220,7 +220,6 @@ def _changed(
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             code="option-without-effect",
-            cause=f"no module or tool of it asks [engines.{engine}]",
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
     recipe = parse_recipe(table)

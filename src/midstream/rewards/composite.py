@@ -146,7 +146,6 @@ class PerTask(BaseReward):
             raise RecipeError(
                 f"task {task.id!r} names the reward {named!r}, which is not rule-based",
                 code="unknown-type",
-                cause="it is misspelt, or it asks a model: judged and rule-based scores are never mixed",
                 fix=f"{did_you_mean(named, self._rules)}name one of: {', '.join(self._rules)}; or score the whole set "
                 "by a judge: its own `reward`, or "
                 '[reward] type = "judge"',

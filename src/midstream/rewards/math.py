@@ -178,7 +178,6 @@ class Math:
             raise RewardError(
                 f"Math-Verify failed over the answer {answer!r:.200} to task {task.id!r}: {result.text[-500:]}",
                 code="math-verify-failed",
-                cause="this version of it differs from the one that midstream is tested with",
                 fix="pip install 'midstream[math]' installs a tested version",
             )
         verdict = json.loads(found)

@@ -15,36 +15,22 @@ from midstream.rewards.statement import conclusion, plain
 # A clause states an option where every word in it is known: from these lists, or from the question. Words that deny,
 # doubt or set aside are in none, so a denial in new words states nothing. A clause that names an answer goes before one
 # that chooses or concludes, and this before others.
-_ANSWER = frozenset(
-    "answer answers ans solution correct right true antwort richtige respuesta réponse risposta".split()
-)
+_ANSWER = frozenset("answer answers ans solution correct right true antwort richtige".split())
 _CHOICE = frozenset(
-    "choose chose choosing choice pick picked picking select selected selecting selection go opt opting settle "
-    "lock submit mark so thus hence therefore consequently accordingly conclude conclusion final finally best better "
-    "must guess say think believe verdict result leaves leaving leave left remains remaining most only vote "
-    "matching matches match points corresponds corresponding".split()
+    "choose chose choosing choice pick picked select selected selection go opt settle lock submit mark so thus hence "
+    "therefore consequently accordingly conclude conclusion final finally best better must guess say think believe "
+    "verdict result leaves leaving leave left remains remaining most only points corresponds supported vote match".split()
 )
 _KNOWN = (_ANSWER | _CHOICE).union(
-    "a am an the this that these it is are was be been do does would could should will shall has have had i i'd i'll "
-    "i'm i've me my we we'd we'll we're our us you let let's to of on in with at by for as and but if yet still now "
-    "then too down up option options letter statement explanation item response one ones more single which what "
-    "who whose where here there why question because since while whereas although though likely probable probably "
-    "presumably plausible accurate appropriate suitable reasonable sensible logical consistent supported valid sound "
-    "ideal obvious evident safe strongest closest certain sure confident convinced quite very indeed pretty yes ok "
-    "okay overall short summary course all things both each above below given based reasoning analysis evidence "
-    "considered elimination process perhaps maybe inclined lean leaning towards toward favor favors recommend money "
-    "like can answering respond seem seems looks appears fit fits match matches make makes sense hold holds stand "
-    "stands correspond corresponds follow follows point points lead leads bring brings come comes end ends get gets "
-    "find found see means predicts supports suggests implies indicates shows confirms identifies describes satisfies "
-    "applies works wins winner survives qualifies meets aligns agrees captures addresses completes take put stick "
-    "enter write circle report give clear definitely certainly clearly surely obviously simply fairly actually really "
-    "exactly precisely evidently naturally undoubtedly unquestionably absolutely directly logically ultimately "
-    "essentially plainly strongly perfectly closely unambiguously firmly fully completely highly reasonably easily "
-    "truly just alone again namely personally everything need needs want wants ask asks asked yield yields "
-    "gives giving matching making meaning leading pointing resulting corresponding sticking standing determine "
-    "determined decide decided deduce infer obtain obtained argue prefer bet put got turns happens proves ought boils "
-    "remain stays alternative good proper listed labeled shown gut instinct actual every la le el die ist "
-    "est es è correcta correcte".split()
+    "a am an the this that these it is are was be do does would could should will has have i i'd i'll i'm i've me my "
+    "we we'll we're let let's to of on in with at by for as and yet still then too up option options letter statement "
+    "explanation response one more single what here there question because since although though likely probably "
+    "plausible accurate appropriate suitable consistent obvious safe certain sure confident yes ok okay overall short "
+    "summary course all things both above given based reasoning analysis evidence considered elimination process "
+    "inclined lean towards toward favors money like can answering seems looks appears fit fits match matches make "
+    "makes sense hold holds stand lead come comes end get gets find found predicts describes satisfies winner "
+    "survives take stick give clear definitely certainly clearly surely obviously simply fairly exactly ultimately "
+    "just again everything need gives giving making meaning got happens good gut actual every die ist".split()
 )
 # Known too; a capital letter next to them may be an article: "A patient".
 _NOUNS = (

@@ -28,7 +28,6 @@ from midstream.core.answers import LONGEST, extract, words
 
 Form = tuple[str, str | Callable[[re.Match[str]], str]]  # a pattern, and what replaces it
 
-DENIAL = r"\b(?:not|no|never|cannot|neither|nor|wrong|incorrect|invalid|false|reject\w*)\b|n['’]t\b"
 # The end of answers to Minerva's prompt, which many models know.
 _HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
 _INSIDE = r"[^{}]*+"
@@ -90,9 +89,10 @@ _DECORATION: Sequence[Form] = (
     (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
-    (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
+    (r"(?<=\d) (?=i\b)|(?<=[-+]) ?\\?[$€£¥₹]|(?<=[$€£¥₹]) ?(?=-)", ""),
     (r"\\?[$€£¥₹]", " "),
-    (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
+    (" +", " "),
+    (r"\\%| ?\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
 )
 _ANSWER = re.compile(r"\banswers?\b[^\n.:=]{0,80}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####", re.IGNORECASE)
 _TAKEN_BACK = re.compile(rf"\A[^.!?\n]*\b(?:not|wrong|incorrect|no)\b|{_ANSWER.pattern}[^.\n]*\d", re.IGNORECASE)
@@ -114,7 +114,8 @@ _SMALL = frozenset(
     "final correct result solution value total sum altogether number per each every exactly about approximately "
     "roughly only just left remaining unit units square cubic cm dm km mm kg mg ml ft lb oz hr sec min mph ppm deg "
     "inch inches foot feet yard mile meter metre kilometer kilometre centimeter millimeter liter litre gram kilogram "
-    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together overall conclusion takes take needs need".split()
+    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together overall "
+    "conclusion takes take needs need".split()
 )
 # Next to a value these make it another one, even where the question has them.
 _CHANGES = frozenset(
@@ -144,13 +145,8 @@ _UNITS = (
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _NUMERALS = {word: number for number, word in enumerate(_UNITS)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
-_PARTS = dict(half=2, halve=2, third=3, quarter=4, fourth=4, fifth=5, sixth=6, eighth=8, tenth=10)
-_COUNTED = "|".join([*_NUMERALS, *(f"{part}s?" for part in _PARTS), "hundred", "thousand"])
-_NUMERAL = re.compile(
-    rf"\b(?:an? (?=hundred|thousand|{'|'.join(_PARTS)}))?"
-    rf"(?:{_COUNTED})\b(?:[\s-]+(?:and )?(?:an? )?(?:{_COUNTED})\b)*",
-    re.IGNORECASE,
-)
+_COUNTED = "|".join([*_NUMERALS, "hundred", "thousand"])
+_NUMERAL = re.compile(rf"\b(?:a |(?:{_COUNTED})\b[\s-]+(?:and )?)*(?:{_COUNTED})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -163,8 +159,11 @@ class Statement:
 
 
 def state(text: str, known: str = "") -> Statement:
-    """Read what a reply states; the words of `known` may stand around its value."""
-    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])))
+    """Read what a reply states; the words of `known` may stand around its value.
+
+    A box is looked for in the last `LONGEST` characters, anything else in half of them.
+    """
+    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 2 :]))
     formula, bare = _value(before, conclusion, known)
     return Statement(" ".join(conclusion.split()), formula, bare)
 
@@ -269,7 +268,7 @@ def _singular(word: str) -> str:
 
 def _trim(value: str) -> str:
     value = re.sub(r"^\s*[aAI]\s+(?=[\d\\])|(?<=[\d}%])\s+an?\s*$", "", value)  # articles
-    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+|[\s:;,.=?/]+$", "", value)
+    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+", "", value).rstrip(" \n:;,.=?/")
     # "7 (seven)" leaves "7 (": a half-open interval such as [0, 1) is closed.
     missing = sum(map(value.count, "([")) - sum(map(value.count, ")]"))
     value = value[:-1] if (missing > 0 and value[-1] in "([") or (missing < 0 and value[-1] in ")]") else value
@@ -277,18 +276,13 @@ def _trim(value: str) -> str:
 
 
 def _in_digits(found: re.Match[str]) -> str:
-    """A number in words ("two hundred and five", "two thirds", "five and a half") in digits."""
-    total, part, below = 0, 0, 0
-    tokens = re.split(r"[\s-]+", found[0].lower())
-    for token in tokens:
-        if token in _NUMERALS:
-            part += _NUMERALS[token]
-        elif token == "hundred":
+    """A number in words ("two hundred and five") in digits."""
+    total = part = 0
+    for token in re.split(r"[\s-]+", found[0].lower()):
+        if token == "hundred":
             part = max(part, 1) * 100
         elif token == "thousand":
             total, part = total + max(part, 1) * 1000, 0
-        elif token not in ("a", "an", "and"):
-            below = _PARTS.get(token) or _PARTS[token.removesuffix("s")]
-    if not below:
-        return str(total + part)
-    return f"{total + part} 1/{below}" if "and" in tokens else f"{max(total + part, 1)}/{below}"
+        else:
+            part += _NUMERALS.get(token, 0)
+    return str(total + part)
