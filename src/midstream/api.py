@@ -48,7 +48,7 @@ from midstream.evaluation.session import JournalStore, check_unchanged, evaluate
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
-from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
@@ -80,6 +80,7 @@ from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, OnDone, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
+from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.tools.graph import graph_files
@@ -530,7 +531,7 @@ def _train(
         of_recipe = session_of if recipe.cluster is None else verl_session_of
         make_session = of_recipe(build)  # before the directory is created: a recipe that cannot run leaves none behind
         _require_keys(build)
-        run_coroutine(build.try_rewards())
+        run_coroutine(try_rewards(build))
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
         with (
@@ -641,7 +642,7 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     if changed and run.info().evaluation and not has_results(run):
         rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
         if changed <= set(own.references(rewards)):
-            run.write_info(run.info().model_copy(update={"own": now}))
+            write_info(run, run.info().model_copy(update={"own": now}))
             return
     if changed:
         raise RunError(
@@ -748,7 +749,7 @@ def _evaluate_in(
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
             listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
         _require_keys(build)
-        run_coroutine(build.try_rewards())
+        run_coroutine(try_rewards(build))
         tasks = task_digests(evaluations)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None

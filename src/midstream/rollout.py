@@ -263,7 +263,7 @@ def shuffle_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[t
 
 @dataclass(slots=True)
 class _Failures:
-    """How often in a row runs ended in the same failure of a component; an outage of a server is none."""
+    """How often in a row runs ended in the same failure of a component; outages of servers do not count."""
 
     last: Exception | SystemExit | None = None
     alike: str = ""

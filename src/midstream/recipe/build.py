@@ -92,7 +92,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     _engines: dict[str, Engine] = field(default_factory=dict)
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
-    _first_task: Task | None = None  # of those that are scored
+    first_task: Task | None = None  # of those that are scored
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     opened: list[Any] = field(default_factory=list)  # to be closed
 
@@ -158,14 +158,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
         """The tasks of an evaluation set. Raises `RecipeError` if one of them cannot be scored."""
         tasks = draw(self.tasks(chosen.tasks or self.recipe.tasks), chosen)
-        self.require_scored(set_reward(self.recipe, chosen), tasks)
+        require_scored(self, set_reward(self.recipe, chosen), tasks)
         return tasks
-
-    def require_scored(self, reward: Component, tasks: Sequence[Task]) -> None:
-        """Check that a reward can score these tasks. Raises `RecipeError`."""
-        for task in tasks:
-            self.reward(reward).check(task)
-            self._first_task = self._first_task or task
 
     def reward(self, component: Component) -> Reward:
         """The reward of a component."""
@@ -220,19 +214,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def policy(self) -> Policy:
         """The weights that are trained: their engine, their learner."""
         return Policy(self)
-
-    async def try_rewards(self) -> None:
-        """Call each reward of your own on an empty answer, to find one that returns no score before any request.
-
-        What it raises there says nothing of other answers.
-        """
-        for reward in self._rewards.values():
-            if isinstance(reward, FunctionReward) and (task := self._first_task) is not None:
-                try:
-                    await reward.score(task, Trajectory(id=task.id, task_id=task.id, answer=""))
-                except RewardError as error:
-                    if error.code == "reward-out-of-range":
-                        raise
 
     # -- agent and environment ----------------------------------------------------------------------------------------
 
@@ -337,6 +318,27 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def require_scored(build: Build, reward: Component, tasks: Sequence[Task]) -> None:
+    """Check that a reward can score these tasks. Raises `RecipeError`."""
+    for task in tasks:
+        build.reward(reward).check(task)
+        build.first_task = build.first_task or task
+
+
+async def try_rewards(build: Build) -> None:
+    """Call each reward of your own on an empty answer, to find one that returns no score before any request.
+
+    What it raises there says nothing of other answers.
+    """
+    for reward in build._rewards.values():
+        if isinstance(reward, FunctionReward) and (task := build.first_task) is not None:
+            try:
+                await reward.score(task, Trajectory(id=task.id, task_id=task.id, answer=""))
+            except RewardError as error:
+                if error.code == "reward-out-of-range":
+                    raise
 
 
 def unset_keys(build: Build) -> dict[str, str]:

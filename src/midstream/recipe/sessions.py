@@ -16,7 +16,7 @@ from midstream.core.protocols import Engine, TrainableWorld
 from midstream.core.task import Task, same_question
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,
     no_world,
@@ -190,7 +190,7 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
     if isinstance(build.source, Finite):  # those of later steps too
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
-    build.require_scored(recipe.reward, tasks)
+    require_scored(build, recipe.reward, tasks)
     for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
         if chosen not in away:
             build.set_tasks(chosen)
@@ -343,7 +343,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
             cause="the others are questions of the gate's validation tasks, which are of the same split",
             fix="give them a split of their own, or lower one of the two",
         )
-    build.require_scored(build.recipe.reward, tasks)
+    require_scored(build, build.recipe.reward, tasks)
     return tasks
 
 

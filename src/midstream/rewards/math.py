@@ -21,7 +21,7 @@ from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.numeric import number_of
+from midstream.rewards.numeric import number_of, with_point
 from midstream.rewards.rule import SingleFlight
 from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import installed
@@ -148,7 +148,8 @@ class Math:
             return True
         if "=" in gold.formula and ("=" in found.formula or not _NAMED.match(gold.formula)):
             return None
-        ours, theirs = number_of(found.formula), number_of(gold.formula)
+        ours = number_of(with_point(found.formula) if "." in gold.formula else found.formula)
+        theirs = number_of(gold.formula)
         if ours is None or theirs is None:
             return None
         if _unit(found) and _unit(gold) and _unit(found) != _unit(gold):

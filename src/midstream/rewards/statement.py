@@ -114,8 +114,8 @@ _SMALL = frozenset(
     "final correct result solution value total sum altogether number per each every exactly about approximately "
     "roughly only just left remaining unit units square cubic cm dm km mm kg mg ml ft lb oz hr sec min mph ppm deg "
     "inch inches foot feet yard mile meter metre kilometer kilometre centimeter millimeter liter litre gram kilogram "
-    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together overall "
-    "conclusion takes take needs need".split()
+    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together "
+    "overall conclusion takes take needs need".split()
 )
 # Next to a value these make it another one, even where the question has them.
 _CHANGES = frozenset(

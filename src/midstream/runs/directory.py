@@ -98,16 +98,8 @@ class RunDirectory:
                 if info.evaluation is None:
                     run.checkpoints.root.mkdir(exist_ok=True)
             atomic_write(run.recipe_path, recipe_toml.encode())
-            run.write_info(info)
+            write_info(run, info)
         return run
-
-    def write_info(self, info: RunInfo) -> None:
-        """Write what the run began with, and a copy of each file of your own that it used."""
-        for component in info.own:
-            if component.copy_name:
-                (self.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(self.own_dir / component.copy_name, component.source())
-        atomic_write(self.info_path, info.model_dump_json(indent=2).encode() + b"\n")
 
     @classmethod
     def open(cls, root: Path, report: Report = warn) -> RunDirectory:
@@ -309,3 +301,12 @@ def _taken(root: Path) -> RunError:
         code="run-exists",
         fix=f"give another --out, or resume the run in it: `midstream resume {root}`",
     )
+
+
+def write_info(run: RunDirectory, info: RunInfo) -> None:
+    """Write what a run began with, and a copy of each file of your own that it used."""
+    for component in info.own:
+        if component.copy_name:
+            (run.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(run.own_dir / component.copy_name, component.source())
+    atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")
