@@ -1,6 +1,7 @@
 # midstream on a CPU, as a user without rights:
 #   docker build --tag midstream .
 #   docker run --rm --volume "$PWD:/work" midstream demo
+#   docker run --rm --volume "$PWD:/work" --publish 8000:8000 midstream view --host 0.0.0.0 --port 8000
 #
 # The sandbox for code that a model writes: where the container may not make user namespaces, which is Docker's default,
 # bubblewrap cannot start; `midstream doctor` in the container says which tier works. For the strong tier:
@@ -12,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
 COPY studies studies
 COPY src src
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools]'
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]'
 RUN useradd --create-home --uid 1000 midstream && mkdir /work && chown midstream /work
 USER midstream
 WORKDIR /work

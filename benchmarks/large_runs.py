@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from midstream import api
 from midstream.core.events import RunEvent, RunStarted
@@ -49,7 +48,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe, run_recipe
 from midstream.recipe.schema import to_toml
 from midstream.rollout import Group
-from midstream.runs import Journal, RunDirectory, checksums
+from midstream.runs import Journal, RunDirectory
 from midstream.runs.files import encode_record
 from midstream.runs.info import collect_info
 from midstream.runs.segments import BlockWriter
@@ -131,12 +130,9 @@ def write_segment(run: RunDirectory, name: int | str, tasks: Sequence[Task], shi
 
 def write_journal(run: RunDirectory, name: str, tasks: Sequence[Task]) -> None:
     """The trajectories of `lines` as the journal of an evaluation under way."""
-    crc = 0
     with run.results_path.open("wb") as file:
         for line, _ in lines(tasks):
-            record = checksums.add(b'{"set":"%b","trajectory":%b}\n' % (name.encode(), line.rstrip(b"\n")), crc)
-            crc = crc32(record, crc)
-            file.write(record)
+            file.write(b'{"set":"%b","trajectory":%b}\n' % (name.encode(), line.rstrip(b"\n")))
 
 
 def result_of(tasks: Sequence[Task], step: int | None = None) -> EvaluationResult:

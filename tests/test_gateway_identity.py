@@ -1,7 +1,7 @@
 """AgentFlow behind the gateway is AgentFlow: the same requests, trajectories and trained weights, bit for bit.
 
 The agent runs midstream's own AgentFlow, whose modules ask over HTTP and send the seeds and sampling that they would
-have given an engine. `agent.caller_sampling` lets these pass; what is left to compare is the gateway.
+have given an engine. The environment lets these pass; what is left to compare is the gateway.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FlowOverHttp(SessionAgent):
     """AgentFlow as an agent of another program. A function gets no seed of its run, so this is a class."""
 
     def __init__(self, flow, gateway):
-        super().__init__(flow.name, SessionSettings(caller_sampling=True), gateway)
+        super().__init__(flow.name, SessionSettings(), gateway)
         self.flow, self.played = flow, []
 
     async def drive(self, task, session, address):
@@ -146,7 +146,7 @@ def train(directory, monkeypatch, gateway):
             environment = replace(environment, agent=flow, reward=OfItsText())
             if gateway is not None:
                 engines = {"policy": environment.engines["planner"], "modules": environment.engines["executor"]}
-                environment = replace(environment, agent=FlowOverHttp(flow, gateway), engines=engines)
+                environment = replace(environment, agent=FlowOverHttp(flow, gateway), engines=engines, sampling=None)
                 role = "policy"
             algorithm = FlowGRPO(
                 config=parts.training,

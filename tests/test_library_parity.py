@@ -179,7 +179,7 @@ def test_a_prompt_without_a_place_for_lessons_is_refused(module, run, recipe, tm
     assert code == 2
     error = printed(err)
     assert coded("lessons-not-shown", module)(error)
-    assert str(prompt) in error.cause
+    assert str(prompt) in error.fix
     assert not (tmp_path / "e").exists()
     assert quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", run.root, *changes)[0] == 2
     assert server.bodies == []

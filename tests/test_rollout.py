@@ -15,6 +15,7 @@ from midstream.core.errors import (
     EngineError,
     PromptTooLongError,
     RecipeError,
+    RepeatedError,
     RewardError,
     StorageError,
     ToolServerError,
@@ -24,7 +25,7 @@ from midstream.core.protocols import RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage
-from midstream.rollout import Environment, RolloutConfig, rollout
+from midstream.rollout import SAME_FAILURES, Environment, RolloutConfig, rollout
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
 
@@ -305,3 +306,39 @@ def test_deadline_is_set_again_for_each_attempt():
 
     run(environment(Late(), deadline_s=60, max_attempts=2), TASKS[:1])
     assert limits == pytest.approx([60, 60], abs=0.25)
+
+
+# --- the same failure again and again ---------------------------------------------------------------------------------
+
+
+def fails(error: Callable[[Task], Exception]) -> Callable[[Task, Trajectory], float]:
+    def judge(task: Task, trajectory: Trajectory) -> float:
+        raise error(task)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (lambda task: RewardError(f"no score for {task.id}", code="reward-failed"), "reward-failed"),
+        (lambda task: KeyError("score"), "component-failed"),
+    ],
+)
+def test_a_reward_that_fails_alike_five_times_in_a_row_ends_the_rollout(error, code):
+    ended: list[Trajectory] = []
+    stub = environment(StubAgent(), StubReward(fails(error)), concurrency=1, max_attempts=1)
+    with pytest.raises(RepeatedError, check=lambda raised: raised.code == code):
+        run(stub, group_size=3, on_done=ended.extend)
+    assert [one.status for one in ended] == ["error"] * SAME_FAILURES
+
+
+def test_other_failures_and_outages_are_counted_in_the_trajectories():
+    def sometimes(task: Task, trajectory: Trajectory) -> float:
+        if trajectory.rollout_index or trajectory.seed % 3:
+            raise RewardError(f"no score: {'abcdefgh'[trajectory.seed % 8]}")
+        return 1.0
+
+    for reward in (sometimes, fails(lambda task: EngineError("down")), fails(lambda task: ToolServerError("down"))):
+        done = flat(run(environment(StubAgent(), StubReward(reward), max_attempts=1), group_size=3))
+        assert len(done) == 3 * len(TASKS)

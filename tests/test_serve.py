@@ -25,6 +25,7 @@ from midstream import serve
 from midstream.gateway.settings import ServeConfig
 from support.errors import raises
 
+MIDSTREAM = (sys.executable, "-m", "midstream.cli.main")
 ENGINE = '''
 import re
 import midstream as ms
@@ -68,11 +69,13 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(*words: Any, environment: dict[str, str] | None = None, ends: bool = False) -> Iterator[str]:
+def serving(
+    *words: Any, environment: dict[str, str] | None = None, ends: bool = False, kills: bool = False
+) -> Iterator[str]:
     """A `midstream serve` process; yields its address. It `ends` itself, or is ended as by a service manager."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "midstream.cli.main", "serve", *map(str, words), "--port", str(port)]
+    command = [*MIDSTREAM, "serve", *map(str, words), "--port", str(port)]
     process = subprocess.Popen(
         command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -89,9 +92,9 @@ def serving(*words: Any, environment: dict[str, str] | None = None, ends: bool =
         yield address
     finally:
         if not ends:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGKILL if kills else signal.SIGTERM)
         shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, shown
+    assert process.returncode == (-signal.SIGKILL if kills else 0), shown
 
 
 def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
@@ -253,6 +256,37 @@ def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path):
     assert rewards == {"right": 1.0, "wrong": 0.0, "own": 0.25, "none": "RewardError", "broken": "InfrastructureError"}
     assert found["own"].reward.feedback == "half of a half"
     assert all(len(ended.calls) == 1 for ended in found.values())
+
+
+def test_a_killed_server_continues_and_the_limits_of_the_agent_hold(recipe, tmp_path):
+    own = recipe.with_name("own.toml")
+    own.write_text('extends = "own-agent"\nname = "own"\n[engines.model]\ntype = "parts.py:answer"\n')
+    words = (own, "--sessions", "--out", tmp_path / "run", "--set", "agent.max_calls=2", "--set", "agent.idle_s=50")
+    opening = {"id": "mine", "task": {"question": "6 * 7 ?", "answer": "42"}}
+    with serving(*words, kills=True) as address:
+        _, opened = post(f"{address}/v1/sessions", opening)
+        body = {"model": opened["model"], "messages": [{"role": "user", "content": "6 * 7 ?"}]}
+        asked = [post(f"{opened['base_url']}/chat/completions", body, opened["key"])[0] for _ in range(3)]
+        assert asked == [200, 200, 400]
+        assert post(opened["base_url"].removesuffix("/v1") + "/end", {"answer": "42"})[0] == 200
+    shown = subprocess.run([*MIDSTREAM, "show", str(tmp_path / "run")], capture_output=True, text=True, timeout=90)
+    assert f"serve {tmp_path}/run/recipe.toml --sessions --out {tmp_path}/run" in shown.stdout
+    with serving(*words) as address:
+        assert post(f"{address}/v1/sessions", opening)[0] == 409
+    [found] = ms.Run(str(tmp_path / "run")).trajectories()
+    assert (found.task_id, found.reward.value) == ("mine", 1)
+
+
+@pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--port", "PORT"]])
+def test_an_address_that_cannot_be_had_is_a_plain_error(recipe, tmp_path, words):
+    with create_server(("127.0.0.1", 0)) as taken:
+        words = [word.replace("PORT", str(taken.getsockname()[1])) for word in words]
+        environment = {key: value for key, value in os.environ.items() if key != "MIDSTREAM_ADMIN_KEY"}
+        command = [*MIDSTREAM, "serve", str(recipe), "--sessions", "--out", str(tmp_path / "run"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+    assert done.returncode == 2
+    assert "error[" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_callers_run_the_agent_that_learns(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.errors import MidstreamError, RecipeError
+from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.report.study import study_tables
 from midstream.study import DEFAULT_METRICS, SHIPPED, Metric, StudyFile, plan, read_study, rows, run_study
 from support.errors import coded, raises
@@ -118,6 +118,19 @@ def test_a_recipe_is_no_study(tmp_path: Path) -> None:
     file.write_text('extends = "flow-grpo-tiny"\nname = "mine"\n', encoding="utf-8")
     with pytest.raises(RecipeError, check=coded("recipe-invalid", file, "is a recipe", fix="mine.toml")):
         read_study(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("two-ways", "python -m studies.two_ways"),
+        ("gate", "python -m studies.gate"),
+        (SHIPPED / "graphs.toml", "python -m studies.planner studies/graphs.toml"),
+    ],
+)
+def test_the_file_of_a_program_is_refused_with_its_command(name: str | Path, command: str) -> None:
+    with pytest.raises(UsageError, check=coded("recipe-invalid", name, fix=command)):
+        read_study(name)
 
 
 def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None:

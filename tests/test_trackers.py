@@ -211,9 +211,13 @@ def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
     assert [call[0] for call in evaluated.calls] == ["start", "log", "finish"]
 
 
-def test_the_tracker_of_the_documentation_works(run, capsys):
+def blocks() -> list[str]:
     page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("\n\nms.train")[0]
+    return [part.partition("```")[0] for part in page.split("```python\n")[1:]]
+
+
+def test_the_tracker_of_the_documentation_works(run, capsys):
+    code = blocks()[0].partition("\n\nms.train")[0]
     (run.root / "my_tracker.py").write_text(code, encoding="utf-8")
     [step] = steps(1)
     feed(run, f"{run.root}/my_tracker.py:Printed", step)
@@ -222,7 +226,7 @@ def test_the_tracker_of_the_documentation_works(run, capsys):
     assert capsys.readouterr().out == f"begins run\n1 {reward}\nfinished\ncontinues run\nfinished\n"
 
 
-# --- the four that come with midstream, each read back by its own reader ----------------------------------------------
+# --- those that come with midstream or with its documentation, each read back by its own reader -----------------------
 
 READ = {
     "tensorboard": """
@@ -284,7 +288,7 @@ for row in SQLiteStorage.get_logs("midstream", run):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_its_own_reader_finds_the_numbers_of_an_interrupted_and_resumed_run(name, tmp_path):
-    pytest.importorskip(name, reason=f"{name} is not installed\nfix: pip install -e '.[{name}]'", exc_type=ImportError)
+    pytest.importorskip(name, reason=f"{name} is not installed\nfix: pip install {name}", exc_type=ImportError)
     tests = Path(__file__).parent
     environment = {
         **os.environ,
@@ -300,7 +304,9 @@ def test_its_own_reader_finds_the_numbers_of_an_interrupted_and_resumed_run(name
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert python(str(tests / "support" / "tracked_run.py"), "run", name) == "[]\n"
+    (tmp_path / "own.py").write_text(blocks()[1], encoding="utf-8")
+    named = {"tensorboard": "own.py:TensorBoard", "trackio": "own.py:Trackio"}.get(name, name)
+    assert python(str(tests / "support" / "tracked_run.py"), "run", named).endswith("[]\n")
     read = f"directory = {str(tmp_path)!r}\n{READ[name]}\nimport json\nprint('found', json.dumps(found))"
     found = json.loads(python("-c", read).rpartition("found ")[2])
     run = RunDirectory.open(tmp_path / "run")

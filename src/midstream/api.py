@@ -14,7 +14,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
     record      the directory to record tools' answers in
     replay      the directory to replay tools' answers from
     listener    receives the run's events (`core/events.py`); by default warnings are printed
-    track       experiment trackers: names ("wandb", "mlflow", "tensorboard", "trackio"), or objects (docs/tracking.md)
+    track       experiment trackers: names ("wandb", "mlflow"), or objects (docs/tracking.md)
     changes     what differs from the recipe (`recipe/overrides.py`)
 """
 
@@ -44,11 +44,11 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
-from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
+from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
 from midstream.exports.write import Exported, Format
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
-from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
@@ -80,6 +80,7 @@ from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, OnDone, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
+from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.tools.graph import graph_files
@@ -159,16 +160,16 @@ def resume(
         raise UsageError(
             f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
-            cause="its results under several settings would be counted as one",
             fix=f"start over with another --out; only {changeable[0]}* may change",
         )
     if changed := recipe_changes(run):
         raise UsageError(
             f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
             code="inputs-changed",
-            cause="results under several settings would be counted as one",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
+    # Before any of it is imported.
+    check_own(run, run_table(run))
     # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
     recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
     if asked is not None:
@@ -177,7 +178,6 @@ def resume(
         raise UsageError(
             f"{run.root} is a {kind} run: --retry-errors does nothing there",
             code="option-without-effect",
-            cause="a trajectory that was lost in training is left out of its step, which is over",
             fix=f"midstream resume {run.root}",
         )
     # A practice run that a limit ended is finished: other limits may let it continue.
@@ -202,7 +202,8 @@ def evaluate(
     Each trajectory is kept as it ends: one that has a result never runs again.
 
     Args:
-        target: a training or practice run, or a recipe by name, file or table.
+        target: a training or practice run, or a recipe by name, file or table. `RUN@STEP` is the run's checkpoint of
+            that step, of practice `RUN@VERSION` that version of its library.
         out: the evaluation's directory, by default a new one under `runs/`. If it holds this very evaluation, what is
             missing is run.
         retry_errors: run again what ended in an infrastructure error.
@@ -210,10 +211,11 @@ def evaluate(
     Raises:
         RunError: `out` holds something else, or its tasks or weights have changed.
     """
-    target, trained = _opened(target)
+    target, trained, step = _opened(target, changes)
     recipe = evaluation_recipe(target, **changes)
     asked = EvaluationInfo(
         run=os.path.abspath(trained.root) if trained and has_weights(trained) else None,
+        step=step,
         unsafe=unsafe,
         record=os.path.abspath(record) if record else None,
         replay=os.path.abspath(replay) if replay else None,
@@ -261,11 +263,18 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    source, _ = _opened(source)
+    source, _, step = _opened(source, changes)
     recipe = agent_recipe(source, **changes)
     question = _readable(question, recipe)
     with answering(
-        source, temperature=temperature, unsafe=unsafe, record=record, replay=replay, listener=listener, **changes
+        source,
+        step=step,
+        temperature=temperature,
+        unsafe=unsafe,
+        record=record,
+        replay=replay,
+        listener=listener,
+        **changes,
     ) as (environment, run_coroutine, seed):
         for path in graph_files(changes.get("graphs", ())).values():
             question += run_coroutine(_graph_line(recipe, environment.tools, path))
@@ -304,6 +313,7 @@ def answering(
     replay: Path | None = None,
     listener: Listener = print_warnings,
     continuous: bool = False,
+    step: int | None = None,
     **changes: Unpack[AgentChanges],
 ) -> Iterator[tuple[Environment, RunCoroutine, int]]:
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
@@ -311,7 +321,7 @@ def answering(
     Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
     may come at any time; a strategy is refused.
     """
-    source, run = _opened(source)
+    source, run, named_step = _opened(source, changes)
     recipe = agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
@@ -343,9 +353,8 @@ def answering(
         _announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
         _require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
-        step = None
         if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine, listener=listener)
+            step = load_weights(build, run, run_coroutine, step=named_step if step is None else step, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
         _check_proven(build, _weights_digest(run, step), listener)
@@ -522,6 +531,7 @@ def _train(
         of_recipe = session_of if recipe.cluster is None else verl_session_of
         make_session = of_recipe(build)  # before the directory is created: a recipe that cannot run leaves none behind
         _require_keys(build)
+        run_coroutine(try_rewards(build))
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
         with (
@@ -565,7 +575,7 @@ def differing(began: RunDirectory, recipe: Recipe) -> list[str]:
     Raises `RunError` if nothing does, but a component of your own has another digest.
     """
     settings = check(recipe)
-    both = own.alike(check(run_recipe(began)), settings)
+    both = own.portable(check(run_recipe(began))), own.portable(settings)
     old, new = ({key: value for key, value in table.items() if key != "budget"} for table in both)
     if old != new:
         return differing_settings(old, new) or ["..."]
@@ -617,27 +627,27 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved)
-    places = own.paths(run.info().resolved)
     for path in own.paths(build.resolved):
-        gone = [place for place in places if place.name == path.name and not place.exists()]
-        if path not in places and gone:
-            is_copy = path.is_relative_to(run.own_dir.resolve())
-            listener(Note(f"{gone[0]} is gone; {'its copy' if is_copy else 'used in its place'}: {path}"))
+        if path.is_relative_to(run.own_dir.resolve()):
+            listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
 
 def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    recorded = run.info().own  # none in runs of older versions
-    now = own.used(resolved) if recorded else ()
-    pairs = zip(now, recorded, strict=True)
-    changed = list(dict.fromkeys(name for component, began in pairs for name in component.changed_since(began)))
+    now = tuple(own.used(resolved))
+    changed = {part.reference for part, began in zip(now, run.info().own, strict=True) if part.digest != began.digest}
+    # A reward that has failed from the first run on may be corrected.
+    if changed and run.info().evaluation and not has_results(run):
+        rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
+        if changed <= set(own.references(rewards)):
+            write_info(run, run.info().model_copy(update={"own": now}))
+            return
     if changed:
         raise RunError(
-            f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
+            f"{', '.join(sorted(changed))} {'has' if len(changed) == 1 else 'have'} changed since {run.root} began",
             code="inputs-changed",
-            cause="results on both versions would be counted as one; an object with a connection equals no other",
             fix=f"restore what has changed (a copy of a file is in {run.own_dir}), or start over with --out",
         )
 
@@ -645,18 +655,28 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def _opened(source: Source | Path) -> tuple[Source, RunDirectory | None]:
-    """The source with a run opened, and the run if it is one."""
+def _opened(source: Source | Path, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
+    """The source with a run opened, the run if it is one, and the step of `RUN@STEP`.
+
+    The version in `RUN@VERSION` of a practice run becomes the library in `changes`.
+    """
     if isinstance(source, RunDirectory):
-        return source, source
+        return source, source, None
     if not isinstance(source, str | Path):  # a table
-        return source, None
-    run = trained_run(source)
-    return run or str(source), run
+        return source, None, None
+    run, number = trained_run(source), split(source)[1]
+    if run is not None and number is not None and run.info().kind == "practice":
+        changes.setdefault("library", str(source))
+        number = None
+    return run or str(source), run, number
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or practice run at `target`; None for a recipe. Raises `RunError` if an evaluation is there."""
+    """The training or practice run at `target`, which may be `RUN@STEP`; None for a recipe.
+
+    Raises `RunError` if an evaluation is there.
+    """
+    target, _ = split(target)
     text = str(target)
     is_recipe = text.endswith(".toml") or os.path.exists(recipes_directory() / f"{text}.toml")
     is_recipe |= own.is_reference(text) and not os.path.exists(text)  # "agents/mine.py:solve"
@@ -677,7 +697,8 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     """What the directory evaluates, if that is what is asked for. Raises `RunError` if it is not."""
     held = begun.info().evaluation
     given = {"run", "unsafe", "record", "replay"}
-    if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
+    other_step = held is not None and asked.step not in (None, held.step)
+    if held is None or other_step or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
     elif changes := differing(begun, recipe):
         changed = "; ".join(changes[:_SETTINGS_SHOWN])
@@ -687,7 +708,6 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     raise RunError(
         f"{begun.root} holds {what}",
         code="run-exists",
-        cause="results under several settings would be counted as one",
         fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
     )
 
@@ -729,6 +749,7 @@ def _evaluate_in(
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
             listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
         _require_keys(build)
+        run_coroutine(try_rewards(build))
         tasks = task_digests(evaluations)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
@@ -744,7 +765,7 @@ def _evaluate_in(
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
         own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
-            if metric != usual:
+            if not metric.startswith(usual):  # a judge's name has its model
                 listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
         for chosen in recipe.evaluation.sets:
             source = build.tasks(chosen.tasks or recipe.tasks)
@@ -791,13 +812,16 @@ def load_weights(
     use_threads(build.recipe, learns=True)
     from midstream.training.session import load_policy
 
-    found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
-    if step not in (None, found):
+    found = None
+    if step is None or step in run.checkpoints.steps():
+        found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+    if found is None or step not in (None, found):
+        there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(
-            f"{run.root} no longer has a checkpoint of step {step}",
+            f"{run.root} has no checkpoint of step {step}",
             code="no-checkpoint",
-            cause=f"training continued and keeps the newest only, or it is damaged; the one before is of step {found}",
-            fix="start a new evaluation, with another --out",
+            cause="a run keeps its newest checkpoints only",
+            fix=f"evaluate one that is there, with another --out: {there or 'none'}",
         )
     run_coroutine(build.policy.publish(found))
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
+import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,19 +22,25 @@ RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Stop:
-    """Stops work of another thread as Ctrl-C stops that of the main thread; call it from anywhere, at any time."""
+    """Stops work as Ctrl-C stops that of the main thread; call it from any thread, at any time."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = ""  # by what
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, by: str = "Ctrl-C") -> None:
         """Stop the work, or refuse it if it has not begun."""
-        self._asked = True
+        self._asked = by
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def on_signal(self, *_: Any) -> None:
+        """Handle SIGTERM: outside of a coroutine, and at the second one, the work ends at once."""
+        if self._asked or self._task is None:
+            raise KeyboardInterrupt("stopped by SIGTERM")
+        self("SIGTERM")
 
     async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
@@ -40,11 +48,11 @@ class Stop:
         try:
             if self._asked:
                 coroutine.close()
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"stopped by {self._asked}")
             return await coroutine
         except asyncio.CancelledError:
             if self._asked:
-                raise KeyboardInterrupt from None
+                raise KeyboardInterrupt(f"stopped by {self._asked}") from None
             raise
         finally:
             self._task = None
@@ -64,11 +72,25 @@ def stopped_by(stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
+def _stopped_by_sigterm(stop: Stop) -> Iterator[None]:
+    """Have SIGTERM stop the work, unless the program around it handles that signal."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
 
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    takes effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
+    and SIGTERM take effect at once, inside only at the next await. Raises `UsageError` if this thread runs a loop.
     """
     if in_event_loop():
         raise UsageError(
@@ -81,12 +103,12 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     use_threads(build.recipe, learns=False)
-    with asyncio.Runner() as runner:
-        stop = _stop.get()
+    stop = _stop.get() or Stop()
+    with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
 
         def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
             try:
-                return runner.run(coroutine if stop is None else stop.around(coroutine))
+                return runner.run(stop.around(coroutine))
             except BaseException:
                 # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
                 left = asyncio.all_tasks(runner.get_loop())

@@ -106,7 +106,6 @@ def _same_task(run: RunDirectory, task: Task | None, trajectory: Trajectory) -> 
         raise RunError(
             f"task {trajectory.task_id!r} has changed since {run.root} ended",
             code="inputs-changed",
-            cause="its file or data set was changed: other answers would count as right",
             fix="restore it, or evaluate again with another --out",
         )
     return task

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 import traceback
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
@@ -17,11 +18,17 @@ from pydantic import Field
 
 from midstream.core.data import Settings
 from midstream.core.errors import (
+    BudgetError,
+    DeadlineError,
+    EngineError,
     InfrastructureError,
     MidstreamError,
     RefusedError,
+    RepeatedError,
     RewardError,
+    SandboxError,
     StorageError,
+    ToolServerError,
     UnsupportedError,
     UsageError,
 )
@@ -42,12 +49,15 @@ from midstream.core.protocols import (
 from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, ErrorInfo, Trajectory
+from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")
 Place = tuple[str, int]  # task id, index in its group
 Ended = tuple[int, Trajectory]  # a trajectory and its place in the whole rollout
 OnDone = Callable[[Sequence[Trajectory]], None]
+
+SAME_FAILURES = 5
+"""Runs in a row that a reward, tool, judge or agent may end in the same way; then the rollout ends."""
 
 
 class RolloutConfig(Settings):
@@ -92,6 +102,7 @@ class Environment:
     lessons: Lessons = field(default_factory=dict)
     dialogues: Dialogues | None = None
     progress: Progress | None = None
+    sampling: Sampling | float | None = None  # see `RunContext`
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -165,15 +176,16 @@ async def run_each(
     """Run what `rollout` runs, except the places in `skip`, and keep nothing.
 
     `on_ended` receives each trajectory as it ends, with a lockstep engine each complete wave. Memory depends on the
-    concurrency, not on the number of trajectories.
+    concurrency, not on the number of trajectories. Raises `RepeatedError` after `SAME_FAILURES`.
     """
+    failures = _Failures()
 
     def run_at(order: int) -> _Run | None:
         task, index = tasks[order // group_size], order % group_size
         if (task.id, index) in skip:
             return None
         shown = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
-        return _Run(environment, task, index, derive_seed(seed, task.id, index), order, shown, listener)
+        return _Run(environment, task, index, derive_seed(seed, task.id, index), order, shown, listener, failures)
 
     total, limit = len(tasks) * group_size, environment.config.concurrency
     # An engine in this process samples a batch for all live trajectories together, so they run in fixed waves, whose
@@ -184,6 +196,7 @@ async def run_each(
             wave = list(filter(None, map(run_at, range(start, min(start + limit, total)))))
             if wave:
                 on_ended(await _run_wave(wave, engine))
+                failures.check()
         return
     orders = iter(range(total))  # shared by the workers
 
@@ -191,6 +204,7 @@ async def run_each(
         for order in orders:
             if (run := run_at(order)) is not None:
                 on_ended([(order, await run.trajectory())])
+                failures.check()
 
     await run_concurrently(work() for _ in range(min(limit, total)))
 
@@ -247,6 +261,43 @@ def shuffle_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[t
     ]
 
 
+@dataclass(slots=True)
+class _Failures:
+    """How often in a row runs ended in the same failure of a component; outages of servers do not count."""
+
+    last: Exception | SystemExit | None = None
+    alike: str = ""
+    count: int = 0
+
+    def add(self, failure: Exception | SystemExit | None, task: Task) -> None:
+        """Count how a run ended; `failure` is None for one with a score."""
+        outage = isinstance(failure, EngineError | SandboxError | DeadlineError | BudgetError) or (
+            isinstance(failure, ToolServerError) and failure.retryable
+        )
+        text = "" if failure is None or outage else f"{type(failure).__name__} {_text_of(failure)}"
+        alike = re.sub(r"[0-9]+", "", text.replace(task.id, ""))
+        self.count = self.count + 1 if alike == self.alike else 1
+        self.last, self.alike = failure, alike
+
+    def check(self) -> None:
+        """Raise `RepeatedError` if the last failures are the same ones."""
+        if not self.alike or self.count < SAME_FAILURES:
+            return
+        known = self.last if isinstance(self.last, MidstreamError) else None
+        raise RepeatedError(
+            f"the last {self.count} runs failed in the same way: {known.what if known else _text_of(self.last)}",
+            code=known.code if known else "",
+            cause=known.cause if known else "",
+            fix=f"{known.fix if known and known.fix else 'correct it'}; midstream resume continues the run",
+        )
+
+
+def _text_of(failure: BaseException | None) -> str:
+    if isinstance(failure, MidstreamError) or failure is None:
+        return str(failure)
+    return "".join(traceback.format_exception(failure, limit=-3))
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One trajectory to make: its task, index in the group, seed, and place in the whole rollout (`order`)."""
@@ -258,6 +309,7 @@ class _Run:
     order: int
     lessons: Lessons
     listener: TurnListener | None
+    failures: _Failures
 
     async def trajectory(self) -> Trajectory:
         """Run and score, with further attempts after infrastructure errors; a lasting error is recorded.
@@ -267,7 +319,7 @@ class _Run:
         attempts: list[Trajectory] = []
         completed: Trajectory | None = None
         while True:
-            trajectory, completed = await self._attempt(completed)
+            trajectory, completed, failure = await self._attempt(completed)
             attempts.append(trajectory)
             error = trajectory.error
             if error is None or not error.retryable or len(attempts) == self.environment.config.max_attempts:
@@ -276,6 +328,7 @@ class _Run:
                 completed = completed.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
             elif self.listener is not None:
                 self.listener(TurnEvent(turn=0, role="", kind="restart", value=error))
+        self.failures.add(failure, self.task)
         return trajectory.model_copy(
             update={
                 "id": f"{self.task.id}#{self.index}",
@@ -292,11 +345,13 @@ class _Run:
             }
         )
 
-    async def _attempt(self, completed: Trajectory | None) -> tuple[Trajectory, Trajectory | None]:
+    async def _attempt(
+        self, completed: Trajectory | None
+    ) -> tuple[Trajectory, Trajectory | None, Exception | SystemExit | None]:
         """The one broad error boundary: any error of an agent, tool, engine or reward is recorded in the trajectory.
 
-        Returns the trajectory, and the run as the agent completed it, if it did; given as `completed`, it is only
-        scored.
+        Returns the trajectory; the run as the agent completed it, if it did (given as `completed`, it is only scored);
+        and what was raised.
         """
         task = self.task
         trajectory = completed or Trajectory(id=task.id, task_id=task.id, question=task.question, seed=self.seed)
@@ -318,13 +373,13 @@ class _Run:
         except (UsageError, RefusedError, StorageError):
             raise  # the same for every trajectory: the run cannot work, or cannot store its results
         except (Exception, SystemExit) as failure:  # parts of your own can raise SystemExit too
-            text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
             retryable = isinstance(failure, InfrastructureError) and failure.retryable
             if isinstance(failure, RewardError):
                 trajectory = _with_costs(trajectory, failure.calls)
-            error = ErrorInfo(type=type(failure).__name__, message=text, retryable=retryable)
+            error = ErrorInfo(type=type(failure).__name__, message=_text_of(failure), retryable=retryable)
             trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
-        return trajectory, completed
+            return trajectory, completed, failure
+        return trajectory, completed, None
 
     async def _run_agent(self) -> Trajectory:
         """The agent's run; for a dialogue task, with a dialogue opened for this run alone, and its outcome."""
@@ -350,6 +405,7 @@ class _Run:
                 deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
                 listener=self.listener,
                 dialogue=dialogue,
+                sampling=environment.sampling,
             )
             trajectory = await environment.agent.run(shown, context)
             if dialogue is None or trajectory.status != "ok":

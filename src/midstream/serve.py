@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.core.errors import RewardError, needs_extra
-from midstream.core.events import Listener, TurnEvent
+from midstream.agents.session import SessionSettings
+from midstream.core.errors import RewardError, StorageError, needs_extra
+from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -25,7 +26,7 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.core.version import __version__
 from midstream.engines.mcp_client import client_session
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import Answered, Asked, FormError, changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
@@ -33,7 +34,7 @@ from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
-from midstream.runs import RunDirectory
+from midstream.runs import RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
 from midstream.training_free.feedback import FilteredAgent
 
@@ -98,7 +99,9 @@ def external_recipe(source: str, config: ServeConfig, **changes: Unpack[Learning
     if table["agent"]["type"] != "external":
         sampling = getattr(policy.config, "sampling", None)
         given = {} if sampling is None else {"sampling": sampling.model_dump(mode="json")}
-        table["agent"] = {"type": "external", "engine": policy.engine, **given}
+        if isinstance(policy.config, SessionSettings):  # its limits are those of the sessions
+            given = policy.config.model_dump(mode="json", include=set(SessionSettings.model_fields), exclude_none=True)
+        table["agent"] = {**given, "type": "external", "engine": policy.engine}
         table["tools"] = {}
     table["serve"] = {**table["serve"], "host": config.host, "port": config.port}
     return parse_recipe(table)
@@ -117,7 +120,7 @@ def serve_sessions(
 
     A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
     """
-    recipe = external_recipe(source, config, **changes)
+    recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
     with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
         environment = build.environment()
         # A caller who gave up does not come back for another attempt.
@@ -125,18 +128,28 @@ def serve_sessions(
         environment = replace(environment, reward=_WithAnswer(environment.reward), config=once)
 
         async def work() -> None:
-            async def one(task: Task) -> None:
-                [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
-                keep(group.trajectories)
+            full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            async def one(task: Task) -> str:
+                try:
+                    [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
+                    keep(group.trajectories)
+                # Whatever a caller brought ends only its own session.
+                except Exception as failure:  # noqa: BLE001
+                    listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
+                    if isinstance(failure, StorageError) and not full.done():
+                        full.set_exception(failure)  # no session can be recorded any more
+                    return str(failure) or repr(failure)
+                return ""
 
             agent: Any = environment.agent
             while isinstance(agent, BudgetedAgent | FilteredAgent):
                 agent = agent.agent
-            async with asyncio.TaskGroup() as runs:  # a spent budget or full disk ends the server
-                agent.start = lambda task: runs.create_task(one(task))
-                build.gateway.start()
-                ready(build.gateway.address)
-                await asyncio.Event().wait()  # until Ctrl-C
+            ended = [result.place[0] for result in results.read(run.results_path)]
+            agent.take_tasks(lambda task: asyncio.create_task(one(task)), ended)
+            build.gateway.start()
+            ready(build.gateway.address)
+            await full  # or until Ctrl-C
 
         with suppress(KeyboardInterrupt):
             run_coroutine(work())
@@ -202,6 +215,8 @@ class AnsweringAgent:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if asked.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
+        if name := changing(asked.options) or ("response_format" if asked.json_schema else None):
+            raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
         ended = await self.run(question_of(asked.messages), step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)

@@ -65,6 +65,7 @@ Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of
 SUCCESS, TOKENS = "success", "new tokens a task"
 
 _SETTINGS_SHOWN = 3
+_PROGRAM = re.compile(r"python -m studies\.\w+( studies/\S+\.toml)?")  # in the comment of a program's file
 
 
 class Metric(Settings):
@@ -130,7 +131,6 @@ class Metric(Settings):
                 raise RecipeError(
                     f"an evaluation has no {path!r}",
                     code="missing-key",
-                    cause="the recipe's tasks, tools or evaluation sets lack it",
                     fix="keep them as they are, or give the metric a `missing` value",
                 )
             values.append(float(value))
@@ -223,10 +223,11 @@ def read_study(name: str | Path) -> StudyFile:
     """
     path = Path(name) if str(name).endswith(".toml") else SHIPPED / f"{name}.toml"
     if not os.path.exists(path):
+        if (program := SHIPPED / f"{str(name).replace('-', '_')}.py").is_file():
+            raise _is_program(f"the study {name!r}", f"python -m studies.{program.stem}")
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
-            cause="it is neither a .toml file nor the name of a study that comes with midstream",
             fix=did_you_mean(name, (file.stem for file in SHIPPED.glob("*.toml")))
             + "midstream study --list, or a file like docs/study.md shows",
         )
@@ -237,12 +238,18 @@ def read_study(name: str | Path) -> StudyFile:
             code="recipe-invalid",
             fix=f'write a study whose arm names it: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md',
         )
+    if "arms" not in table and (command := _PROGRAM.search(path.read_text(encoding="utf-8"))):
+        raise _is_program(f"{path}", command[0])
     study = validate(StudyFile, table, "", of=f"study {path}")
     arms: list[Arm] = []
     for arm in study.arms:
         recipe = str(directory / arm.recipe) if arm.recipe.endswith(".toml") else arm.recipe
         arms.append(arm.model_copy(update={"recipe": recipe, "set": anchored(arm.set, directory)}))
     return study.model_copy(update={"arms": tuple(arms)})
+
+
+def _is_program(what: str, command: str) -> UsageError:
+    return UsageError(f"{what} is of a program and has no [[arms]]", code="recipe-invalid", fix=command)
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
@@ -365,7 +372,6 @@ def _check_unchanged(run: ArmRun) -> None:
         raise UsageError(
             f"{run.out} began with other settings (its own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
             code="inputs-changed",
-            cause="the study, its recipe or --set was changed since; results of both would be counted as one",
             fix=f"undo the change, give the arm another `directory`, or start over with --out or without {run.out}",
         )
 
@@ -442,7 +448,6 @@ def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetCon
             raise UsageError(
                 f"{where} has {len(other_questions):,} tasks, {same} {len(questions):,}; {both:,} are in both",
                 code="not-comparable",
-                cause="the arms have other [tasks], or other settings of [[evaluation.sets]]",
                 fix="evaluate all arms on the same tasks",
             )
 

@@ -124,9 +124,6 @@ def joined(build: Build) -> Iterator[None]:
         raise UnsupportedError(
             f"recipe {recipe.name!r} cannot use several processes",
             code="option-without-effect",
-            cause="a server trains its weights"
-            if served
-            else "it trains no weights: a model server, not midstream, computes its lessons",
             fix="leave out --nproc",
         )
     require_torch()

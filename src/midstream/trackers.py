@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases, MLflow, TensorBoard, Trackio, or one of your own.
+"""Experiment trackers: Weights & Biases, MLflow, or one of your own.
 
 `tracked` wraps a run's listener: it turns events into flat metrics (`metrics_of`), whose names are the same for all
 trackers. Each tracker has its own thread and queue, because it may wait for a network. A tracker that fails, or does
@@ -12,11 +12,10 @@ import os
 import queue
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -307,43 +306,6 @@ class Mlflow:
         self._client.set_terminated(self._id, statuses.get(status, "FAILED"))
 
 
-class TensorBoard:
-    """TensorBoard's files, in `tensorboard/` of the run directory: `tensorboard --logdir runs`."""
-
-    def start(self, run: Mapping[str, Any]) -> None:
-        """Open another file, next to those of earlier sessions; TensorBoard shows them as one run."""
-        self._writer = import_module("tensorboard.summary").Writer(str(Path(run["directory"]) / "tensorboard"))
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log under the step."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def finish(self, status: str) -> None:
-        """Close the file."""
-        self._writer.close()
-
-
-class Trackio(Wandb):
-    """Trackio, whose interface is that of W&B: project `TRACKIO_PROJECT`, on this machine unless set otherwise."""
-
-    def start(self, run: Mapping[str, Any]) -> str:
-        """Start or continue the run of this name, which is unique in the project."""
-        trackio = import_module("trackio")
-        name = run["id"] or f"{run['name']}-{secrets.token_hex(3)}"
-        with redirect_stdout(sys.stderr):  # it prints, and standard output is for results
-            project = os.environ.get("TRACKIO_PROJECT", "midstream")
-            config = {key: run[key] for key in _SHOWN}
-            self._run = trackio.init(project=project, name=name, config=config, resume="allow", embed=False)
-        return name
-
-    def finish(self, status: str) -> None:
-        """Write what is waiting."""
-        with redirect_stdout(sys.stderr):
-            self._run.finish()
-
-
 class WandbConfig(ComponentConfig):
     """Weights & Biases; its own environment variables are its settings."""
 
@@ -356,17 +318,3 @@ class MlflowConfig(ComponentConfig):
 
     component = Mlflow
     extra, packages = "mlflow", ("mlflow",)
-
-
-class TensorBoardConfig(ComponentConfig):
-    """TensorBoard's files, in `tensorboard/` of the run directory."""
-
-    component = TensorBoard
-    extra, packages = "tensorboard", ("tensorboard",)
-
-
-class TrackioConfig(ComponentConfig):
-    """Trackio; its own environment variables are its settings."""
-
-    component = Trackio
-    extra, packages = "trackio", ("trackio",)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.metrics import tool_use
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.schema import load_recipe
 from support.errors import coded, printed
@@ -69,6 +70,33 @@ def test_with_tools_the_model_calls_them_in_its_own_form(capsys: pytest.CaptureF
     assert server.bodies[0]["tools"][0]["function"]["name"] == "python"
     assert [turn.command.tool for turn in trajectory.turns if turn.command] == ["python"]
     assert (trajectory.answer, trajectory.final) == ("62", "It says 62. <answer>62</answer>")
+
+
+@pytest.mark.parametrize(
+    "form", ["```json\n{}\n```", "I call it.\n```json {}```\n<answer>50</answer>", "<answer>{}</answer>", "{}"]
+)
+@pytest.mark.parametrize("setting", ["malformed", "run"])
+def test_a_call_outside_its_marks_is_no_answer(capsys: pytest.CaptureFixture[str], form: str, setting: str):
+    call = '{"name": "python", "arguments": {"code": "45 + 17"}}'
+
+    def reply(body: Any) -> str:
+        return form.replace("{}", call) if len(body["messages"]) == 2 else "<answer>62</answer>"
+
+    with LLMServer(reply) as server:
+        trajectory = solved(capsys, server, "--tools", "python", "--set", f"agent.stray_calls={setting}")
+    use = tool_use([trajectory])
+    assert trajectory.answer == "62"
+    expected = ({"malformed": 1.0}, 1.0) if setting == "malformed" else ({"python": 1.0}, 0)
+    assert (use.share, use.error_rate) == expected
+    result = server.bodies[1]["messages"][-1]
+    assert result["role"] == "user"
+    assert ("stands outside" if setting == "malformed" else "62") in result["content"]
+
+
+def test_json_that_names_no_tool_is_an_answer(capsys: pytest.CaptureFixture[str]):
+    said = '<answer>{"name": "Ann", "arguments": {}}</answer>'
+    with LLMServer(lambda body: said) as server:
+        assert solved(capsys, server, "--tools", "python").answer == '{"name": "Ann", "arguments": {}}'
 
 
 def test_it_is_evaluated_and_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path):

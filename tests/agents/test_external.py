@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -143,6 +143,8 @@ def test_a_caller_that_is_gone_takes_no_place(monkeypatch):
         {"answer": 3},
         {"reward": 2},
         {"reward": "much"},
+        {"answer": "right", "reward": "1"},
+        {"answer": "right", "reward": True},
         {"reward": None, "other": 1},
         [],
         "text",
@@ -169,6 +171,66 @@ def test_openings_that_are_refused(body):
             return await asyncio.wait_for(caller.post("/v1/sessions", body), 2)
 
     assert asyncio.run(both())[0] == (200 if body == [] else 400)
+
+
+@asynccontextmanager
+async def with_own_tasks(ended: Sequence[str] = (), fails: bool = False) -> AsyncIterator[tuple[Caller, list[Any]]]:
+    """A caller that brings tasks, and the trajectories that are recorded."""
+    gateway, kept = Gateway(ServeConfig()), list[Any]()
+    agent = ExternalAgent(ExternalSettings(), gateway)
+    config = RolloutConfig(max_attempts=1)
+    environment = Environment(agent=agent, tools=(), engines={"policy": Model()}, reward=Right(), config=config)
+
+    async def record(task: Task) -> str:
+        kept.extend(await rollout(environment, [task], seed=1))
+        return "no space left" if fails else ""
+
+    agent.take_tasks(lambda task: asyncio.create_task(record(task)), ended)
+    gateway.start()
+    try:
+        async with client() as http:
+            yield Caller(http, gateway.address), kept
+    finally:
+        await gateway.close()
+
+
+TASK = {"question": "q", "answer": "right"}
+
+
+def test_a_wrong_opening_takes_no_place_and_burns_no_id():
+    wrong = [
+        b'{"id": "\\ud800", "task": {"question": "q"}}',
+        b'{"id": "x", "task": {"question": "q", "metadata": {"a": NaN}}}',
+        b'{"id": "x", "task": {"question": "q", "metadata": {"a": 1e999}}}',
+        b'{"id": "x", "task": {"question": "q", "metadata": {"a": "\\udfff"}}}',
+        b'{"id": "x", "task": {"quest": 1}}',
+        b'{"id": "x"}',
+    ]
+
+    async def both():
+        async with with_own_tasks() as (caller, kept):
+            statuses = []
+            for body in wrong:
+                async with caller.http.post(f"{caller.address}/v1/sessions", data=body) as reply:
+                    statuses.append(reply.status)
+            status, opened = await asyncio.wait_for(caller.post("/v1/sessions", {"id": "x", "task": TASK}), 5)
+            assert status == 200
+            return statuses, await caller.end(opened, answer="right"), kept
+
+    statuses, (status, _), kept = asyncio.run(both())
+    assert statuses == [400] * len(wrong)
+    assert (status, [one.reward.value for group in kept for one in group.trajectories]) == (200, [1])
+
+
+def test_an_ended_id_stays_ended_and_an_end_is_answered_once_it_is_stored():
+    async def both(fails: bool):
+        async with with_own_tasks(["before"], fails) as (caller, kept):
+            again, _ = await caller.post("/v1/sessions", {"id": "before", "task": TASK})
+            _, opened = await caller.post("/v1/sessions", {"id": "new", "task": TASK})
+            status, _ = await caller.end(opened, answer="right")
+            return again, status, len(kept)
+
+    assert [asyncio.run(both(fails)) for fails in (False, True)] == [(409, 200, 1), (409, 500, 1)]
 
 
 def test_an_error_and_a_reward_before_it_give_no_reward():

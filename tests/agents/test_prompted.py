@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from midstream.agents.prompted import (
     ExecutorConfig,
@@ -338,12 +338,6 @@ def test_structured_output_asks_the_engine_for_the_schema():
     schema = engine.requests[0].json_schema
     assert schema is not None
     assert schema["required"] == ["analysis", "result_valid", "memory_sufficient"]
-
-
-def test_an_older_recipe_may_name_the_style_that_memory_has():
-    assert PlannerConfig.model_validate({"memory_style": "json"}) == PlannerConfig()
-    with pytest.raises(ValidationError, match="memory is JSON; remove the setting"):
-        PlannerConfig.model_validate({"memory_style": "toon"})
 
 
 def test_a_module_without_an_engine_says_so():

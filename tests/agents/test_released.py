@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_the_recipe_asks_the_planner_in_the_released_form(capsys: pytest.Capture
     def others(body: Any) -> str:
         text = prompt_of(body)
         if text.startswith("# Executor"):
-            return f'```python\nprint({NAME}(query="45 + 17"))\n```'
+            return '```python\nexecution = tool.execute(query="45 + 17")\n```'
         if text.startswith("# Verifier"):
             done = "true" if len(seen) == 2 else "false"
             return f'{{"analysis": "", "result_valid": true, "memory_sufficient": {done}}}'
@@ -98,7 +99,7 @@ def test_the_recipe_asks_the_planner_in_the_released_form(capsys: pytest.Capture
     step = seen[1]["steps"]["Action Step 1"]
     assert list(step) == ["tool_name", "sub_goal", "command", "result"]
     assert step["tool_name"] == NAME
-    assert step["command"] == f'print({NAME}(query="45 + 17"))'
+    assert step["command"] == 'execution = tool.execute(query="45 + 17")'
     assert step["result"].strip() == "It's 62."
     sent = {key: first.bodies[0][key] for key in ("model", "temperature", "top_p", "max_tokens", "frequency_penalty")}
     assert sent == {
@@ -128,7 +129,8 @@ def test_whatever_a_tool_writes_stays_inside_its_value():
     assert "<|im_" not in "".join(values.values())
     assert "\n" not in values["memory"]
     steps = ast.literal_eval(values["memory"])
-    assert steps["Action Step 1"]["command"] == f"execution = tool.execute(query={evil!r})"
+    quoted = json.dumps(evil, ensure_ascii=False)
+    assert steps["Action Step 1"]["command"] == f"execution = tool.execute(query={quoted})"
     assert list(steps) == ["Action Step 1", "Action Step 2"]
     assert steps["Action Step 2"]["command"] == "No command was made."
     assert steps["Action Step 2"]["result"] == evil

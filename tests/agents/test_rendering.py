@@ -299,7 +299,7 @@ def test_a_prompt_file_that_could_send_no_user_message_is_refused(tmp_path: Path
     text = "".join(f"{{{{{name}}}}}" for name in names) + f" Answer.\n<!-- user -->\n{user}"
     with pytest.raises(RecipeError, check=coded("prompt-invalid", "generator.md")) as caught:
         template(tmp_path, text)
-    assert "user message" in caught.value.cause
+    assert "is empty, or can be" in caught.value.what
     assert template(tmp_path, f"{text} Now answer.").messages({"query": "q", "memory": ""})[1].content.strip()
 
 

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from midstream.agents.running import Record
 from midstream.agents.session import Session
-from midstream.core.trajectory import Call, Score, Trajectory
+from midstream.core.trajectory import Call, Sampling, Score, Trajectory
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway.settings import ServeConfig
 from midstream.training.rows import build_rows
 from support.gateway_sessions import Model, ask, chat, client, open_session
+from support.llm_server import LLMServer
 
 
 async def hang_up(url: str, body: Any, until: asyncio.Event | None = None, retry: int = 0) -> None:
@@ -25,7 +27,8 @@ async def hang_up(url: str, body: Any, until: asyncio.Event | None = None, retry
     host = url.split("/")[2]
     text = json.dumps(body).encode()
     path = "/" + url.split("/", 3)[3] + "/v1/chat/completions"
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}\r\nx-stainless-retry-count: {retry}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(text)}\r\n"
+    head += f"x-stainless-retry-count: {retry}\r\n\r\n"
     _, writer = await asyncio.open_connection(*host.split(":"))
     writer.write(head.encode() + text)
     await writer.drain()
@@ -146,6 +149,92 @@ def test_no_failure_of_a_client_is_logged(caplog):
 
     asyncio.run(both(), debug=True)
     assert not caplog.records
+
+
+OWN = {"temperature": 0.2, "top_p": 0.5, "seed": 5, "stop": ["END"]}
+MORE = {"reasoning_effort": "low", "parallel_tool_calls": False, "frequency_penalty": 0.5, "x": {"y": 1}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "sampling", "sent"),
+    [
+        ({}, None, {}),
+        (OWN, None, OWN),
+        (MORE, None, MORE),
+        (FORCED, None, FORCED),
+        ({"max_completion_tokens": 9}, None, {"max_tokens": 9}),
+        ({"max_completion_tokens": 9}, 0.7, {"temperature": 0.7, "max_tokens": 9}),
+        (OWN, Sampling(max_tokens=7), {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7, "stop": ["END"]}),
+    ],
+    ids=["nothing", "sampling", "other fields", "forced call", "limit", "at a temperature", "trained"],
+)
+def test_a_server_gets_what_the_agent_asks_for(body, sampling, sent):
+    async def both(url: str):
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=url, api_key_env=""), "model")
+        async with open_session(engine, sampling=sampling) as (_, session, url), client() as http:
+            status, _ = await ask(http, url, chat("a", **body))
+            [call] = session.calls
+        await engine.close()
+        return status, call
+
+    with LLMServer(lambda _: "fine") as server:
+        status, call = asyncio.run(both(server.base_url))
+    assert status == 200
+    [body] = server.bodies
+    seed = body.pop("seed")
+    assert body == {"model": "m", "messages": chat("a")["messages"], **{k: v for k, v in sent.items() if k != "seed"}}
+    assert (seed == 5) == ("seed" in sent)
+    assert call.sent["seed"] % 2**31 == seed
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling()], ids=["in process", "trained"])
+def test_what_an_engine_cannot_use_is_refused_by_name(sampling):
+    async def both():
+        model = Model()
+        model.takes_options = sampling is not None
+        async with open_session(model, sampling=sampling) as (_, session, url), client() as http:
+            found = []
+            for key, value in (MORE | FORCED).items():
+                status, shown = await ask(http, url, chat("a", **{key: value}))
+                found.append((status, key, shown.get("error", {}).get("param")))
+            harmless = {"top_k": -1, "parallel_tool_calls": True, "logit_bias": {}, "user": "me"}
+            found.append(((await ask(http, url, chat("b", **harmless)))[0], "tools", None))
+            return found, session.failure.done()
+
+    found, failed = asyncio.run(both())
+    assert not failed
+    assert {(status, param) for status, key, param in found if key == "tools"} == {(200, None)}
+    refused = [(status, key, param) for status, key, param in found if key != "tools"]
+    assert all(status == 400 and param == key for status, key, param in refused)
+    assert len(refused) == 5
+
+
+def test_an_engine_in_process_writes_to_the_end_of_its_context_where_the_agent_sets_no_limit():
+    async def both(body: Any):
+        model = Model()
+        async with open_session(model) as (_, _, url), client() as http:
+            await ask(http, url, chat("a", **body))
+        return model.requests[0].max_tokens
+
+    assert [asyncio.run(both(body)) for body in ({}, {"max_tokens": 5})] == [None, 5]
+
+
+@pytest.mark.parametrize("limit", [{"max_tokens": 30}, {}], ids=["own", "none"])
+def test_the_limit_of_tokens_holds_for_sixty_at_once(limit):
+    """The model writes as much as it may; each character is a token."""
+
+    async def both():
+        model = Model(lambda request: "x" * request.sampling.max_tokens, pause_s=0.01)
+        async with open_session(model, max_tokens=200) as (_, session, url), client() as http:
+            replies = await asyncio.gather(*(ask(http, url, chat(str(n), **limit)) for n in range(60)))
+            spent = sum(call.usage.completion_tokens for call in session.calls)
+            return spent, Counter(shown.get("error", {}).get("code") for _, shown in replies), session.limit
+
+    spent, codes, limited = asyncio.run(both())
+    assert (spent, limited) == (200, "token_limit")
+    assert codes == {None: 7 if limit else 1, "token-limit": 53 if limit else 59}
 
 
 STEPS = st.lists(

@@ -7,13 +7,15 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstream.agents.own_agent import own_agent
+import midstream as ms
 from midstream.agents.session import LONGEST_TEXT, Outcome
 from midstream.core.errors import BudgetError, EngineError, PromptTooLongError, RecipeError, RefusedError
 from midstream.core.protocols import Request
@@ -423,63 +425,88 @@ answers(" ".join([task["question"], os.path.basename(os.getcwd()), str("MIDSTREA
     assert run(program(tmp_path, text), cwd=tmp_path / "there").answer == "question 0 there False"
 
 
-# --- functions in processes --------------------------------------------------------------------------------------
+# --- functions in threads ----------------------------------------------------------------------------------------
 
-FUNCTIONS = (
-    HEAD.replace("asks(", "asks_model(")
-    + """
-from pathlib import Path
-from midstream.agents.session import Outcome
-def answers_setting(question, session, times: int = 2, place: Path = Path("/x")):
-    asks_model()
-    return f"{question} {times + 1} {place.name}"
-def outcome(session): return Outcome(answer="no", reward=0.25)
-def raises(session): asks_model(); raise ValueError(session.base_url)
-def exits(session): asks_model(); sys.exit(0)
-def os_exits(session): asks_model(); os._exit(0)
-def gives_an_object(session): asks_model(); return object()
-def long(session): return "\\x01" * 10_000_000
-def half(session): return "\\ud800"
-def overwrites(session): answers("not JSON"); os._exit(0)
-"""
-)
+
+def asked(session: Any) -> None:
+    """Ask as a blocking client does."""
+    body = json.dumps(chat()).encode()
+    headers = {"authorization": f"Bearer {session.api_key}"}
+    urllib.request.urlopen(urllib.request.Request(f"{session.base_url}/chat/completions", body, headers)).read()
+
+
+def answers_setting(question, session, tools, times: int = 2, place: Path = Path("/x")):
+    asked(session)
+    return f"{question} {times + 1} {place.name} {tools['add'](a=1, b=2)} {tools['add'](a='x')[:20]} {os.getpid()}"
+
+
+def gives_an_outcome(session):
+    return Outcome(answer="no", reward=0.25)
+
+
+def raises(session):
+    asked(session)
+    raise ValueError(session.base_url)
+
+
+def exits(session):
+    asked(session)
+    sys.exit(0)
+
+
+def stops_iterating(session):
+    asked(session)
+    next(iter(()))
+
+
+def gives_a_coroutine(session):
+    asked(session)
+    return asks_and_answers("", session)
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "answer", "reward"),
+    ("agent", "status", "answer", "reward"),
     [
-        ("answers_setting", "ok", "question 0 8 there", 0),
-        ("outcome", "ok", "no", 0.25),
-        ("raises", "error", None, None),
-        ("exits", "error", None, None),
-        ("os_exits", "error", None, None),
-        ("gives_an_object", "error", None, None),
-        ("long", "ok", "\x01" * LONGEST_TEXT, 0),
-        ("half", "ok", "?", 0),
-        ("overwrites", "error", None, None),
+        (gives_an_outcome, "ok", "no", 0.25),
+        (raises, "error", None, None),
+        (exits, "error", None, None),
+        (stops_iterating, "error", None, None),
+        (gives_a_coroutine, "ok", "right", 1),
     ],
 )
-def test_what_becomes_of_a_function_in_a_process(name, status, answer, reward, tmp_path):
-    path = tmp_path / "own_functions.py"
-    path.write_text(FUNCTIONS)
-    values: dict[str, Any] = {}
-    exec(compile(FUNCTIONS, str(path), "exec"), values)
-    own = {"times": 7, "place": "/over/there"} if name == "answers_setting" else {}
-    found = run(values[name], reference=f"{path}:{name}", **own)
+def test_what_becomes_of_a_function_in_a_thread(agent, status, answer, reward):
+    found = run(agent)
     assert (found.status, found.answer, found.reward.value if found.reward else None) == (status, answer, reward)
 
 
-def test_functions_that_no_process_can_run_are_refused():
-    def local(session):
-        return ""
+def test_a_function_in_a_thread_has_settings_and_calls_tools():
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
 
-    def with_tools(session, tools):
-        return ""
+    found = run(answers_setting, tools=[ms.tool(add)], times=7, place="/over/there")
+    assert found.answer.startswith("question 0 8 there 3 ")
+    assert found.answer.endswith(f" {os.getpid()}")
 
-    for function, reference in ((local, "python:local"), (with_tools, f"{__file__}:with_tools")):
-        with pytest.raises(RecipeError) as caught:
-            own_agent("agent", reference, function)
-        assert caught.value.code == "component-invalid"
+
+def test_a_function_that_blocks_is_left_behind_and_asks_in_vain():
+    let_go, late = threading.Event(), []
+
+    def blocks_long(session):
+        asked(session)
+        let_go.wait(20)
+        try:
+            asked(session)
+        except OSError as refused:
+            late.append(refused)
+
+    async def both():
+        [found] = await run_agent(blocks_long, deadline_s=0.5)
+        return found
+
+    found = asyncio.run(both())
+    let_go.set()
+    assert (found.status, len(found.calls)) == ("error", 1)
 
 
 def test_environment_is_unchanged():

@@ -161,7 +161,6 @@ def shown(directory: Path, server: str) -> Iterator[list[str]]:
     lesson = Lesson(id="L1", text=f"Evil: {EVIL}")
     write_run(directory / "p", versions=(Library(), Library(lessons=(lesson,), next_number=2)))
     yield ["library", "show", str(directory / "p")]
-    yield ["library", "show", str(directory / "p"), "--markdown"]
     yield ["library", "diff", f"{directory}/p@1", f"{directory}/p@2"]
     for name in "ab":
         write(directory / name, {f"t {EVIL}": [1.0], "u": [0.0]}, set_name=EVIL, policy=EVIL, gold=EVIL)

@@ -514,3 +514,17 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     assert f"prices of 2026-11-01 in {own}" in err
     out = run(capsys, "eval", path, "--tasks", questions, "--dry-run")[1]
     assert f"Prices: model $1000 + $1000 a million tokens (prices of 2026-11-01 in {own})" in out
+
+
+def test_a_step_of_a_run_is_evaluated(finished_run, tmp_path, capsys):
+    steps = RunDirectory(finished_run).checkpoints.steps()
+    out = tmp_path / "evaluation"
+    code, _, errors = run(capsys, "eval", f"{finished_run}@{steps[0]}", "--count", 2, "--out", out, "--quiet")
+    assert code == 0, errors
+    assert (RunDirectory(out).info().evaluation.step, steps[0] < steps[-1]) == (steps[0], True)
+    code, _, errors = run(capsys, "eval", f"{finished_run}@{steps[-1]}", "--count", 2, "--out", out, "--quiet")
+    assert "error[run-exists]" in errors
+    code, _, errors = run(capsys, "eval", f"{finished_run}@77", "--out", tmp_path / "other", "--quiet")
+    assert code
+    assert "error[no-checkpoint]" in errors
+    assert f"{finished_run}@{steps[0]}" in errors

@@ -19,7 +19,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
 from midstream.training_free.library import Lesson, Library, identity, proven, render_modules
-from midstream.training_free.library_text import to_json, to_markdown
+from midstream.training_free.library_text import to_draft, to_json
 from midstream.worlds.workshop.models import make_rules
 from support.errors import coded, printed
 from support.libraries import marked
@@ -80,7 +80,13 @@ def newest(path: Path) -> Library:
     return read(path)
 
 
-FIRST, SECOND = "- [L1] Look numbers up before you calculate.", "- [L2] Round to whole numbers."
+def table(text: str, **values: str) -> str:
+    return "\n".join(("[[lessons]]", *(f'{key} = "{value}"' for key, value in values.items()), f'text = "{text}"', ""))
+
+
+FIRST = table("Look numbers up before you calculate.", id="L1", module="planner", state="active")
+SECOND = table("Round to whole numbers.", id="L2", module="executor", state="active")
+BRIEF = table("Be brief.", module="executor")
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -100,11 +106,9 @@ def test_every_lesson_is_shown_with_its_origin_counters_and_effect(library, run_
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_programs_and_editors_get_all_of_it(library, run_path, capsys):
+def test_programs_get_all_of_it(library, run_path, capsys):
     assert main(["library", "show", str(run_path), "--json"]) == 0
     assert capsys.readouterr().out == to_json(PROVEN)
-    assert main(["library", "show", str(run_path), "--markdown"]) == 0
-    assert capsys.readouterr().out == to_markdown(PROVEN)
 
 
 def test_a_version_is_named_with_the_run(library, run_path):
@@ -123,8 +127,7 @@ def test_what_holds_no_library_is_refused(library, tmp_path, action):
 
 
 def test_versions_say_who_made_them_and_what_they_changed(library, edit, run_path):
-    rest = "\n- [L4 vetoed] Never look twice.\n"
-    edit(run_path, f"{FIRST}{rest}\n## executor\n\n{SECOND}\n", FIRST.replace("[L1]", "[L1 pinned]") + rest)
+    edit(run_path, f"{FIRST}\n{SECOND}", FIRST.replace("active", "pinned"))
     _, out, _ = library("versions", run_path)
     assert "1 start 0 no 2 learning 1 2 yes 3 edit 1 no delete L2; pin L1" in out
     assert [one["by"] for one in json.loads(library("versions", run_path, "--json")[1])] == [
@@ -135,9 +138,9 @@ def test_versions_say_who_made_them_and_what_they_changed(library, edit, run_pat
 
 
 def test_a_difference_names_every_change(library, edit, run_path):
-    edit(run_path, f"{FIRST}\n", "- [L1] Look it up.\n- Be brief.\n")
-    edit(run_path, f"\n\n## executor\n\n{SECOND}", "")
-    edit(run_path, "[L4 vetoed]", "[L4]")
+    edit(run_path, FIRST, table("Look it up.", id="L1") + table("Be brief."))
+    edit(run_path, SECOND, "")
+    edit(run_path, 'state = "vetoed"', "")
     _, out, _ = library("diff", f"{run_path}@2", run_path)
     assert "+ L5 planner: Be brief. - L2 executor: Round to whole numbers. ~ L1 planner: Look numbers up" in out
     assert "planner: Look it up. L4 vetoed -> active" in out
@@ -149,7 +152,7 @@ def test_a_difference_names_every_change(library, edit, run_path):
 
 
 def test_an_edit_is_a_new_version_by_a_person_and_unproven(edit, run_path, tmp_path):
-    code, out, _ = edit(run_path, SECOND, f"{SECOND}\n-   Be\n  brief. ")
+    code, out, _ = edit(run_path, SECOND, SECOND + BRIEF.replace("Be brief.", "  Be  brief. "))
     assert code == 0
     assert "run@3: 3 lessons" in out
     assert f"unproven now, because prompts have changed: midstream library validate {run_path}" in out
@@ -161,16 +164,16 @@ def test_an_edit_is_a_new_version_by_a_person_and_unproven(edit, run_path, tmp_p
 
 
 def test_a_pin_changes_no_prompt_and_so_no_proof(edit, run_path):
-    _, out, _ = edit(run_path, "[L1]", "[L1 pinned]")
+    _, out, _ = edit(run_path, FIRST, FIRST.replace("active", "pinned"))
     assert "L1 active -> pinned" in out
     assert "unproven" not in out
     assert newest(run_path) == marked(PROVEN, "L1", "pinned")
-    edit(run_path, "[L1 pinned]", "[L1 vetoed]")
+    edit(run_path, '"pinned"', '"vetoed"')
     assert newest(run_path).proven_for == ""
 
 
 def test_text_and_mark_change_together(edit, run_path):
-    _, out, _ = edit(run_path, SECOND, "- [L2 pinned] Round up.\n- Be brief.")
+    _, out, _ = edit(run_path, SECOND, table("Round up.", id="L2", state="pinned") + BRIEF)
     assert (
         "+ L5 executor: Be brief. ~ L2 executor: Round to whole numbers. executor: Round up. L2 active -> pinned" in out
     )
@@ -184,14 +187,14 @@ def test_nothing_changed_is_no_version(edit, run_path):
 
 def test_no_one_edits_while_the_run_learns(edit, run_path):
     with RunDirectory.open(run_path).lock():
-        code, _, err = edit(run_path, "[L1]", "[L1 pinned]")
+        code, _, err = edit(run_path, FIRST, BRIEF)
     assert code == 2
     assert coded("run-in-use", run_path)(printed(err))
     assert newest(run_path) == PROVEN
 
 
 def test_the_file_that_is_made_for_people_is_the_library_itself(edit, run_path):
-    _, out, _ = edit(run_path / "library" / "library.json", FIRST, f"{FIRST}\n- Be brief.")
+    _, out, _ = edit(run_path / "library" / "library.json", FIRST, FIRST + BRIEF)
     assert "run@3: 3 lessons" in out
     assert newest(run_path).find("L5") is not None
 
@@ -205,30 +208,32 @@ def test_what_another_process_changed_is_not_undone(library, run_path, tmp_path,
         copy.write_text(to_json(PROVEN))
     first, second = tmp_path / "first", tmp_path / "second"
     run = f'"{sys.executable}" -c "from midstream.cli.main import main; main()"'
-    first.write_text(f'#!/bin/sh\necho "- Mine." >> "$1"\nVISUAL="{second}" {run} library edit "{copy}" --quiet >&2\n')
-    second.write_text('#!/bin/sh\necho "- Of another." >> "$1"\n')
+    mine, other = ('\n[[lessons]]\ntext = "Mine."\n', '\n[[lessons]]\ntext = "Of another."\n')
+    append = "#!/bin/sh\nprintf '%s' '{}' >> \"$1\"\n"
+    first.write_text(append.format(mine) + f'VISUAL="{second}" {run} library edit "{copy}" --quiet >&2\n')
+    second.write_text(append.format(other))
     for script in (first, second):
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("VISUAL", str(first))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, _, err = library("edit", copy)
     assert code == 2
-    [draft] = [path for path in tmp_path.glob("lessons-*.md") if "- Mine." in path.read_text()]
+    [draft] = [path for path in tmp_path.glob("lessons-*.toml") if "Mine." in path.read_text()]
     assert err.startswith("error[library-changed]: ")
     assert str(draft) in err
     assert newest(copy).lessons[-1].text == "Of another."
 
 
-@pytest.mark.parametrize("named", ["run@1", "lessons.md"])
+@pytest.mark.parametrize("named", ["run@1", "lessons.toml"])
 def test_what_cannot_hold_a_change_is_not_edited(edit, run_path, tmp_path, named):
-    (tmp_path / "lessons.md").write_text(to_markdown(LESSONS))
-    code, _, err = edit(tmp_path / named, "[L1]", "[L1 pinned]")
+    (tmp_path / "lessons.toml").write_text(to_draft(LESSONS))
+    code, _, err = edit(tmp_path / named, FIRST, BRIEF)
     assert code == 2
     assert err.startswith("error[library-read-only]: ")
 
 
 def test_a_library_that_is_not_there_is_not_found(edit, tmp_path):
-    code, _, err = edit(tmp_path / "nosuch", "[L1]", "[L1 pinned]")
+    code, _, err = edit(tmp_path / "nosuch", FIRST, BRIEF)
     assert code == 2
     assert err.startswith("error[file-not-found]: ")
 
@@ -236,10 +241,10 @@ def test_a_library_that_is_not_there_is_not_found(edit, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "exit_code", "kind", "value"),
     [
-        ("[L2]", "[L1]", 0, "library-text-invalid", "line 13: L1"),
-        ("[L2]", "[L9]", 0, "library-text-invalid", "L9"),
+        ("L2", "L1", 0, "library-text-invalid", "L1 occurs twice"),
+        ("L2", "L9", 0, "library-text-invalid", "L9"),
         ("Round to whole numbers.", "", 0, "library-text-invalid", "modify L2:"),
-        ("## executor", "## executer", 0, "library-text-invalid", "'executer'"),
+        ('"executor"', '"executer"', 0, "library-text-invalid", "'executer'"),
         ("Round", "Round", 1, "editor-failed", "/editor'"),
     ],
 )
@@ -247,15 +252,15 @@ def test_a_draft_that_cannot_be_used_is_kept(library, run_path, editor, tmp_path
     editor(old, new, exit_code)
     code, _, err = library("edit", run_path)
     assert code == 2
-    [draft] = tmp_path.glob("lessons-*.md")
+    [draft] = tmp_path.glob("lessons-*.toml")
     assert coded(kind, value, fix=f"EDITOR='cp {draft}' midstream library edit {run_path}")(printed(err))
     assert new in draft.read_text()
     assert newest(run_path) == PROVEN
 
 
 def test_a_kept_draft_is_taken_up_again(library, run_path, tmp_path, monkeypatch):
-    draft = tmp_path / "draft.md"
-    draft.write_text(to_markdown(PROVEN).replace("Round to whole numbers.", "Round up."))
+    draft = tmp_path / "draft.toml"
+    draft.write_text(to_draft(PROVEN).replace("Round to whole numbers.", "Round up."))
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", f"cp {draft}")
     assert library("edit", run_path)[0] == 0
@@ -278,7 +283,7 @@ def test_lessons_for_a_module_that_shows_none_are_refused(edit, run_path, tmp_pa
     recipe = run_path / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("[agent.executor]", f'[agent.executor]\nprompt_file = "{prompt}"'))
     before = (History(run_path / "library").path).read_bytes()
-    code, _, err = edit(run_path, SECOND, f"{SECOND}\n- Write one number.")
+    code, _, err = edit(run_path, SECOND, SECOND + table("Write one number.", module="executor"))
     assert code == 2
     assert coded("library-text-invalid", "'executor'")(printed(err))
     assert (History(run_path / "library").path).read_bytes() == before
@@ -288,7 +293,7 @@ def test_lessons_for_a_module_that_shows_none_are_refused(edit, run_path, tmp_pa
 
 
 def test_a_rollback_is_a_new_version_with_the_old_proof(library, edit, run_path):
-    edit(run_path, FIRST, f"{FIRST}\n- Be brief.")
+    edit(run_path, FIRST, FIRST + BRIEF.replace("executor", "planner"))
     code, out, _ = library("rollback", run_path, 2)
     assert code == 0
     assert "- L5 planner: Be brief." in out
@@ -475,7 +480,6 @@ def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(library, tmp_path, mo
     run = write_run(tmp_path / "run", versions=(Library(), PROVEN))
     record = json.loads(run.info_path.read_text())
     record["resolved"]["practice"]["feedback"] = {"votes": str(place)}
-    record.pop("checksum", None)
     run.info_path.write_text(json.dumps(record))
     assert json.loads(library("vote", run.root, "L2", "--for", "--json")[1])["votes"] == str(place)
     assert not (tmp_path / ".midstream").exists()

@@ -212,7 +212,7 @@ def test_doctor(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(*_: object, **__: object) -> tuple[Check, ...]:
         checks = [
             {"code": "MS101", "what": "Python", "status": "ok", "words": "there"},
-            {"code": "MS111", "what": "extra math", "status": "ok", "words": "not installed", "fix": "pip install m"},
+            {"code": "MS202", "what": "GPU", "status": "ok", "words": "none"},
             {"code": "MS401", "what": "sandbox", "status": "warning", "words": "standard", "fix": "apt-get install b"},
             {"code": "MS501", "what": "key", "status": "not checked", "words": "no model is named"},
         ]

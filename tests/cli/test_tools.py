@@ -6,11 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from midstream.cli import tools
 from midstream.cli.main import main
 from midstream.core.kinds import config_class, registered
 from midstream.report import tools as report
@@ -159,14 +159,7 @@ def test_a_search_key_is_wanted_where_the_provider_wants_one(capsys, monkeypatch
 
 def test_an_extra_that_is_missing_is_named_with_its_command(capsys, monkeypatch):
     assert needs(capsys, "web_search")["extra web"]["state"] == "installed"
-    version = metadata.version
-
-    def installed(name):
-        if name == "ddgs":
-            raise metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setattr(tools, "find_spec", lambda name: None)
     found = needs(capsys, "web_search")["extra web"]
     assert (found["there"], found["state"]) == (False, "ddgs is not installed")
     assert found["fix"] == "pip install 'midstream[web]'"

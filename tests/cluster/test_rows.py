@@ -6,8 +6,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.cluster.rows import layout, outputs_of, rows_per_rank
+from midstream.cluster.rows import idle_row, layout, outputs_of, rows_per_rank
 from midstream.core.protocols import Row
+from midstream.core.trajectory import Call, Trajectory
 
 
 def row(name, tokens=3, sampled=()):
@@ -38,6 +39,13 @@ def test_mini_batches_and_rows_without_a_loss_are_left_out():
     nothing = dataclasses.replace(row("b"), sampled=(False, False, False))
     outputs = outputs_of([[], [nothing], [row("a"), nothing]], {"a": 1.0, "b": 1.0})
     assert [(one.row.trajectory_id, one.minibatch) for one in outputs] == [("a", 0)]
+
+
+def test_a_step_without_a_gradient_has_one_row_without_a_loss():
+    call = Call(role="planner", prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,))
+    [output] = outputs_of([[idle_row([Trajectory(id="a", task_id="t", closing_calls=(call,))], "planner")]], {"a": 1.0})
+    assert (output.row.advantage, output.row.weight, output.row.kl_weight) == (0.0, 0.0, 0.0)
+    assert (output.row.trajectory_id, output.row.completion_ids) == ("a", (3,))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50)), min_size=1), st.integers(1, 5))

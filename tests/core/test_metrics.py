@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,5 +177,7 @@ def test_a_malformed_reply_is_quoted():
         Trajectory(id="a#0", task_id="a", turns=(called("x"),)),
         Trajectory(id="b#0", task_id="b", turns=(malformed("??"),)),
     ]
-    assert "b#0, turn 1: unreadable: '??'" in malformed_example(runs)
-    assert malformed_example(runs[:1]) == ""
+    example = malformed_example(runs, Path("my runs/a"))
+    assert "b#0, turn 1: unreadable: '??'" in example
+    assert example.endswith("midstream show 'my runs/a' b#0")
+    assert malformed_example(runs[:1], Path("a")) == ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from midstream.core.errors import ToolServerError
+from midstream.core.errors import RefusedError, ToolServerError
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation
@@ -53,6 +54,15 @@ def test_a_slow_tool_has_no_result():
 def test_a_time_limit_inside_a_tool_is_its_failure():
     with pytest.raises(ToolServerError, check=coded("tool-failed", "sleeper", "TimeoutError('inside')")):
         asyncio.run(call_tool(Sleeper(failure=TimeoutError("inside")), {}))
+
+
+def test_any_other_exception_inside_a_tool_is_its_failure():
+    failure = UnicodeError("label empty or too long")
+    with pytest.raises(ToolServerError, check=coded("tool-failed", "sleeper raised UnicodeError: label")) as raised:
+        asyncio.run(call_tool(Sleeper(failure=failure), {}))
+    assert Path(__file__).name in raised.value.cause
+    with pytest.raises(RefusedError, check=coded("key-refused", "wrong key")):
+        asyncio.run(call_tool(Sleeper(failure=RefusedError("wrong key")), {}))
 
 
 def test_a_cancellation_inside_a_tool_is_its_failure_unlike_one_from_outside():

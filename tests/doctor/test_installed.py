@@ -1,34 +1,17 @@
-"""What is installed: against made-up distributions, a made-up PyTorch and a made-up nvidia-smi."""
+"""What is installed: against a made-up PyTorch and a made-up nvidia-smi."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
 
-from midstream.core.kinds import registered
 from midstream.doctor import checks
-from midstream.doctor.checks import (
-    EXTRAS,
-    check_extras,
-    check_requirements,
-    check_training,
-    requirements,
-    run_briefly,
-)
+from midstream.doctor.checks import check_training, run_briefly
 from midstream.report.doctor import Check
 
 GPU = "class P:\n    name, total_memory = 'NVIDIA H200', 143771 << 20\n"
-
-
-def distribution(folder: Path, name: str, version: str, *requires: str) -> None:
-    """What pip leaves of an installed package, for `importlib.metadata` to find."""
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir()
-    lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
-    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires), ""]))
 
 
 def torch(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,51 +48,6 @@ def trained() -> tuple[Check, Check]:
     extra, gpu = asyncio.run(check_training())
     assert (extra.code, gpu.code) == ("MS201", "MS202")
     return extra, gpu
-
-
-def test_everything_is_there_in_this_environment() -> None:
-    assert check_requirements().status == "ok"
-    assert {check.code: check.status for check in check_extras()} == dict.fromkeys(
-        ["MS111", "MS112", "MS113", "MS114"], "ok"
-    )
-    [torch] = [requirement for requirement in requirements("train") if requirement.name == "torch"]
-    assert str(torch.specifier).startswith("==")
-
-
-def test_an_extra_that_is_absent_is_no_trouble_and_half_of_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = ["nothere-a>=1; extra == 'web'", "nothere-b; extra == 'web'", "half>=2,<3; extra == 'math'", "pydantic>=2"]
-    distribution(tmp_path, "midstream", "9", *wanted)
-    distribution(tmp_path, "half", "1.9")
-    monkeypatch.syspath_prepend(tmp_path)
-    math, web, mcp, _ = check_extras()
-    assert (math.status, math.fix) == ("warning", "pip install 'midstream[math]'")
-    assert math.words.startswith("half 1.9 is not <3,>=2; it is for ")
-    assert (web.status, web.words, web.fix) == ("ok", "not installed", "pip install 'midstream[web]'")
-    assert (mcp.status, mcp.words) == ("not checked", "see MS102")
-    web = check_extras({"web_search", "python"})[1]
-    assert (web.status, web.words) == ("warning", "not installed; it is for web_search")
-
-
-def test_the_tools_that_need_an_extra_exist() -> None:
-    assert {tool for _, _, tools in EXTRAS.values() for tool in tools} <= set(registered("tool"))
-
-
-def test_a_package_that_does_not_fit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    distribution(tmp_path, "midstream", "9", "pydantic>=99", "nothere>=1")
-    monkeypatch.syspath_prepend(tmp_path)
-    check = check_requirements()
-    assert check.status == "failed"
-    assert "nothere is not installed" in check.words
-    assert ">=99" in check.words
-    assert check.fix.startswith("pip install ")
-
-
-def test_midstream_may_run_from_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    assert check_requirements().status == "warning"
-    assert {check.status for check in check_extras()} == {"not checked"}
 
 
 def test_without_torch_the_demo_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

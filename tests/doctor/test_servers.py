@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.servers import check_search, check_server, no_server
+from midstream.doctor.servers import check_server, no_server
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.report.doctor import Check
 from support.llm_server import completion
@@ -202,16 +202,3 @@ def test_where_no_model_is_named_nothing_is_asked() -> None:
     assert [(check.code, check.status) for check in no_server()] == [
         ("MS501", "not checked"), ("MS502", "not checked"), ("MS503", "not checked"),
     ]  # fmt: skip
-
-
-def test_the_key_of_a_search_is_missed_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    assert check_search({"web_search": {"provider": "ddgs"}, "python": {}}).status == "ok"
-    check = check_search({"search": {"type": "web_search", "provider": "serper"}})
-    assert (check.status, check.fix) == ("failed", "export SERPER_API_KEY=<your key>")
-    check = check_search({"web_search": {"provider": "serper", "api_key_env": "OTHER_KEY"}})
-    assert check.words == "OTHER_KEY is not set"
-    assert check_search({"web_search": {"provider": "serper", "api_key_env": ""}}).status == "ok", "none is sent"
-    monkeypatch.setenv("SERPER_API_KEY", KEY)
-    check = check_search({"web_search": {"provider": "serper"}})
-    assert (check.status, check.words) == ("ok", "SERPER_API_KEY is set")

@@ -41,14 +41,6 @@ def test_a_prompt_without_messages_is_refused():
     assert caught.value.code == "engine-chat-only"
 
 
-def test_settings_of_older_recipes_are_ignored():
-    """Their runs can be resumed: what was removed never changed a reply."""
-    old = {"http": True, "faults": {"reset": 0.1}, "seed": 3, "timeout_s": 1.0, "max_attempts": 2, "max_concurrency": 1}
-    assert SimulatedConfig.model_validate({"plays": "agent", **old}) == SimulatedConfig(plays="agent")
-    with Build(load_recipe(RECIPE, ["engines.reflector.http=true"])) as build:
-        assert isinstance(build.engine("reflector"), SimulatedEngine)
-
-
 def test_rollouts_through_a_faulty_server_are_those_of_the_engine_in_process():
     def rewards(*overrides):
         async def run():

@@ -17,8 +17,7 @@ from midstream.evaluation.leakage import learned_tasks, record_learned
 from midstream.recipe.library import learned_keys
 from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
-from midstream.runs.info import Learned, collect_info
-from midstream.runs.journal import Records
+from midstream.runs.info import collect_info
 from midstream.sources.questions import Fields, make_task
 from midstream.training_free.library import Lesson, Library, Origin
 from midstream.training_free.library_text import to_json
@@ -100,19 +99,13 @@ def test_equal_ids_of_other_questions_are_other_tasks(tmp_path):
     assert not found(Task(id="7", question="Second ?", answer=""), {}, run)
 
 
-def test_a_task_is_recorded_once_and_runs_without_a_record_are_read_from_their_trajectories(finished_run, tmp_path):
+def test_a_task_is_recorded_once_with_its_purpose(finished_run, tmp_path):
     run = run_of(tmp_path / "run")
     before = run.learned.path.read_bytes()
     record_learned(run, "training", [task()])
     assert run.learned.path.read_bytes() == before
-    whole = RunDirectory.open(finished_run)
-    recorded = learned_tasks(whole)
-    purposes = set(recorded.values())
-    assert purposes == {"training", "warm start", "validation"}
-    old = RunDirectory(whole.root)
-    old.learned = Records(tmp_path / "none.jsonl", Learned)
-    trained = {key for key, purpose in recorded.items() if purpose == "training"}
-    assert trained <= learned_tasks(old).keys() <= recorded.keys()
+    recorded = learned_tasks(RunDirectory.open(finished_run))
+    assert set(recorded.values()) == {"training", "warm start", "validation"}
 
 
 def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):

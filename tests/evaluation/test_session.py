@@ -11,7 +11,7 @@ import pytest
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
 from midstream.core.events import Note, RunEvent, RunFinished
 from midstream.core.protocols import RunContext
-from midstream.core.trajectory import Call, Trajectory
+from midstream.core.trajectory import Action, Call, Trajectory, Turn
 from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
@@ -64,6 +64,24 @@ def evaluated(directory: RunDirectory, agent: Agent, **changes: Any) -> Any:
         return asyncio.run(evaluate_set(directory, of(agent, **changes), store))
     finally:
         store.close()
+
+
+def test_a_set_of_malformed_turns_alone_ends_with_a_warning(directory):
+    class Babbling(Agent):
+        async def run(self, task: Any, context: RunContext) -> Trajectory:
+            found = await super().run(task, context)
+            action = Action(tool="python") if found.answer == self.name else Action(error="no tool is called 'x'")
+            calls = (Call(role="planner", completion="I call x."),)
+            return found.model_copy(update={"turns": (Turn(index=1, calls=calls, action=action),)})
+
+    notes: list[str] = []
+    for step, well_formed in enumerate(("2", "")):
+        store = JournalStore(directory.results_path)
+        asyncio.run(evaluate_set(directory, of(Babbling(name=well_formed), step=step), store, note=notes.append))
+        store.close()
+    [note] = notes
+    assert note.endswith(f"midstream show {directory.root} {TASKS[0].id}#0")
+    assert "'I call x.'" in note
 
 
 def test_a_set_is_evaluated_and_written_once(directory):

@@ -100,10 +100,21 @@ def test_every_setting() -> None:
         messages=read(asked()).messages,
         tools=({"type": "function", "function": plain},),
         sampling={"temperature": 1, "top_p": 0.9, "max_tokens": 8, "stop": ("END",)},
+        options={
+            "parallel_tool_calls": False,
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "reasoning_effort": "low",
+        },
         json_schema={"type": "array"},
         stream=True,
     )
     assert read(body | {"tool_choice": {"type": "none"}}).tools == ()
+    assert read(asked(tools=[ADD], tool_choice={"type": "any"}, top_k=5)).options == {
+        "tool_choice": "required",
+        "top_k": 5,
+    }
+    named = {"tool_choice": {"type": "function", "function": {"name": "add"}}}
+    assert read(asked(tools=[ADD], tool_choice={"type": "tool", "name": "add"})).options == named
 
 
 @pytest.mark.parametrize(
@@ -135,8 +146,9 @@ def test_every_setting() -> None:
             "messages[0].content[0].input",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "unsupported_value", "tools[0].type"),
-        ({"tool_choice": {"type": "any"}}, "unsupported_value", "tool_choice.type"),
-        ({"top_k": 5}, "unsupported_parameter", "top_k"),
+        ({"tool_choice": {"type": "some"}}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "missing_required_parameter", "tool_choice.name"),
+        ({"stop": ["END"]}, "unsupported_parameter", "stop"),
         ({"mcp_servers": [{}]}, "unsupported_parameter", "mcp_servers"),
     ],
 )
@@ -206,7 +218,7 @@ def test_a_reply_can_be_sent_back(full: Answered) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (429, "rate_limit_error"), (500, "api_error")],
+    [(400, "invalid_request_error"), (401, "authentication_error"), (500, "api_error")],
 )
 def test_errors(status: int, kind: str) -> None:
     said = error(status, "some_code", "it is wrong", "tools[0]")

@@ -98,12 +98,15 @@ def test_every_setting() -> None:
         messages=read(asked()).messages,
         tools=(ADD,),
         sampling={"temperature": 0, "top_p": 0.5, "max_tokens": 8, "stop": ("END",)},
+        options={"frequency_penalty": 0, "logit_bias": {}, "unknown": {"a": 1}, "parallel_tool_calls": False},
         seed=3,
         json_schema={"type": "array"},
         stream=True,
         include_usage=True,
     )
     assert read(body | {"tool_choice": "none"}).tools == ()
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        assert read(asked(tools=[ADD], tool_choice=choice)).options == {"tool_choice": choice}
     assert read(body | {"response_format": {"type": "json_object"}}).json_schema == {"type": "object"}
     assert read(body | {"response_format": {"type": "text"}}).json_schema is None
     assert read(body | {"stop": ["a", "b"]}).sampling["stop"] == ("a", "b")
@@ -143,10 +146,12 @@ def deep(levels: int) -> Any:
         ({"\ud800": 1}, "invalid_value", "\\ud800"),
         ({"n": 2}, "unsupported_parameter", "n"),
         ({"logprobs": True}, "unsupported_parameter", "logprobs"),
-        ({"top_k": 5}, "unsupported_parameter", "top_k"),
+        ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
+        ({"prompt": "x"}, "unsupported_parameter", "prompt"),
         ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
-        ({"tool_choice": "required"}, "unsupported_value", "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": "sometimes"}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "add"}}]}, "unsupported_value", "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),

@@ -124,7 +124,7 @@ def test_anthropic_messages(address: str, full: Answered) -> None:
     again = asked | {"messages": [*HI, {"role": "assistant", "content": reply.content}, results]}
     assert client.messages.create(**again).id == "msg_7"
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**asked, tool_choice={"type": "any"})
+        client.messages.create(**asked, extra_body={"container": "x"})
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.APIStatusError), client.messages.stream(**asked | {"model": "broken"}) as stream:
         stream.get_final_message()

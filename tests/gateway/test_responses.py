@@ -96,10 +96,13 @@ def test_every_setting() -> None:
         messages=read(asked()).messages,
         tools=({"type": "function", "function": plain},),
         sampling={"temperature": 0.5, "top_p": 1, "max_tokens": 8},
+        options={"reasoning_effort": "low", "verbosity": "low"},
         json_schema={"type": "array"},
         stream=True,
     )
     assert read(body | {"tool_choice": "none"}).tools == ()
+    named = {"tool_choice": {"type": "function", "function": {"name": "add"}}}
+    assert read(asked(tools=[ADD], tool_choice={"type": "function", "name": "add"})).options == named
     assert read(asked()).messages[0].wire() == {"role": "user", "content": "Hi"}
 
 
@@ -128,7 +131,9 @@ def test_every_setting() -> None:
         ({"background": True}, "unsupported_parameter", "background"),
         ({"include": ["message.output_text.logprobs"]}, "unsupported_value", "include"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
-        ({"tool_choice": {"type": "function", "name": "add"}}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "unsupported_value", "tool_choice"),
+        ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
         ({"max_output_tokens": "8"}, "invalid_type", "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "missing_required_parameter", "text.format.schema"),
     ],

@@ -42,7 +42,7 @@ async def raw(gateway: Gateway, *parts: bytes, end: bool = True) -> bytes:
 
 def post(url: str, body: bytes, *headers: bytes) -> bytes:
     path = "/" + url.split("/", 3)[3] + "/v1/chat/completions"
-    lines = [f"POST {path} HTTP/1.1".encode(), b"host: x", b"content-length: %d" % len(body), *headers]
+    lines = [f"POST {path} HTTP/1.1".encode(), b"host: 127.0.0.1:1", b"content-length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -225,6 +225,60 @@ def test_slow_bodies_block_nobody():
     status, took, calls = asyncio.run(both())
     assert (status, calls) == (200, 1)
     assert took < 1
+
+
+def test_half_a_request_is_given_up(monkeypatch):
+    monkeypatch.setattr("midstream.gateway.http.READ_S", 0.2)
+
+    async def both():
+        async with open_session() as (gateway, session, url), client() as http:
+            assert (await ask(http, url))[0] == 200  # a connection that stays
+            port, found = int(gateway.address.rpartition(":")[2]), []
+            for half in (b"", b"POST /v1", post(url, BODY)[:-5]):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(half)
+                try:
+                    found.append(await asyncio.wait_for(reader.read(), 20))
+                except ConnectionResetError:
+                    found.append(b"")
+                writer.close()
+            return found, (await ask(http, url))[0], len(session.calls)
+
+    (nothing, head, body), status, calls = asyncio.run(both())
+    assert (nothing, head, body[:12], status, calls) == (b"", b"", b"HTTP/1.1 408", 200, 2)
+
+
+def test_other_hosts_origins_and_lengths_are_refused(monkeypatch):
+    async def both():
+        async with open_session() as (gateway, session, url):
+            whole = post(url, BODY)
+            here = gateway.address.encode()
+            chunked = whole.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 1)
+            cases = [
+                whole.replace(b"127.0.0.1:1", b"evil.example:8321"),
+                whole.replace(b"127.0.0.1:1", b"127.0.0.1.evil.example:8321"),
+                post(url, BODY, b"origin: http://evil.example"),
+                post(url, BODY, b"origin: null"),
+                chunked + whole,
+                whole.replace(b"127.0.0.1:1", b"localhost:1"),
+                post(url, BODY, b"origin: " + here).replace(b"127.0.0.1:1", here[7:]),
+            ]
+            found = [await raw(gateway, case) for case in cases]
+        async with (
+            open_session(serve=ServeConfig(host="127.0.0.2")) as (_, _, url),
+            client() as http,
+            http.post(f"{url}/v1/chat/completions", data=BODY, headers={"host": "a.example"}) as reply,
+        ):
+            return found, len(session.calls), reply.status
+
+    monkeypatch.setenv("MIDSTREAM_ADMIN_KEY", "secret")
+    found, calls, elsewhere = asyncio.run(both())
+    assert [(one[9:12], one.count(b"HTTP/1.1")) for one in found] == [
+        *[(b"403", 1)] * 4,
+        (b"400", 1),
+        *[(b"200", 1)] * 2,
+    ]
+    assert (calls, elsewhere) == (2, 200)
 
 
 def test_a_call_takes_milliseconds():

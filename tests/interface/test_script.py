@@ -55,7 +55,8 @@ def test_as_a_file(tmp_path):
     assert done.returncode == 0, done.stderr
     assert shows_the_gain(done.stdout)
     assert LESSON in done.stdout
-    assert done.stderr == ""  # no progress where standard error is no terminal
+    assert "test T=0.7: success 100.0%" in done.stderr
+    assert "\x1b" not in done.stderr
 
 
 @pytest.mark.slow
@@ -104,9 +105,10 @@ def test_awaited_and_several_at_once(server):
     assert all(len(run.frame()) == 3 for run in runs)
 
 
-def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_unless_it_is_quiet(monkeypatch, capsys, terminal):
     agent, two = ms.Interleaved(model="ollama/m"), ms.tasks("questions.jsonl").test.sample(2)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     ms.evaluate(agent, two, quiet=True)
     assert not capsys.readouterr().err
     ms.evaluate(agent, two)

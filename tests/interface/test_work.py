@@ -103,7 +103,7 @@ def test_one_that_reads_no_lessons_is_refused(agent):
 
 
 def test_a_reward_that_exits_does_not_end_the_program(agent):
-    with raises("no-results", "reward 'leaves' raised SystemExit: 3", "test_work.py"):
+    with raises("reward-failed", "reward 'leaves' raised SystemExit: 3", "test_work.py"):
         ms.evaluate(agent, ms.tasks("questions.jsonl").test, reward=leaves, quiet=True)
 
 
@@ -116,7 +116,7 @@ def test_other_parts_that_exit_are_errors_too(agent):
 
     with raises("tasks-failed", "SystemExit"):
         len(ms.tasks(lambda: sys.exit(5)))
-    with raises("no-results", "SystemExit: 4"):
+    with raises("component-failed", "SystemExit: 4"):
         ms.evaluate(agent, ms.tasks("questions.jsonl").test, reward=Exits, quiet=True)
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from midstream import api
-from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
+from midstream.core.trajectory import Sampling
+from midstream.evaluation import sampling_name
+from midstream.recipe.build import Build, prompt_notes
+from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 
@@ -33,11 +36,22 @@ def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
     assert step.rows_split.get("reply changed", 0) > 0
 
 
-def test_sampling_of_the_callers_choice_is_not_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as refused:
-        api.train(load_recipe("own-agent-tiny", [*SMALL, "agent.caller_sampling=true"]), tmp_path / "run")
-    assert refused.value.code == "not-trainable"
-    assert not (tmp_path / "run").exists()
+def test_only_where_weights_are_trained_the_recipes_sampling_replaces_the_agents() -> None:
+    recipe = load_recipe("own-agent-tiny", SMALL)
+    with Build(recipe) as build:
+        assert build.environment().sampling == Sampling(temperature=1.0, max_tokens=110)
+        assert build.environment(temperature=0).sampling == Sampling(temperature=0, max_tokens=110)
+    assert len(prompt_notes(recipe)) == 1
+    recipe = recipe.model_copy(update={"training": None})
+    with Build(recipe) as build:
+        assert [build.environment(temperature=temperature).sampling for temperature in (None, 0.5)] == [None, 0.5]
+    assert not prompt_notes(recipe)
+
+
+def test_an_agent_of_another_program_is_evaluated_at_its_own_temperature() -> None:
+    for changes, names in (({}, ["own"]), ({"temperature": 0.5}, ["T=0.5"])):
+        recipe = evaluation_recipe("own-agent", task_files=[__file__], **changes)
+        assert [sampling_name(temperature) for temperature in recipe.evaluation.temperatures] == names
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from midstream.cli.main import main
+from midstream.recipe.check import check, set_reward
 from midstream.recipe.overrides import changed_recipe, evaluation_recipe
 
 ROWS = '''
@@ -55,6 +56,26 @@ def test_an_evaluation_takes_a_function(mine):
     recipe = evaluation_recipe("direct", task_files=["mine.py:rows", "mine.jsonl"], reward="mine.py:close")
     assert [chosen.name for chosen in recipe.evaluation.sets] == ["rows", "mine"]
     assert {chosen.reward.type for chosen in recipe.evaluation.sets if chosen.reward} == {f"{mine}/mine.py:close"}
+
+
+def scored_by(source, **changes):
+    """The types of the rewards that score the first set of an evaluation's recipe."""
+    recipe = evaluation_recipe(source, **changes)
+    used = set_reward(recipe, recipe.evaluation.sets[0])
+    return [used.type, *(part.type for part in getattr(used.config, "parts", {}).values())]
+
+
+def test_the_recipes_reward_scores_questions_unless_they_or_the_caller_name_one(mine):
+    judged = ["reward.type=judge", "reward.engine=model"]
+    questions = {"task_files": ["mine.jsonl"]}
+    assert scored_by("direct", **questions) == ["per_task"]
+    assert scored_by("artist-prompted", **questions) == ["per_task", "math"]
+    assert scored_by("function-calling-tiny", **questions) == ["per_task"]  # its own is for dialogues
+    assert scored_by("direct", **questions, overrides=judged) == ["judge"]
+    assert scored_by("direct", **questions, reward="judge", overrides=["reward.engine=model"]) == ["judge"]
+    assert scored_by("direct", benchmarks=["bamboogle"], overrides=judged) == ["judge"]
+    assert scored_by("direct", **questions, reward="f1") == ["f1"]
+    check(evaluation_recipe("artist-prompted", **questions))
 
 
 def test_train_takes_model_tasks_and_reward_as_options(mine, capsys):

@@ -224,7 +224,7 @@ class Played:
         if role == "python coder":
             return "```python\nprint(1 + 1)\n```"
         if role == "executor":
-            return json.dumps({"request": "1 + 1"})
+            return json.dumps({"query": "1 + 1"})
         if role == "judge":
             correct = text.rstrip().splitlines()[-3] == 'Answer to judge: "2"'
             return json.dumps({"analysis": "compared", "correct": correct})

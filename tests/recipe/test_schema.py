@@ -300,18 +300,6 @@ def test_a_resolved_recipe_reads_back_as_itself(path: Path):
     assert to_toml(again) == text
 
 
-def test_a_recipe_of_an_older_run_directory_is_read():
-    present = load_recipe("training-free-simulated").table()
-    older = tomllib.loads(
-        to_toml(present)
-        .replace("midstream.worlds.workshop.models:", "midstream.tasks.worlds.workshop:")
-        .replace('plays = "reflector"', 'plays = "optimiser"')  # words: allow
-        .replace("[practice.reflector", "[practice.optimiser")  # words: allow
-    )
-    assert older != present
-    assert parse_recipe(older).table() == present
-
-
 keys = st.one_of(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), st.text(max_size=5))
 plain = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=20))
 values = st.recursive(

@@ -141,7 +141,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
         (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
         (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),
-        (['practice.start="/no/such/library.md"'], "file-not-found", "/no/such/library.md"),
+        (['practice.start="/no/such/library.json"'], "file-not-found", "/no/such/library.json"),
         (["training.steps=1"], "setting-conflict", "[training] and [practice]"),
         (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
@@ -193,7 +193,7 @@ def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])
 def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
-    assert coded("too-few-tasks", fix=f"set by {setting}")(refused(f"{setting}=9000"))
+    assert coded("too-few-tasks", fix=setting)(refused(f"{setting}=9000"))
 
 
 def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():

@@ -75,13 +75,6 @@ def test_success_stands_with_its_interval_and_without_what_crashed():
     assert row(text, "bamboogle", 2) == ["bamboogle", "web_search", "310", *row(text, "bamboogle", 2)[3:]]
 
 
-def test_answers_right_as_numbers_alone_are_counted_after_the_table():
-    text = shown(evaluation_view([result(errors=5, reward_parts={"right_as_number": 0.1, "exact_match": 0.4})]))
-    assert "numbers    bamboogle: 12 answers wrong as text, right as numbers" in text
-    assert "Parts of the score" not in text
-    assert "as text" not in shown(evaluation_view([result()]))
-
-
 def test_judged_and_rule_based_numbers_share_no_column():
     text = shown(evaluation_view([result(), result("gaia", **JUDGED)]))
     head = next(line for line in text.splitlines() if "by rule" in line and "by judge" in line)

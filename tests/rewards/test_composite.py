@@ -161,6 +161,26 @@ def test_a_task_is_scored_by_the_reward_it_names(build, named, answer, score):
     assert asyncio.run(reward.score(task(named), trajectory(answer))) == score
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "scored"),
+    [("62", "45 + 17 = 62", "numeric"), ("1,000.0", "1000", "numeric"), ("Paris", "paris.", "exact_match")],
+)
+def test_the_gold_answer_decides_for_a_task_that_names_no_reward(build, gold, answer, scored):
+    reward = build.reward(component({"type": "per_task"}))
+    assert asyncio.run(reward.score(task("", gold), trajectory(answer))) == Score(value=1.0, parts={scored: 1.0})
+
+
+def test_another_reward_may_score_the_tasks_that_name_none(build):
+    made = {"type": "per_task", "parts": {"otherwise": {"type": "judge", "engine": "model"}}}
+    reward = build.reward(component(made))
+    assert [used.judged for used in reward.used([task("math"), task("numeric")])] == [False, False]
+    assert [used.judged for used in reward.used([task("")])] == [True]
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "judge", "math")):
+        reward.used([task("math"), task("")])
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "'else'")):
+        component({"type": "per_task", "parts": {"else": {"type": "f1"}}})
+
+
 @pytest.mark.parametrize("named", ["judge", "composite", "per_task", "mathe"])
 def test_no_other_can_be_named(build, named):
     with pytest.raises(RecipeError, check=coded("unknown-type", "'t'", repr(named))) as caught:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.answers import LONGEST
 from midstream.core.errors import RecipeError
-from midstream.rewards.game24 import MAX_CHARACTERS, Game24, solves
+from midstream.rewards.game24 import Game24, solves
 from support.errors import coded
 from support.rules import value
 
@@ -85,6 +86,10 @@ WRONG = [
     "6.0*(6-4/2)",
     "1,6*(6-4/2)",
     "6*(6-4/2) or 6*6-4*2-4",
+    "6*(6-4/2) or 6*6-6",
+    "6*(6-4/2) > 24",
+    "6*(6-4/2) fails",
+    "I ruled out 6*(6-4/2).",
     "4/2=2, 6-2=4, 6*4=24",
     "6*6/(4-2-2)",
     "６*(6-4/2)",
@@ -107,7 +112,7 @@ HOSTILE = [
     "6 x " * 4_000,
     "__import__('os').system('true')",
     "(lambda: 24)()",
-    "6*(6-4/2)" + ", so" * MAX_CHARACTERS,
+    "6*(6-4/2)" + ", so" * LONGEST,
 ]
 
 

@@ -26,7 +26,7 @@ READ = {
     "3.5e4": 35000,
     "3.5 × 10^4": 35000,
     r"3.5 \times 10^{-1}": Fraction(7, 20),
-    "1.5 million people": 1_500_000,
+    "1.5 million": 1_500_000,
     "5 km": 5,
     "42°C": 42,
     "−5": -5,
@@ -35,13 +35,20 @@ READ = {
     "The answer is 42.": 42,
     "**42**": 42,
     r"\boxed{42}": 42,
-    "CO2 stands at 415 ppm": 415,
+    "The result is 415 ppm": 415,
     "6*7=42": 42,
-    "6 * 7 = 42 apples": 42,
+    "6 * 7 = 42 km": 42,
+    "45 + 17 = 62": 62,
+    "The answer is 62.": 62,
+    "The final answer is $.5$.": Fraction(1, 2),
+    "**Final Answer:** .5": Fraction(1, 2),
+    r"$\mathbf{\frac{3}{4}}$": Fraction(3, 4),
+    r"\boxed{11,\! 111,\! 111,\! 100}": 11_111_111_100,
+    r"$\boxed{28}$ pct": 28,
     "10 - 5 = 5": 5,
     "2+2 = 3+1 = 4": 4,
     "x = 1,000": 1000,
-    "Of 5 boxes 3 are red, so the answer is 2": 2,
+    "There are 5.\nSo the answer is 2": 2,
     "42, that is 42": 42,
     "forty-two": 42,
     "1 000": 1000,
@@ -49,6 +56,14 @@ READ = {
 }
 REFUSED = [
     "",
+    "5 is wrong",
+    "It can't be 42.",
+    "I ruled out 42.",
+    "I doubt that the answer is 42.",
+    "42 nie",
+    "42 неверно",
+    "before 1984",
+    "after 1984",
     "3,14",
     "1.000,5",
     "1,00,000",
@@ -108,6 +123,19 @@ def test_impossible_tolerances_are_refused(bad):
 def test_any_accepted_number_counts_and_units_do_not():
     assert value(Numeric(), "5 miles", "five", "5 km") == 1.0
     assert value(Numeric(), None, "5") == value(Numeric(), "<answer></answer>", "5") == 0.0
+
+
+def test_words_of_the_question_may_stand_around_a_number():
+    task = Task(id="t", question="Half of the 84 sheep were sold before 1984. How many sheep were sold?", answer="42")
+    answers = ("42 sheep", "So 42 sheep were sold.", "42 goats", "half of 42", "before 42", "Not 42 sheep")
+    found = [Trajectory(id="t#0", task_id="t", answer=answer) for answer in answers]
+    assert [asyncio.run(Numeric().score(task, one)).value for one in found] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("0,5", "0.5"), ("3,14", "3.14"), ("3.14", "3,14"), ("1,5", "3/2")])
+def test_a_decimal_comma_is_read_where_it_is_no_thousands_separator(answer, gold):
+    assert value(Numeric(), answer, gold) == 1.0
+    assert value(Numeric(), "1,000", "1") == value(Numeric(), "5,5", "5") == 0.0
 
 
 def test_a_share_is_a_percentage_unless_the_question_asks_for_percent():

@@ -56,7 +56,7 @@ def test_answers_mean_the_same_where_their_words_do():
         ("**L’Aquila**, I’m sure", plain, "L'Aquila, I'm sure"),
         ("So the answer is: Paris", conclusion, "Paris"),
         ("**5½ × 2**", in_latex, r" 5 \frac{1}{2} \times 2 "),
-        ("There were 5, so 3 km are left.", state, Statement("3 km are left", "3", bare=False)),
+        ("2 of 5 are gone.\nSo 3 km are left.", state, Statement("So 3 km are left", "3", bare=False)),
         ("The answer is half of 5.", state, Statement("half of 5", "", bare=False)),
     ],
 )

@@ -52,7 +52,7 @@ def test_damage_is_an_error(tmp_path: Path):
     runs.keep(ended("two"), 2)
     asyncio.run(runs.close())
     path = tmp_path / FILE
-    path.write_bytes(path.read_bytes().replace(b"one", b"0ne"))
+    path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
     again = AgentRuns(tmp_path)
     with raises("file-damaged", FILE):
         again.find(1)

@@ -25,8 +25,6 @@ def segments(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_TEXT", 4_000)
     segments = Segments(tmp_path)
     segments.write("new", TRAJECTORIES)
-    # As earlier versions wrote it: one gzip member without an index.
-    segments.path("old").write_bytes(gzip.compress(gzip.decompress(segments.path("new").read_bytes())))
     return segments
 
 
@@ -42,10 +40,16 @@ def test_a_segment_of_blocks_is_text_for_zcat(segments):
     )
 
 
-@pytest.mark.parametrize("name", ["new", "old"])
-def test_a_page_an_entry_and_the_whole_are_the_same_with_and_without_an_index(segments, name):
-    segment = segments.open(name)
-    assert list(segment) == segments.read(name) == TRAJECTORIES
+def test_a_file_that_another_program_packed_is_damaged(segments):
+    path = segments.path("new")
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
+    with raises("file-damaged", path):
+        list(segments.open("new"))
+
+
+def test_a_page_an_entry_and_the_whole_are_the_same(segments):
+    segment = segments.open("new")
+    assert list(segment) == segments.read("new") == TRAJECTORIES
     assert len(segment) == len(TRAJECTORIES)
     assert list(segment.at([0, 1, 17, 39])) == [TRAJECTORIES[place] for place in (0, 1, 17, 39)]
     assert list(segment.at([])) == []
@@ -53,7 +57,7 @@ def test_a_page_an_entry_and_the_whole_are_the_same_with_and_without_an_index(se
     assert [(entry.id, entry.task_id) for entry in entries] == [(each.id, each.task_id) for each in TRAJECTORIES]
     assert [entry.score for entry in entries[6:9]] == [0, None, 0]
     assert [entry.status for entry in entries[6:9]] == ["ok", "error", "ok"]
-    assert segments.read(name, {"t3#0", "t30#0"}) == [TRAJECTORIES[3], TRAJECTORIES[30]]
+    assert segments.read("new", {"t3#0", "t30#0"}) == [TRAJECTORIES[3], TRAJECTORIES[30]]
 
 
 def test_only_the_blocks_of_a_page_are_unpacked(segments):
@@ -109,7 +113,7 @@ def test_an_error_while_writing_leaves_the_old_segment(segments):
     with pytest.raises(ValueError, match="no more"):
         segments.write("new", broken())
     assert segments.path("new").read_bytes() == before
-    assert sorted(path.name for path in segments.root.iterdir()) == ["eval-new.jsonl.gz", "eval-old.jsonl.gz"]
+    assert sorted(path.name for path in segments.root.iterdir()) == ["eval-new.jsonl.gz"]
 
 
 @pytest.mark.parametrize("field", [{"size": 0}, {"size": 1 << 40}, {"lines": 1}, {"lines": 999}])

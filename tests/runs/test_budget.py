@@ -27,8 +27,9 @@ class Varied:
 
     token_exact = False
 
-    def __init__(self, *, seed=0, usage=True, error=None, hang=False):
+    def __init__(self, *, seed=0, usage=True, error=None, hang=False, sent=None):
         self.name, self.random, self.usage, self.error, self.hang = "varied", random.Random(seed), usage, error, hang
+        self.sent = sent or {}
         self.tokens, self.cost_usd, self.under_way, self.most = 0, 0.0, 0, 0
 
     async def sample(self, request):
@@ -46,7 +47,7 @@ class Varied:
         self.tokens += prompt + completion
         self.cost_usd += cost
         usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost) if self.usage else Usage()
-        return Call(role=request.role, completion="four", usage=usage)
+        return Call(role=request.role, completion="four", usage=usage, sent=self.sent)
 
     async def close(self):
         pass
@@ -91,6 +92,9 @@ async def ask_all(engine, count, **named):
 def test_what_a_prompt_holds_besides_its_messages_counts():
     words, tools = request(), ({"type": "function", "function": {"name": "add"}},)
     assert prompt_bound(replace(words, tools=tools)) == prompt_bound(words) + len(json.dumps(tools[0]))
+    fields = {"tool_calls": [{"function": {"name": "add", "arguments": "9" * 100_000}}], "reasoning_content": "7" * 500}
+    called = Message(role="assistant", content="", fields=fields)
+    assert prompt_bound(replace(words, messages=(*words.messages, called))) > prompt_bound(words) + 100_500
     assert prompt_bound(replace(words, prompt_ids=(7,) * 5000)) == 5000
     assert prompt_bound(replace(words, prompt_ids=(7,))) == prompt_bound(words)
 
@@ -163,11 +167,13 @@ def test_a_request_that_failed_used_nothing_one_that_was_cut_off_perhaps_all():
     assert budget.spent() == Spent(calls=2, tokens=BOUND)
 
 
-def test_bytes_are_counted_where_a_server_counts_nothing():
+@pytest.mark.parametrize(("sent", "completion"), [(None, 4), ({"model": "m"}, 100)], ids=["function", "server"])
+def test_bytes_are_counted_where_a_function_counts_nothing_and_the_bound_where_a_server_does(sent, completion):
     budget = Budget(BudgetConfig())
-    asyncio.run(ask_all(budgeted(Varied(usage=False), budget, **PRICE), 1))
+    asyncio.run(ask_all(budgeted(Varied(usage=False, sent=sent), budget, **PRICE), 1))
     prompt = BOUND - 100
-    assert budget.spent() == Spent(calls=1, tokens=prompt + 4, cost_usd=(prompt * 2 + 4 * 8) / 1e6)
+    spent = Spent(calls=1, tokens=prompt + completion, cost_usd=(prompt * 2 + completion * 8) / 1e6)
+    assert budget.spent() == spent
 
 
 def test_rollouts_are_counted_before_they_start():

@@ -198,7 +198,7 @@ def test_unreadable_is_not_damaged(root, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("midstream.runs.checkpoint.read_file", refuse)
     with raises("checkpoint-unreadable", "MANIFEST.json"):
         load(root)
     assert names(root) == ["step-000002", "step-000003"]

@@ -8,7 +8,15 @@ import pytest
 
 from midstream.core.errors import StorageError
 from midstream.core.trajectory import Observation
-from midstream.runs.files import atomic_write, encode_record, fsync_directory, storage_error
+from midstream.runs.files import (
+    atomic_write,
+    digest_of,
+    encode_record,
+    file_damage,
+    fsync_directory,
+    open_file,
+    storage_error,
+)
 from midstream.runs.journal import Journal, read_records
 from support.errors import raises
 
@@ -45,14 +53,14 @@ def test_atomic_write_into_a_missing_directory(tmp_path):
         atomic_write(tmp_path / "gone" / "a", b"x")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_is_named_with_its_fix():
-    journal = Journal(Path("/dev/full"))
-    with pytest.raises(StorageError) as caught:
-        journal.append({"a": 1})
-    journal._file.close()
+def test_full_disk_is_named_with_its_fix(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with Journal(path) as journal, mock.patch.object(journal, "_file") as file:
+        file.closed, file.seek.return_value, file.write.side_effect = True, 0, OSError(errno.ENOSPC, "No space left")
+        with pytest.raises(StorageError) as caught:
+            journal.append({"a": 1})
     assert str(caught.value).splitlines() == [
-        "cannot write /dev/full: No space left on device (ENOSPC)",
+        f"cannot write {path}: No space left (ENOSPC)",
         "  cause: the disk is full",
         "  fix: free space on that disk, then give the command again, or `midstream resume` the run",
     ]
@@ -120,3 +128,36 @@ def test_fsync_of_a_missing_directory_raises(tmp_path):
     fsync_directory(tmp_path)
     with pytest.raises(FileNotFoundError):
         fsync_directory(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make, mode):
+    make(tmp_path / "a")
+    with raises("file-damaged", "a"):
+        open_file(tmp_path / "a", mode)
+
+
+def test_a_link_is_refused_and_its_target_stays(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"torn")
+    link.symlink_to(target)
+    with raises("file-damaged", link):
+        Journal(link)
+    assert target.read_bytes() == b"torn"
+
+
+def test_a_digest_of_a_file_that_grows_covers_its_first_part(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"first")
+    digest = digest_of(path)
+    assert file_damage(path, digest) is None
+    path.write_bytes(b"first, second")
+    assert file_damage(path, digest, grows=True) is None
+    assert file_damage(path, digest) is not None
+    path.write_bytes(b"forst, second")
+    assert file_damage(path, digest, grows=True) is not None
+    path.write_bytes(b"firs")
+    assert file_damage(path, digest, grows=True) is not None
+    path.unlink()
+    assert file_damage(path, digest, grows=True) is not None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, UsageError
+from midstream.rewards.composite import rule_for
 from midstream.sources.file import FileTasks, FileTasksConfig
 from support.errors import coded, raises
 
@@ -51,17 +52,17 @@ def test_other_names_for_fields(tmp_path):
     assert (task.id, task.question, task.answer, task.family) == ("x", "Which?", "0", "k")
 
 
-def test_a_json_number_is_scored_as_a_number(tmp_path):
+def test_numbers_are_scored_as_numbers_where_neither_row_nor_recipe_names_a_reward(tmp_path):
     answers = [215.0, 215, [215, 215.0], "215.0", [215, "two hundred"], True]
     rows = [{**row(number), "answer": answer} for number, answer in enumerate(answers)]
-    rewards = [task.reward for task in source(tmp_path, rows).tasks("test")]
-    assert rewards == ["numeric", "numeric", "numeric", "exact_match", "exact_match", "exact_match"]
+    rewards = [rule_for(task) for task in source(tmp_path, rows).tasks("test")]
+    assert rewards == ["numeric", "numeric", "numeric", "numeric", "exact_match", "exact_match"]
 
 
 def test_rewards(tmp_path):
     rows = [row(1), row(2, options=["3", "4"]), row(3, reward="math"), row(4, options=["8", "9"], reward="f1")]
     assert [one.reward for one in source(tmp_path, rows).tasks("test")] == [
-        "numeric",
+        "",
         "multiple_choice",
         "math",
         "f1",

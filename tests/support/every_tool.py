@@ -160,7 +160,7 @@ def every_tool(directory: Path) -> Generator[Everything]:
             running.enter_context(server)
         arguments: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "local_search": ({"query": "height"}, {"query": "no such words"}),
-            "python": ({"request": "45 plus 17"}, {"request": "45 plus 17, again"}),
+            "python": ({"query": "45 plus 17"}, {"query": "45 plus 17, again"}),
             "base_generator": ({"query": "What is up?"}, {"query": "And down?"}),
             "graph": (
                 {"graph": "a b\nb c", "algorithm": "diameter"},

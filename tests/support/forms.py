@@ -1,6 +1,7 @@
 """The tables of `tests/rewards/forms`: how models write answers, and whether each is right.
 
-A line is `gold | form | right` or `wrong`; ⏎ is a line break. Lines `question | ...` and `options | A. ...; B. ...`
+A line is `gold | form | right`, `wrong`, or `unread`: right, and scored 0 because its words are not all known (a judge
+may read it). ⏎ is a line break. Lines `question | ...` and `options | A. ...; B. ...`
 hold for the lines after them, and a form that is right for its gold is wrong for every other option. Numbers are those
 of a Game of 24.
 """
@@ -18,7 +19,7 @@ from midstream.core.trajectory import Trajectory
 
 
 def forms(name: str) -> Iterator[tuple[str, str, dict, bool]]:
-    """(gold, form, metadata with the question, whether it is right) of every line."""
+    """(gold, form, metadata with the question, whether it scores 1) of every line."""
     metadata: dict = {"question": "?"}
     for line in (Path(__file__).parent.parent / "rewards" / "forms" / f"{name}.txt").read_text("utf-8").splitlines():
         gold, _, rest = line.partition(" | ")
@@ -30,7 +31,7 @@ def forms(name: str) -> Iterator[tuple[str, str, dict, bool]]:
             metadata = {"question": metadata["question"], "options": options}
             continue
         form, _, verdict = rest.rpartition(" | ")
-        assert verdict in ("right", "wrong"), line
+        assert verdict in ("right", "wrong", "unread"), line
         if name == "game24":
             metadata = {"numbers": [int(number) for number in gold.split()]}
         yield gold, form.replace("⏎", "\n"), metadata, verdict == "right"

@@ -16,7 +16,7 @@ from midstream.agents.session import Session, SessionSettings
 from midstream.agents.session_agent import CommandSettings
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Score, Trajectory
+from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
@@ -72,6 +72,7 @@ async def run_agent(
     attempts: int = 1,
     concurrency: int = 64,
     deadline_s: float | None = None,
+    tools: Sequence[Any] = (),
     **settings: Any,
 ) -> list[Trajectory]:
     """The trajectories of a function, or of a command given as a sequence of words."""
@@ -84,7 +85,7 @@ async def run_agent(
     made.gateway.config = serve or ServeConfig()
     environment = Environment(
         agent=made,
-        tools=(),
+        tools=tools,
         engines={"policy": engine or Model()},
         reward=Right(),
         config=RolloutConfig(max_attempts=attempts, concurrency=concurrency, deadline_s=deadline_s),
@@ -105,11 +106,14 @@ def run(agent: Any, engine: Engine | None = None, **settings: Any) -> Trajectory
 
 @asynccontextmanager
 async def open_session(
-    engine: Engine | None = None, serve: ServeConfig | None = None, **settings: Any
+    engine: Engine | None = None,
+    serve: ServeConfig | None = None,
+    sampling: Sampling | float | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, Session, str]]:
     """A gateway, a session in it, and the session's address."""
     gateway = Gateway(serve or ServeConfig())
-    context = RunContext(engines={"policy": engine or Model()}, seed=1)
+    context = RunContext(engines={"policy": engine or Model()}, seed=1, sampling=sampling)
     session = Session(gateway, context, SessionSettings(**settings))
     try:
         async with gateway.serving(session) as key:

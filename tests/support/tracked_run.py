@@ -31,7 +31,7 @@ def main(root: Path, tracker: str) -> None:
         api.train(changed_recipe("training-free-simulated", overrides=overrides), root, track=tracker, listener=listen)
     except KeyboardInterrupt:
         api.resume(root, track=tracker, listener=listen)
-    sys.stdout.write(f"{[note for note in notes if tracker in note]}\n")
+    sys.stdout.write(f"{[note for note in notes if 'tracker' in note]}\n")
 
 
 if __name__ == "__main__":

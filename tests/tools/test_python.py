@@ -116,7 +116,7 @@ def coder(*replies: str, sandbox: Sandbox | None = None) -> tuple[PythonCoder, S
 def request(tool: PythonCoder, text: str) -> ToolResult:
     async def go() -> ToolResult:
         try:
-            return await tool.call({"request": text})
+            return await tool.call({"query": text})
         finally:
             await tool.close()
 
@@ -169,7 +169,7 @@ def test_a_broken_engine_and_a_broken_sandbox_are_errors_that_keep_the_request()
     tool, _ = coder("print(1)")
     asyncio.run(tool.close())
     with pytest.raises(SandboxError) as caught:
-        asyncio.run(tool.call({"request": "anything"}))
+        asyncio.run(tool.call({"query": "anything"}))
     assert [call.completion for call in caught.value.calls] == ["print(1)"]
 
 
@@ -178,7 +178,7 @@ def test_its_description_lists_the_libraries():
     tool = PythonConfig(workers=1).build(SimpleNamespace(sandbox=choose(), engine=ScriptedEngine(["1"])))
     assert libraries.startswith("the standard library")
     assert f"can use {libraries}." in tool.description
-    assert (tool.name, tool.timeout_s, list(tool.parameters["properties"])) == ("python", CODER_TIMEOUT_S, ["request"])
+    assert (tool.name, tool.timeout_s, list(tool.parameters["properties"])) == ("python", CODER_TIMEOUT_S, ["query"])
 
 
 def test_without_an_engine_it_takes_code():
@@ -199,7 +199,7 @@ def test_a_recipe_names_its_engine():
     with LLMServer(reply) as server:
         settings = ("tools.python.engine=model", "tools.local_search={}", f"engines.model.base_url={server.base_url}")
         tool = Build(load_recipe("agentflow-prompted", settings)).tools[-1]
-        assert asyncio.run(_called(tool, {"request": "six times seven"})).text == "42"
+        assert asyncio.run(_called(tool, {"query": "six times seven"})).text == "42"
         assert json.dumps(server.bodies[0]).count("six times seven") == 1
     with pytest.raises(RecipeError, check=coded("unknown-engine", "tools.python.engine = 'nobody'")):
         Build(load_recipe("agentflow-prompted", ["tools.python.engine=nobody"]))

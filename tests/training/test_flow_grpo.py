@@ -164,6 +164,22 @@ def test_uniform_rewards_teach_nothing(make):
     assert moved < 1e-3
 
 
+def test_a_step_of_uniform_groups_without_a_kl_term_makes_no_update(make):
+    algorithm, parts = make(
+        Scripted(lambda one: 1.0), "training.loss.kl_coefficient=0", "training.uniform_kl_fraction=1"
+    )
+    made = []
+    for name in ("forward_backward", "optimizer_step"):
+        setattr(parts.learner, name, lambda *_, name=name: made.append(name))
+    outcomes = run(algorithm, 2)
+    assert made == []
+    rates = [outcome.metrics.learning_rate for outcome in outcomes]
+    assert rates == [algorithm._learning_rate(step) for step in (1, 2)], "the schedule counts steps"
+    [reason] = outcomes[0].metrics.samples_left_out
+    assert (outcomes[0].metrics.rows, outcomes[0].metrics.groups_uniform) == (0, 4)
+    assert reason.startswith("row whose gradient is 0")
+
+
 @pytest.mark.slow
 def test_rewards_raise_what_they_reward_and_shuffled_ones_do_not(make, make_build):
     settings = ("training.learning_rate=1e-2", "training.tasks_per_step=8", "training.loss.kl_coefficient=0.0")
@@ -478,7 +494,9 @@ def test_drawing_again_continues_where_it_stopped(make, tmp_path):
 
 def rows_of_step(make, *overrides, agent=None):
     """The rows and the loss of one step, and its outcome; `agent` is one whose policy is trained."""
-    algorithm, parts = make(Scripted(parity), "training.minibatches=1", "training.uniform_kl_fraction=1.0", *overrides)
+    turns = "training.turns=calls" if agent is None else "training.turns=merged"
+    usual = ("training.minibatches=1", "training.uniform_kl_fraction=1.0", turns)
+    algorithm, parts = make(Scripted(parity), *usual, *overrides)
     if agent is not None:
         algorithm.role, algorithm.environment = "policy", replace(algorithm.environment, agent=agent)
     seen = []
@@ -497,7 +515,8 @@ def test_a_variant_reaches_rows_and_loss(make):
     assert [row.advantage for row in rows] == pytest.approx(
         [rewards[row.trajectory_id] - means[row.trajectory_id] for row in rows]
     )
-    assert {row.weight for row in rows} == {1 / (len(rows) * 50)}
+    left_out = sum(outcome.metrics.samples_left_out.values())  # of uniform groups
+    assert {row.weight for row in rows} == {1 / ((len(rows) + left_out) * 50)}
     assert (loss.aggregation, loss.kl_coefficient) == ("seq-mean-token-sum-norm", 0.0)
 
 

@@ -217,6 +217,20 @@ def test_rows_without_advantage_and_kl_have_no_gradient(llama):
     assert not any(grad.any() for grad in gradients(learner))
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 6000])  # each row in a pass by itself; all in one
+def test_leaving_out_rows_without_a_gradient_changes_no_other(precise, chunk_tokens):
+    mixed = [replace(row, advantage=row.advantage * (i % 2)) for i, row in enumerate(make_rows())]
+    found = []
+    for rows in (mixed, [row for row in mixed if row.advantage]):
+        learner = precise(chunk_tokens)
+        stats = learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.0))
+        found.append((stats.loss, gradients(learner)))
+    (loss, whole), (left_loss, left) = found
+    assert loss == pytest.approx(left_loss, abs=1e-14)
+    for one, other in zip(whole, left, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0 if chunk_tokens == 1 else 1e-14)
+
+
 def test_clipped_tokens_are_counted_and_have_no_gradient(llama):
     learner = LocalLearner(llama(), LearnerConfig())
     row = make_rows()[3]

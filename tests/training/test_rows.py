@@ -153,6 +153,24 @@ def test_nothing_usable_gives_no_rows():
         assert (batch.rows, batch.groups_broken) == ((), 1)
 
 
+def test_a_row_without_a_gradient_is_left_out_and_changes_no_other():
+    """Without a KL term: of uniform groups, of turns without credit. A loss of your own may need them."""
+    groups = [[trajectory("a", 1.0, [2, 3]), trajectory("b", 0.0, [4])], *uniform_groups(2)]
+    with_kl = built(groups, credit="final")
+    without = built(groups, credit="final", loss={"kl_coefficient": 0.0})
+    kept = [row for row in with_kl.rows if row.advantage]
+    assert without.rows == tuple(kept)
+    assert (len(kept), len(with_kl.rows)) == (2, 11)
+    assert without.left_out == {"row whose gradient is 0 (advantage 0, no KL term)": 9}
+    assert (without.trajectories, without.groups_uniform) == (with_kl.trajectories, 2)
+    assert built(uniform_groups(2), loss={"kl_coefficient": 0.0}).rows == ()
+
+    class Own(PolicyLoss):
+        pass
+
+    assert len(build_rows(groups, TrainingConfig(loss=Own(kl_coefficient=0.0), credit="final")).rows) == 11
+
+
 def test_a_reward_that_is_not_finite_stops_training():
     with raises("not-finite", "nan", "place 1", "'t'"):
         built([[trajectory("a", 1.0, [2]), trajectory("b", float("nan"), [2])]])
@@ -443,8 +461,8 @@ def stream(name, reward, *parts, task="t", finish="stop", stop_reason="answered"
     )
 
 
-def build(*group, **settings):
-    return built([list(group)], role="policy", **settings)
+def build(*group, turns="merged", **settings):
+    return built([list(group)], role="policy", turns=turns, **settings)
 
 
 def test_a_stream_is_one_row_and_its_output_is_masked():
@@ -454,6 +472,25 @@ def test_a_stream_is_one_row_and_its_output_is_masked():
     assert (list(first.sampled), second.sampled) == (mask, ())
     assert [value for value, one in zip(first.old_logprobs, mask, strict=True) if one] == [-0.5] * 6
     assert (batch.trajectories, batch.left_out) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [("calls", [1 / 4, 1 / 12, 1 / 4, 1 / 12]), ("merged", [1 / 8, 1 / 4, 1 / 12])],
+)
+def test_a_call_that_continues_another_is_a_turn_of_equation_5_unless_calls_are_merged(turns, expected):
+    """1 / (G T_i |a_t|), with G = 2: both trajectories took two turns, of 1 and 3 tokens."""
+
+    def asked(prompt, *reply):
+        return call(len(reply)).model_copy(update={"prompt_ids": prompt, "completion_ids": reply})
+
+    group = [
+        trajectory("a", 1.0, [asked((1, 2), 3), asked((1, 2, 3, 4), 5, 6, 7)]),
+        trajectory("b", 0.0, [asked((1, 2), 9), asked((1, 2, 8, 4), 5, 6, 7)]),
+    ]
+    rows = built([group], turns=turns).rows
+    assert [row.weight for row in rows] == pytest.approx(expected)
+    assert sum(row.weight * sum(row.sampled or [1] * len(row.completion_ids)) for row in rows) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.training.rows import build_rows, row_of, tokens_after_prompt
-from midstream.training.settings import LearnerConfig
+from midstream.training.settings import LearnerConfig, TrainingConfig
 from support.exact import LOSS, learner_of, model_of
 from support.sessions import call as session_call
 from support.sessions import sessions
@@ -121,7 +121,7 @@ def trajectories(session):
 
 @given(sessions())
 def test_every_delivered_token_is_trained_once_behind_exactly_what_it_was_sampled_behind(session):
-    batch = build_rows([trajectories(session)], role="policy")
+    batch = build_rows([trajectories(session)], TrainingConfig(turns="merged"), role="policy")
     wanted = {}  # by log-probability, of which each sampled token has its own: the sequence that ends with the token
     for one in session:
         for place, value in enumerate(one.logprobs, 1):
@@ -143,7 +143,7 @@ def test_every_delivered_token_is_trained_once_behind_exactly_what_it_was_sample
 
 def test_a_lost_last_reply_does_not_take_the_credit():
     session = [session_call((1,), (2,)), session_call((1, 2, 3), (4,), first=5, delivered=False)]
-    batch = build_rows([trajectories(session)], role="policy")
+    batch = build_rows([trajectories(session)], TrainingConfig(turns="merged"), role="policy")
     [first, _] = batch.rows
     assert (first.completion_ids, first.old_logprobs) == ((2,), (-1.0,))
     assert batch.left_out == {"call whose reply the agent never received": 1}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from functools import partial
+from itertools import count
 
 import pytest
 import torch
@@ -17,10 +21,10 @@ from midstream.runs.budget import read_spent
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Records
 from midstream.runs.segments import Segments
-from midstream.training import learner
+from midstream.training import flow_grpo, learner
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
-from midstream.training.session import load_policy
+from midstream.training.session import TrainingSession, load_policy
 from midstream.training.sharing import WARN_BELOW
 from support.errors import raises
 from support.killed_training import differences
@@ -137,6 +141,36 @@ LITTLE_SHARED = (
     "--set",
     "warm_start.steps=1",
 )
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does_and_saves_the_last_step(ten_steps, finished_run, tmp_path, monkeypatch):
+    root, inner, handler = tmp_path / "ended", flow_grpo.rollout, signal.getsignal(signal.SIGTERM)
+    steps = count(1)
+
+    async def rollout(*arguments, **named):
+        if next(steps) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await inner(*arguments, **named)
+
+    monkeypatch.setattr(flow_grpo, "rollout", rollout)
+    assert train(ten_steps, root) == 130
+    assert signal.getsignal(signal.SIGTERM) is handler
+    run = RunDirectory.open(root)
+    assert (run.status().state, "SIGTERM" in run.status().message) == ("interrupted", True)
+    assert run.checkpoints.steps()[-1] == 6 == len(run.metrics.read())
+    assert main(["resume", str(root), "--quiet"]) == 0
+    assert differences(finished_run, root) == []
+
+
+def test_ten_minutes_without_a_checkpoint_make_one(ten_steps, finished_run, tmp_path, monkeypatch):
+    clock = partial(next, count(step=400.0))  # asked at the start, after each step and after each checkpoint
+    monkeypatch.setattr("midstream.training.session.TrainingSession", partial(TrainingSession, clock=clock))
+    saved, inner = [], LocalLearner.save
+    monkeypatch.setattr(LocalLearner, "save", lambda self, directory: (saved.append(directory), inner(self, directory)))
+    root = tmp_path / "slow"
+    assert train(ten_steps, root, "--set", "training.checkpoint_every=100") == 0
+    assert [int(directory.name.removeprefix(".tmp-")) for directory in saved] == [0, 2, 4, 6, 8, 10]
+    assert differences(finished_run, root) == ["recipe.toml"]
 
 
 def test_rows_that_share_little_are_reported_once_however_often_the_run_is_interrupted(

@@ -43,13 +43,15 @@ def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
     own = {name: given[name] for name in ("clip_low", "clip_high")}
     table = {
         "variant": variant,
-        "loss": {**own, "kl_coefficient": given["beta"], "horizon": given["max_completion_length"]},
+        "loss": {"kl_coefficient": given["beta"], "horizon": given["max_completion_length"]},
     }
-    if variant in ("gspo", "cispo", "sapo"):
+    if variant in ("gspo", "sapo"):
         with raises("unknown-type", variant):
             TrainingConfig.model_validate(table)
         return
-    loss = TrainingConfig.model_validate(table).loss
+    if variant == "cispo":
+        own["clip_high"] -= 1  # TRL's is the bound itself
+    loss = TrainingConfig.model_validate(table).loss.model_copy(update=own)
     logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
     chosen = (mask if given["tool_mask"] is None else mask * f64(given["tool_mask"])) > 0
     lengths = chosen.sum(-1)
@@ -77,7 +79,28 @@ def test_what_each_variant_sets():
         "dr_grpo": ("seq-mean-token-sum-norm", (0.2, 0.2), "group_mean", False, 0.0),
         "dapo": ("token-mean", (0.2, 0.28), "group_mean", True, 0.0),
         "rloo": ("seq-mean-token-sum", (0.2, 0.2), "leave_one_out", False, 0.001),
+        "cispo": ("token-mean", (0.2, 4.0), "group_mean", True, 0.0),
     }
+    turns = {name: TrainingConfig.model_validate({"variant": name}).turns for name in (None, *VARIANTS)}
+    assert turns == {None: "calls", **dict.fromkeys(VARIANTS, "merged")}
+
+
+def test_cispo_bounds_the_weight_and_keeps_every_tokens_gradient():
+    loss = TrainingConfig(variant="cispo").loss
+    logprobs = f64([-1.0, -1.0, -1.0, -1.0]).requires_grad_()
+    old, advantages = f64([-1.0, -4.0, -4.0, -0.5]), f64([1.0, 1.0, -1.0, 2.0])
+    result = loss.per_token(logprobs, old, None, advantages, f64([1.0] * 4), f64([1.0] * 4))
+    result.loss.sum().backward()
+    close(logprobs.grad, [-1.0, -5.0, 5.0, -2 * f64(-0.5).exp().item()])
+    assert result.clipped.tolist() == [False, True, True, False]
+    assert not loss.is_plain
+
+
+def test_what_a_policy_writes_in_one_stream_is_one_turn_and_a_planners_calls_are_one_each():
+    merged = ("artist-tiny", "search-r1-7b", "text-tiny", "function-calling-tiny", "own-agent-tiny")
+    found = {name: load_recipe(name).training.turns for name in (*merged, "flow-grpo-tiny", "agentflow-7b")}
+    assert found == {**dict.fromkeys(merged, "merged"), "flow-grpo-tiny": "calls", "agentflow-7b": "calls"}
+    assert load_recipe("artist-tiny", ["training.turns=calls"]).training.turns == "calls"
 
 
 def test_what_a_recipe_says_itself_stands():
@@ -96,10 +119,32 @@ def test_a_resolved_recipe_is_read_back_the_same():
     assert parse_recipe(recipe.model_dump(mode="json")) == recipe
 
 
-@pytest.mark.parametrize("name", ["gspo", "cispo", "sapo", "grop"])
-def test_a_recipe_with_another_variant_is_refused_with_those_there_are(name):
-    with raises("unknown-type", name, "grpo, bnpo, dr_grpo, dapo, rloo"):
+@pytest.mark.parametrize(
+    ("name", "road"),
+    [
+        ("gspo", "nearest: grpo"),
+        ("sapo", "training.loss.type"),
+        ("gigpo", "training.advantage"),
+        ("arpo", "group_size"),
+        ("grop", "grpo"),
+    ],
+)
+def test_a_recipe_with_another_variant_is_refused_with_the_nearest_road(name, road):
+    with raises("unknown-type", name, road, "grpo, bnpo, dr_grpo, dapo, rloo, cispo"):
         load_recipe("flow-grpo-tiny", [f"training.variant={name}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "road"),
+    [
+        ("steps=5", "training.steps? "),
+        ("training.algorithm=grpo", 'training.variant = "grpo"'),
+        ("trainings.steps=5", "did you mean 'training'?"),
+    ],
+)
+def test_a_setting_in_another_place_is_named_with_its_own(override, road):
+    with raises("recipe-invalid", road):
+        load_recipe("flow-grpo-tiny", [override])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-"""Rows that share too little are reported, with the place where they part and what another order would bring."""
+"""Rows that share too little are reported, with the place where they part."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -72,12 +70,6 @@ def warning_of(trajectories: Sequence[Trajectory], role: str = "planner", step: 
     return sharing_warning(of_step(trajectories, role, step), trajectories, role, decode)
 
 
-def number(pattern: str, text: str) -> float:
-    found = re.search(pattern, text)
-    assert found, text
-    return float(found[1].replace(",", ""))
-
-
 @pytest.fixture
 def instructions_last(tmp_path):
     """A planner with the prompt that ships, but for its instructions, which follow the memory."""
@@ -86,7 +78,7 @@ def instructions_last(tmp_path):
     instructions, tools = rest.split("{{lessons}}")
     path = tmp_path / "planner.md"
     path.write_text(f"{title}{tools}<!-- user -->\n{user}\n\nHow to decide:{instructions}", encoding="utf-8")
-    return PromptedPlanner(PlannerConfig(prompt_file=path)), len(instructions)
+    return PromptedPlanner(PlannerConfig(prompt_file=path))
 
 
 def test_the_prompt_that_ships_shares_enough():
@@ -95,30 +87,18 @@ def test_the_prompt_that_ships_shares_enough():
     assert warning_of(played) is None
 
 
-@pytest.mark.parametrize("group", [2, 8])
-def test_instructions_after_the_memory_are_reported_with_the_gain_of_putting_them_first(instructions_last, group):
-    planner, length = instructions_last
-    played = rolled_out(planner, group=group)
-    before, better = of_step(played).sharing, of_step(rolled_out(PromptedPlanner(PlannerConfig()), group=group)).sharing
-    text = warning_of(played)
-    assert text.startswith(f"step 1: the rows of the update hold only {before:.2f} tokens for each unique one. ")
+@pytest.mark.parametrize("step", [1, 2])
+def test_instructions_after_the_memory_are_reported_where_little_is_shared(instructions_last, step):
+    played = rolled_out(instructions_last)
+    enough = of_step(played, step=step)
+    assert sharing_warning(enough, played, "planner", decode) is None, "above the limit"
+    less = enough.model_copy(update={"unique_tokens": enough.total_tokens})
+    text = sharing_warning(less, played, "planner", decode)
+    assert text.startswith(f"step {step}: the rows of the update hold only 1.00 tokens for each unique one. ")
     first, second = (decode(turn.calls[0].prompt_ids) for turn in played[0].turns[:2])
     shared = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     assert first[:shared].rstrip().endswith("# Memory")
-    assert f"first differ in 'Memory', {shared:,} tokens into prompts of" in text
-    assert number(r"about ([\d,]+) tokens after", text) == pytest.approx(length, rel=0.1)
-    assert number(r"makes it about ([\d.]+)", text) == pytest.approx(better, rel=0.15)
-    assert better > 3 * before
-
-
-def test_later_steps_report_only_little_sharing(instructions_last):
-    """What an order costs is known after the first; how much is shared may change while the policy learns."""
-    played = rolled_out(instructions_last[0])
-    assert warning_of(played, step=1)
-    assert warning_of(played, step=2) is None, "above the limit"
-    shared = of_step(played, step=2)
-    less = shared.model_copy(update={"unique_tokens": shared.total_tokens})
-    assert "'Memory'" in sharing_warning(less, played, "planner", decode)
+    assert f"first differ in 'Memory', {shared:,} tokens in." in text
 
 
 def test_what_changes_at_the_beginning_is_reported(tmp_path):
@@ -129,7 +109,6 @@ def test_what_changes_at_the_beginning_is_reported(tmp_path):
     played = rolled_out(planner, group=4, turns=1, tasks=1, lessons=lambda i: f"{i} is a number to try.")
     text = warning_of(played)
     assert "first differ in 'Lessons from earlier tasks'" in text
-    assert number(r"makes it about ([\d.]+)", text) > 2
 
 
 def test_long_results_are_nothing_that_another_order_would_fix():
@@ -137,7 +116,6 @@ def test_long_results_are_nothing_that_another_order_would_fix():
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=2, result="{i} and {t}, " * 2000)
     text = warning_of(played)
     assert "first differ in 'Memory'" in text
-    assert text.endswith("few lines after that are the same in all of them: no other order of these would save much.")
 
 
 def test_long_replies_are_reported_as_what_the_policy_wrote():
@@ -145,7 +123,7 @@ def test_long_replies_are_reported_as_what_the_policy_wrote():
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=1, plan=plan)
     text = warning_of(played)
     prompt = len(played[0].calls[0].prompt_ids)
-    assert f"share all of their prompt and first differ in what the policy wrote, {prompt:,} tokens in" in text
+    assert f"first differ in what the policy wrote, {prompt:,} tokens in" in text
 
 
 def test_a_prompt_without_headings_is_reported_by_the_line_before():
@@ -173,9 +151,11 @@ def test_a_stream_is_one_row_and_parts_in_what_the_policy_wrote():
 
 def test_most_tasks_name_the_place(instructions_last):
     """One whose rollouts all ended after their first turn has no memory to part in."""
-    short = rolled_out(instructions_last[0], turns=1, tasks=1)
-    long = [one.model_copy(update={"task_id": f"long {one.task_id}"}) for one in rolled_out(instructions_last[0])]
-    assert "first differ in 'Memory'" in warning_of([*short, *long])
+    short = rolled_out(instructions_last, turns=1, tasks=1)
+    long = [one.model_copy(update={"task_id": f"long {one.task_id}"}) for one in rolled_out(instructions_last)]
+    played = [*short, *long]
+    less = of_step(played).model_copy(update={"unique_tokens": of_step(played).total_tokens})
+    assert "first differ in 'Memory'" in sharing_warning(less, played, "planner", decode)
 
 
 def test_nothing_to_compare_is_no_warning():
@@ -203,10 +183,6 @@ def test_any_rows_part_where_a_naive_search_says(pairs):
     shared = 0
     while len({row[: shared + 1] for row in rows}) == 1:
         shared += 1
-    assert found.shared == shared
-    assert found.fixed_tokens <= found.prompt_tokens
-    assert sorted(found.texts) == sorted(map(decode, rows))
-    assert [Counter(text) for text in found.moved] == [Counter(text) for text in found.texts], (
-        "lines move, none is lost"
-    )
-    assert found.place or found.moved == found.texts, "what is alike behind a prompt cannot be moved"
+    assert found[1] == shared
+    in_replies = shared >= min(len(dict((p + c, p) for p, c in pairs)[row]) for row in rows)
+    assert (found[0] == "in what the policy wrote") is in_replies

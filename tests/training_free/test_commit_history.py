@@ -46,7 +46,6 @@ def test_a_new_directory_has_none(tmp_path):
 
 def test_the_current_library_is_also_written_for_people(history):
     assert from_json((history.directory / "library.json").read_text()) == SECOND
-    assert "- [L2] Act." in (history.directory / "library.md").read_text()
 
 
 def test_a_rollback_is_a_new_version_and_no_id_is_used_again(history):
@@ -79,10 +78,8 @@ def test_a_torn_last_record_is_cut_off(history):
 
 def test_files_that_a_crash_left_behind_are_made_again(history):
     (history.directory / "library.json").write_text("{}")
-    (history.directory / "library.md").unlink()
     History(history.directory).write_files()
     assert read_library(history.directory / "library.json") == SECOND
-    assert "- [L2] Act." in (history.directory / "library.md").read_text()
 
 
 def test_a_second_writer_is_refused_while_the_first_writes(history):

@@ -3,10 +3,12 @@ from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
 from midstream.training_free.commit import History, read_library
-from midstream.training_free.library import Lesson, Library, Origin, proven, render_modules
-from midstream.training_free.library_text import from_json, from_markdown, to_json, to_markdown
+from midstream.training_free.library import Lesson, Library, Origin, proven
+from midstream.training_free.library_text import edited, from_json, to_draft, to_json
+from midstream.training_free.operations import Rules
+from midstream.training_free.similarity import ngram_similarity
 from support.errors import raises
-from support.libraries import libraries
+from support.libraries import MODULES, libraries
 
 LIBRARY = Library(
     lessons=(Lesson(id="L1", text="Look first."), Lesson(id="L3", text="Act.", state="vetoed")), next_number=9
@@ -37,29 +39,8 @@ def test_a_file_whose_prompts_were_changed_by_hand_is_no_longer_proven(old: str,
 
 
 def test_a_file_of_a_windows_editor_is_read(tmp_path):
-    for name, text in (("a.json", to_json(LIBRARY)), ("a.md", to_markdown(LIBRARY))):
-        (tmp_path / name).write_text(text, encoding="utf-8-sig")
-        assert render_modules(read_library(tmp_path / name)) == render_modules(LIBRARY)
-
-
-@given(libraries)
-def test_markdown_carries_what_prompts_hold(library: Library):
-    again = from_markdown(to_markdown(library))
-    assert render_modules(again) == render_modules(library)
-    assert {(lesson.id, lesson.state) for lesson in again.lessons} == {
-        (lesson.id, lesson.state) for lesson in library.lessons
-    }
-    assert all(lesson.origin == Origin(source="imported") for lesson in again.lessons)
-
-
-def test_lessons_without_an_id_get_one_that_nobody_has():
-    library = from_markdown("- Look first.\n- [L1] Act.\n- Rest.\n")
-    assert [(lesson.id, lesson.text) for lesson in library.lessons] == [
-        ("L2", "Look first."),
-        ("L1", "Act."),
-        ("L3", "Rest."),
-    ]
-    assert library.next_number == 4
+    (tmp_path / "a.json").write_text(to_json(LIBRARY), encoding="utf-8-sig")
+    assert read_library(tmp_path / "a.json") == LIBRARY
 
 
 def test_a_library_is_read_from_every_place(tmp_path):
@@ -68,7 +49,6 @@ def test_a_library_is_read_from_every_place(tmp_path):
     assert read_library(run) == LIBRARY
     assert read_library(run / "library") == LIBRARY
     assert read_library(run / "library" / "library.json") == LIBRARY
-    assert render_modules(read_library(run / "library" / "library.md")) == render_modules(LIBRARY)
 
 
 def test_a_place_without_a_library_is_named(tmp_path):
@@ -87,8 +67,6 @@ def test_a_place_without_a_library_is_named(tmp_path):
         ("a.json", "[1, 2", "Invalid JSON"),
         ("a.json", '{"lessons": [{"id": "L1"}]}', "lessons.0.text: Field required"),
         ("a.json", '{"lessons": [{"id": "L1", "text": "a"}, {"id": "L1", "text": "b"}]}', "two lessons have the id L1"),
-        ("a.md", "- [L1] a\n- [L1] b\n", "line 2: L1 occurs twice"),
-        ("a.md", "- [L1 frozen] a\n", "line 1: "),
     ],
 )
 def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str, message: str):
@@ -106,3 +84,92 @@ def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str,
 def test_json_that_is_no_library_is_refused(text):
     with raises("library-text-invalid"):
         from_json(text)
+
+
+# --- a person's edit --------------------------------------------------------------------------------------------------
+
+RULES = Rules(modules=MODULES, lesson_tokens=20, similarity=ngram_similarity, threshold=0.85)
+EDITED = Library(
+    lessons=(
+        Lesson(id="L1", text="Look first.", used=3),
+        Lesson(id="L2", text="Ask for units.", module="executor", state="pinned"),
+        Lesson(id="L4", text="Shout.", state="vetoed"),
+    ),
+    next_number=6,
+    proven_for="agent",
+)
+SECOND = '[[lessons]]\nid = "L2"\nmodule = "executor"\nstate = "pinned"\ntext = "Ask for units."\n'
+
+
+def edit(*changes: tuple[str, str]) -> tuple[Library, list[str]]:
+    text = to_draft(EDITED).partition("\n\n")[2]
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after, 1)
+    library, outcomes = edited(EDITED, text, RULES)
+    return library, [outcome.refused for outcome in outcomes]
+
+
+@given(libraries)
+def test_an_edit_that_changes_nothing_changes_nothing(library: Library):
+    again, outcomes = edited(library, to_draft(library), RULES)
+    assert (again.lessons, again.proven_for, outcomes) == (library.lessons, library.proven_for, [])
+
+
+def test_a_changed_text_is_a_persons_modification():
+    library, refused = edit(('"Look first."', '"""Look twice,\nthen  act."""'))
+    assert library.find("L1") == Lesson(id="L1", text="Look twice, then act.", origin=Origin(source="person"))
+    assert library.proven_for == ""
+    assert refused == [""]
+
+
+def test_a_table_taken_out_is_a_deletion_and_a_new_one_an_addition():
+    scales = '[[lessons]]\nmodule = "executor"\nstate = "pinned"\ntext = "Ask for scales."\n'
+    library, _ = edit((SECOND, f'{scales}[[lessons]]\ntext = "Breathe."\n'))
+    assert [(lesson.id, lesson.text, lesson.module, lesson.state) for lesson in library.lessons[2:]] == [
+        ("L6", "Ask for scales.", "executor", "pinned"),
+        ("L7", "Breathe.", "planner", "active"),
+    ]
+    assert library.find("L2") is None
+    assert library.next_number == 8
+
+
+def test_a_state_and_a_module_are_changed():
+    library, refused = edit(("pinned", "active"), ("vetoed", "active"), ('state = "active"', 'state = "vetoed"'))
+    assert [lesson.state for lesson in library.lessons] == ["vetoed", "active", "active"]
+    assert library.find("L1") == EDITED.lessons[0].model_copy(update={"state": "vetoed"})
+    assert refused == []
+    library, _ = edit(('module = "planner"', 'module = "executor"'))
+    assert library.find("L1") == Lesson(id="L1", text="Look first.", module="executor", origin=Origin(source="person"))
+
+
+def test_what_the_rules_refuse_stays_as_it_was():
+    new = '[[lessons]]\ntext = "{}"\n'
+    library, refused = edit(("Look first.", ""), (SECOND, SECOND + new.format("ask for units!")))
+    assert library.find("L1") == EDITED.find("L1")
+    assert refused == ["it has no text", ""]
+
+
+def test_all_lessons_go_only_where_that_is_written():
+    assert edited(EDITED, "lessons = []", RULES)[0].lessons == ()
+    with raises("library-text-invalid", "empty"):
+        edited(EDITED, "", RULES)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        (("L4", "L1"), "L1 occurs twice"),
+        (("L1", "L01"), "lessons.0.id"),
+        (("vetoed", "frozen"), "lessons.2.state"),
+        (("text = ", "txt = "), "lessons.0"),
+        (("[[lessons]]", "[[lessons]"), "line 1"),
+    ],
+)
+def test_an_edit_that_is_no_library_is_refused_with_its_place(change: tuple[str, str], value: str):
+    with raises("library-text-invalid", value):
+        edit(change)
+
+
+def test_a_lesson_that_is_not_there_is_refused():
+    assert edit(("L1", "L9"))[1] == ["", "there is no lesson 'L9'"]

@@ -45,8 +45,3 @@ def test_the_dry_run_says_it(capsys):
     assert "18,432,000 tokens  summariser: reflector (simulated)" in said
     assert "at most 44.31 dollars" in said
     assert "Limits of the whole run: tokens = 5,000" in said
-
-
-def test_settings_with_the_reflectors_old_name_are_read():
-    old = config().model_dump(mode="json", exclude={"reflector"}) | {"optimiser": {"engine": "m"}}  # words: allow
-    assert PracticeConfig.model_validate(old) == config()

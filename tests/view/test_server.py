@@ -43,16 +43,24 @@ def test_other_hosts_and_origins_are_refused(client: Client) -> None:
         "evil.example",
         f"evil.example:{port}",
         "127.0.0.1",
-        f"127.0.0.1:{port + 1}",
         f"127.0.0.1.x:{port}",
         "",
     ):
         assert client.send(path, headers={"Host": host})[0] == 403, host
     for host in ("127.0.0.1", "localhost", "[::1]"):
         assert client.send(path, headers={"Host": f"{host}:{port}"})[0] == 200
+    assert client.send(path, headers={"Host": f"localhost:{port + 1}"})[0] == 200  # through a tunnel
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", f"http://localhost:{port}"):
         assert client.send(path, headers={"Origin": origin})[0] == 403, origin
     assert client.send(path, headers={"Origin": f"http://127.0.0.1:{port}"})[0] == 200
+
+
+def test_elsewhere_than_at_this_machine_the_token_decides(tmp_path: Path) -> None:
+    viewer = Viewer([tmp_path], host="0.0.0.0", port=8000, token="secret")
+    scope = {"headers": [(b"host", b"box.example:8000")], "method": "GET", "query_string": b""}
+    found = [viewer._refusal({**scope, "path": path, "raw_path": path.encode()}) for path in ("/secret/", "/wrong/")]
+    assert [bool(why) for why in found] == [False, True]
+    assert viewer.address == "http://0.0.0.0:8000/secret/"
 
 
 def test_a_form_of_another_page_cannot_post(client: Client) -> None:

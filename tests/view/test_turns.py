@@ -78,7 +78,7 @@ def line_of(trajectory: Trajectory) -> bytes:
 def test_turns_and_frame_are_those_that_were_written(trajectory: Trajectory, size: int, in_result: bool) -> None:
     line = line_of(trajectory)
     before = b'{"set":"a","trajectory":' if in_result else b""
-    text = before + line[:-1] + b',"checksum":"0"}\n' if in_result else line
+    text = before + line[:-1] + b"}\n" if in_result else line
     recorded = Recorded(Parts(text + b'{"id":"the next line"', size), len(before))
     recorded.scan()
     assert recorded.done

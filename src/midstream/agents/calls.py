@@ -21,15 +21,18 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
+from midstream.core.answers import extract
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import schema_error_async
 from midstream.core.protocols import Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import Template
+from midstream.core.tool_calls import functions_in, parsed
 from midstream.core.trajectory import Action, Command
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)```", re.DOTALL)
+_FENCES = re.compile(r"```[\w+-]*\s(.*?)```", re.DOTALL)
 MOST_CALLS = 64  # in one reply; each is a turn
 _MAX_PYTHON = 50_000  # characters: parsing more would block every other run
 _BROKEN = (ValueError, RecursionError, MemoryError, OverflowError)  # parser errors besides SyntaxError
@@ -69,7 +72,6 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         raise RecipeError(
             f"two of the tools {', '.join(tool.name for tool in tools)} have one name",
             code="name-clash",
-            cause="a recipe's tool has the name of another of agent.tools, or of a function of the task",
             fix="rename it in agent.tools",
         )
     own = {tool.name: mark for mark, tool in found.items()}
@@ -94,7 +96,6 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(several)}",
             code="template-mismatch",
-            cause="its calls are one text, for a tool that requires exactly one argument",
             fix='choose a template with body = "json"',
         )
     return found
@@ -121,6 +122,18 @@ async def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping
         problem = f"the reply holds {len(calls)} calls, and at most {MOST_CALLS} are run at once"
         return [ToolCall(unreadable=problem)]
     return list(await asyncio.gather(*(_checked(call, tools) for call in calls)))
+
+
+def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Block]:
+    """Calls in JSON that a reply holds outside the template's marks: in a code fence, or as a whole text or answer."""
+    found: list[Block] = []
+    for block in blocks:
+        if block.kind in ("text", "answer"):
+            for body in _FENCES.findall(block.body) or [extract(block.body)]:
+                functions, _ = functions_in(parsed(body))
+                if functions and all(function["name"] in tools for function in functions):
+                    found.append(Block(kind="call", body=body))
+    return found
 
 
 def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:

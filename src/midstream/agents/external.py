@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from midstream.agents.session import Outcome, Session, SessionSettings
 from midstream.agents.session_agent import Address, SessionAgent, gateway_of
 from midstream.core.component import Context
-from midstream.core.data import problems_of
+from midstream.core.data import problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
@@ -55,7 +55,7 @@ class _Places:
     def __init__(self) -> None:
         self.free: deque[_Place] = deque()
         self.taken: dict[str, _Place] = {}  # by the caller's id
-        self.wanted: set[str] = set()  # ids whose own tasks have begun
+        self.runs: dict[str, asyncio.Task[str]] = {}  # of callers' own tasks, by the caller's id
         self.ended: set[str] = set()
         self.changed = asyncio.Condition()
 
@@ -67,10 +67,18 @@ class ExternalAgent(SessionAgent):
 
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
-        self.start: Callable[[Task], Any] | None = None  # begins a run of a caller's own task, where they bring them
+        self._start: Callable[[Task], asyncio.Task[str]] | None = None
         other = getattr(gateway.opener, "__self__", None)
         self._places = other._places if isinstance(other, ExternalAgent) else _Places()
         gateway.opener = self.open
+
+    def take_tasks(self, start: Callable[[Task], asyncio.Task[str]], ended: Iterable[str]) -> None:
+        """Let callers bring tasks; ids that have `ended` are not given again.
+
+        `start` runs a task's session and records it; its result is why that failed, or "".
+        """
+        self._start = start
+        self._places.ended.update(ended)
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Offer the run, and wait until its caller ends it."""
@@ -79,6 +87,7 @@ class ExternalAgent(SessionAgent):
         shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
         place = _Place(session=session, shown=shown)
         session.ended = asyncio.get_running_loop().create_future()
+        session.recorded = self._places.runs.get(task.id)
         async with self._places.changed:
             self._places.free.append(place)
             self._places.changed.notify_all()
@@ -94,24 +103,26 @@ class ExternalAgent(SessionAgent):
     async def open(self, body: Any) -> dict[str, Any]:
         """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.
 
-        Where callers bring a `task` of their own (`start`), the place is that task's. Raises `FormError`.
+        Where callers bring a `task` of their own, the place is that task's. Raises `FormError`.
         """
         body = body if isinstance(body, dict) else {}
+        if reason := unfit(body):
+            raise FormError("invalid_value", f"it cannot be kept: {reason}", None)
         name = body.get("id") or secrets.token_hex(8)
         if not isinstance(name, str) or len(name) > _LONGEST_ID:
             raise FormError("invalid_type", f"a text of at most {_LONGEST_ID} characters is needed", "id")
         if name in self._places.ended:
             raise FormError("session-ended", "the session with this id has ended", "id", status=409)
-        if ("task" in body) != (self.start is not None):
-            words = "is needed, with a question" if self.start else "is not taken: this run hands out its own"
+        if ("task" in body) != (self._start is not None):
+            words = "is needed, with a question" if self._start else "is not taken: this run hands out its own"
             raise FormError("invalid_value", f"a task {words}", "task")
         if name not in self._places.taken:
-            if self.start is not None and name not in self._places.wanted:
-                self._places.wanted.add(name)
-                self.start(_task_of(name, body["task"]))
+            if self._start is not None and name not in self._places.runs:
+                running = self._places.runs[name] = self._start(_task_of(name, body["task"]))
+                running.add_done_callback(lambda _: self._places.runs.pop(name))
 
             def fits(place: _Place) -> bool:
-                return self.start is None or place.shown["task"]["id"] == name
+                return self._start is None or place.shown["task"]["id"] == name
 
             try:
                 async with asyncio.timeout(_WAIT_S), self._places.changed:

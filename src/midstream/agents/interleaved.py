@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.agents.calls import ToolCall, read_calls, tools_by_name
+from midstream.agents.calls import ToolCall, read_calls, stray_calls, tools_by_name
 from midstream.agents.rendering import ResultForm, render_lessons, result_writer
 from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
@@ -27,7 +27,7 @@ from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import POLICY, answer_of, escape_marks, said
+from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.text import neutral, to_json
@@ -46,6 +46,9 @@ class StreamConfig(Settings):
             one
         observation_format: how the stream holds results that are JSON: `json` (as the tool wrote them), `toon`, or
             `auto`: whichever takes fewer tokens; the last two need the extra `toon`
+        stray_calls: what a call in JSON is that stands outside the template's marks, in a code fence or as the answer:
+            `malformed`, of which the policy reads, or `run`, as if it stood between them; in templates whose calls are
+            JSON and whose output is a message, and not in dialogues, where it is said to the user
         tools: tool names of the template mapped to those of the recipe: `{ search = "wikipedia" }`
         answer_s: seconds that the last reply has after `rollout.deadline_s`; a dialogue has none
     """
@@ -53,6 +56,7 @@ class StreamConfig(Settings):
     max_turns: int = Field(default=10, ge=1)
     max_tokens: int = Field(default=8000, ge=1)
     observation_format: ResultForm = "json"
+    stray_calls: Literal["malformed", "run"] = "malformed"
     tools: dict[str, str] = {}
     answer_s: float = Field(default=120.0, gt=0)
 
@@ -140,7 +144,7 @@ class _Run:
         # Inline, a call counts when sampling stopped at its mark; as messages, when the reply has ended.
         runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
         written = [block for block in blocks if runs and self.tools and block.kind == "call"]
-        calls = await read_calls(written, self.template, self.tools)
+        calls = await self._read(written, blocks if runs and self.tools else ())
         if ending in ("cut", "full"):
             self._end("token_limit" if ending == "cut" else "context_limit")
         elif calls and (self.last or self.calling == self.config.max_turns):
@@ -155,6 +159,17 @@ class _Run:
             self.context.emitter(POLICY, draft.index)("answer", self.record.answer)
             reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
             self._end("time_limit" if self.last else reason)
+
+    async def _read(self, written: Sequence[Block], blocks: Sequence[Block]) -> list[ToolCall]:
+        """The calls of a reply that has ended: between marks, or the stray ones of a reply without marks."""
+        template = self.template
+        if written or self.dialogue is not None or (template.appends, template.body) != ("message", "json"):
+            return await read_calls(written, template, self.tools)
+        calls = await read_calls(stray_calls(blocks, self.tools), template, self.tools)
+        if self.config.stray_calls == "run":
+            return calls
+        problem = f"the call stands outside {template.call.open} and {template.call.close}"
+        return [ToolCall(tool=call.tool, text=call.text, unreadable=problem) for call in calls]
 
     async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut", "full"]:
         """Sample until a mark closes a call or the answer, the policy ends its reply, a limit of tokens, or no room.

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import model_validator
-
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_lessons, render_memory, render_tools
 from midstream.core.component import ComponentConfig
@@ -59,16 +57,6 @@ class ModuleConfig(Settings):
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
     prompt_file: Path | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_memory_style(cls, table: Any) -> Any:
-        """Read older recipes, which could also write memory as TOON."""
-        if not isinstance(table, dict) or "memory_style" not in table:
-            return table
-        if table["memory_style"] != "json":
-            raise ValueError(f"memory_style = {table['memory_style']!r} is gone: memory is JSON; remove the setting")
-        return {key: value for key, value in table.items() if key != "memory_style"}
 
 
 class PromptedModule:
@@ -187,16 +175,15 @@ class PromptedExecutor(PromptedModule):
 
     role, layout = "executor", ("tools", "action")
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, *, code_prompt: str = "executor_code") -> None:
         self.mode, self._structured = config.mode, config.structured_output
         if self.mode == "code" and self._structured:
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 code="setting-conflict",
-                cause="a server can enforce the schema of arguments, not of a program",
                 fix='set structured_output = false, or mode = "arguments"',
             )
-        super().__init__(config, prompt="executor_code" if self.mode == "code" else "executor")
+        super().__init__(config, prompt=code_prompt if self.mode == "code" else "executor")
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
@@ -206,18 +193,12 @@ class PromptedExecutor(PromptedModule):
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
         if self.mode == "code":
-            functions = [
-                {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
-                for each in tools
-            ]
-            wanted = {"function": function_name(tool.name), "sub_goal": action.sub_goal, "context": action.context}
-            values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
 
             async def parse_code(reply: str) -> tuple[Command, str | None]:
                 command = parse_program(reply, tool.name)
                 return command, command.error
 
-            return await self._ask(values, context, parse_code)
+            return await self._ask(self._functions(action, tools), context, parse_code)
 
         wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
@@ -228,6 +209,15 @@ class PromptedExecutor(PromptedModule):
 
         schema = tool.parameters if self._structured else None
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+
+    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+        """The prompt's values in mode "code"."""
+        functions = [
+            {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
+            for each in tools
+        ]
+        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
+        return {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):

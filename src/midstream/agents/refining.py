@@ -72,7 +72,6 @@ class Refining:
             raise UnsupportedError(
                 f"strategy {self.strategy} was given a task that is a dialogue",
                 code="dialogues-not-supported",
-                cause="a reply in a dialogue cannot be taken back and refined",
                 fix="leave out evaluation.strategy",
             )
         return await _Run(self, task, context).trajectory()

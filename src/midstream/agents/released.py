@@ -1,4 +1,4 @@
-"""The planner that AgentFlow's authors released, asked in the form in which it was trained.
+"""The planner that AgentFlow's authors released, asked in the form in which it was trained, and its executor.
 
 Source: github.com/lupantech/AgentFlow, commit b940064 (MIT License). Its prompt (models/planner.py) is one user
 message: query, query analysis, names of tools, their metadata and all earlier steps, then instructions.
@@ -9,19 +9,23 @@ that of the system message. Tools and steps are printed Python values there, and
     {'Python_Code_Generator_Tool': {'tool_name': ..., 'tool_description': ..., 'input_types': {'query': 'str - ...'}}}
     {'Action Step 1': {'tool_name': ..., 'sub_goal': ..., 'command': 'execution = tool.execute(...)', 'result': ...}}
 
-The model knows tools by the names of its training: a tool's table gives it such a name with `alias`.
+The model knows tools by the names of its training: a tool's table gives it such a name with `alias`. Its executor's
+commands are Python around `execution = tool.execute(...)`, and what `execution` holds at the end is the result.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from midstream.agents.prompted import PlannerConfig, PromptedPlanner
-from midstream.core.protocols import Tool
-from midstream.core.text import neutral
-from midstream.core.trajectory import Memory, MemoryRecord, Sampling
+from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner
+from midstream.agents.rendering import render_tools
+from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.text import neutral, to_json
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling
 
+_SHOW = "\nprint(execution)"  # ends a program, whose result is what it prints
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
@@ -53,6 +57,32 @@ class ReleasedPlannerConfig(PlannerConfig):
     sampling: Sampling = Sampling(temperature=0.7, top_p=0.99, max_tokens=2048)
 
 
+class ReleasedExecutor(PromptedExecutor):
+    """`core.protocols.Executor` whose commands are written as the released planner reads them in its memory."""
+
+    def __init__(self, config: ReleasedExecutorConfig) -> None:
+        super().__init__(config, code_prompt="executor_released")
+
+    def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+        wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
+        return {"tools": render_tools(tools), "action": to_json(wanted)}
+
+    async def command(
+        self, action: Action, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[Command, tuple[Call, ...]]:
+        """Write a command, whose result is what `execution` holds at its end."""
+        command, calls = await super().command(action, tools, context)
+        return command.model_copy(update={"code": command.code + _SHOW}) if command.code else command, calls
+
+
+class ReleasedExecutorConfig(ExecutorConfig):
+    """A chat model that writes commands of the form `execution = tool.execute(query="...")`."""
+
+    component = ReleasedExecutor
+
+    mode: Literal["arguments", "code"] = "code"
+
+
 def _metadata(tool: Tool) -> dict[str, Any]:
     """A tool as the planner was shown one."""
     parameters: Mapping[str, Any] = tool.parameters.get("properties", {})
@@ -68,8 +98,12 @@ def _step(record: MemoryRecord) -> dict[str, str]:
     command = record.command
     written = "No command was made."
     if command is not None:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in command.arguments.items())
-        written = command.code or f"execution = tool.execute({arguments})"
+        values = {
+            name: json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+            for name, value in command.arguments.items()
+        }
+        called = f"execution = tool.execute({', '.join(f'{name}={text}' for name, text in values.items())})"
+        written = command.code.removesuffix(_SHOW) if command.code else called
     return {
         "tool_name": record.action.tool,
         "sub_goal": record.action.sub_goal,

@@ -84,7 +84,6 @@ class PromptTemplate:
             raise RecipeError(
                 f"the user part of the {role}'s prompt file {override} is empty, or can be",
                 code="prompt-invalid",
-                cause="many servers refuse a request without a user message",
                 fix=f"move text, or a value other than {_places(may_be_empty)}, below the line <!-- user -->",
             )
 

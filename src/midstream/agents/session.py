@@ -13,12 +13,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import to_jsonable_python
 
 from midstream.agents.rendering import render_lessons
 from midstream.agents.running import AgentSettings, Draft, Record
@@ -27,7 +28,7 @@ from midstream.core.errors import InfrastructureError, MidstreamError, PromptToo
 from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import Answered, Asked, FormError, changing
 from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
@@ -39,15 +40,14 @@ class SessionSettings(AgentSettings):
     """Settings of an agent of another program.
 
     Attributes:
-        sampling: how the policy samples, whatever the agent asks for; the default of other models
-        caller_sampling: use the temperature, top_p and seed that the agent sends for the policy too; not for training
+        sampling: how the policy samples where its weights are trained, whatever the agent asks for
         max_calls: requests of one run; the next is refused, and the run is scored
-        max_tokens: tokens that models write in one run, likewise
+        max_tokens: tokens that models write in one run, likewise; a request without a limit of its own then has
+            `sampling.max_tokens`
         idle_s: seconds without a request after which the agent's run is an error
     """
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
-    caller_sampling: bool = False
     max_calls: int = Field(default=200, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     idle_s: float = Field(default=600.0, gt=0)
@@ -109,11 +109,14 @@ class Session:
         self.over = False
         self.waits = False  # for a caller from outside, who ends the session through `ended`
         self.ended: asyncio.Future[Outcome] | None = None
+        self.recorded: asyncio.Task[str] | None = None  # why such a session could not be recorded, or ""
         self._asked: list[Asking] = []
         self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
         self._under_way: set[asyncio.Task[Asking]] = set()
         self._same: Counter[str] = Counter()
         self._tools: dict[str, tuple[Asking, Draft]] = {}  # by id of a tool call without an answer
+        self._held = 0  # tokens of `max_tokens` that requests under way may write
+        self._room = asyncio.Condition()
         # An engine that waits for all trajectories answers one request of each at a time.
         lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
         self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if lockstep else nullcontext()
@@ -167,8 +170,7 @@ class Session:
     async def take_reward(self, body: Any) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
         value: Any = body.get("reward") if isinstance(body, dict) else None
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+        _check_reward(value)
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
         feedback = Outcome(feedback=str(body.get("feedback", ""))).feedback
@@ -182,6 +184,8 @@ class Session:
             raise FormError("invalid_type", 'an object is needed, e.g. {"answer": "42"}', None)
         if self.ended.done():
             raise FormError("session-ended", "this session has ended", None, status=409)
+        if body.get("reward") is not None:
+            _check_reward(body["reward"])
         try:
             outcome = Outcome.model_validate({key: value for key, value in body.items() if key != "error"})
         except ValidationError as failure:
@@ -191,6 +195,8 @@ class Session:
             self.ended.set_exception(agent_failed(f"the caller ended its session: {error!s:.2000}", fix))
         else:
             self.ended.set_result(outcome)
+        if self.recorded is not None and (why := await asyncio.shield(self.recorded)):
+            raise FormError("session-lost", f"the session was not recorded: {why}", None, status=500)
 
     # -- a request -------------------------------------------------------------------------------------------------
 
@@ -204,26 +210,28 @@ class Session:
             names = ", ".join(self.names)
             raise self._refused(404, "unknown-model", f"no model {asked.model!r:.100}; there are: {names}", "model")
         self._observe(asked.messages)
-        self._check_limits()
+        if len(self._asked) >= self.settings.max_calls:  # the agent's own doing: its run is scored
+            self.limit = "turn_limit"
+            words = f"the agent has made {len(self._asked)} calls, the most that agent.max_calls allows"
+            raise self._refused(400, "call-limit", words)
         asking = Asking(number=len(self._asked), drafts=[Draft(index=len(self._asked) + 1)])
         self._asked.append(asking)
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
         self._same[digest] += 1
         context, met = self.context.begin(role, asking.drafts[0].index), self.limit
-        own = self.settings.caller_sampling or role != POLICY
+        request = Request(
+            role=role,
+            messages=with_lessons(asked.messages, context.lessons),
+            tools=asked.tools,
+            json_schema=asked.json_schema,
+            **self._sampling(asked, role, seed),
+        )
         try:
-            async with self._place:
-                call = await context.sample(
-                    Request(
-                        role=role,
-                        messages=with_lessons(asked.messages, context.lessons),
-                        tools=asked.tools,
-                        sampling=self._sampling(asked, own=own),
-                        seed=asked.seed if own and asked.seed is not None else seed,
-                        json_schema=asked.json_schema,
-                    )
-                )
+            async with self._within_tokens(request) as request, self._place:
+                call = await context.sample(request)
+                sent = {"name": asked.model, "asked": to_jsonable_python(asked.given), "seed": request.seed}
+                asking.call = call.model_copy(update={"sent": call.sent | sent})
         except PromptTooLongError as failure:
             self.limit = "context_limit"
             if not self.calls:
@@ -232,10 +240,6 @@ class Session:
         except MidstreamError as failure:
             self._fail(failure)
             raise self._refused(503, failure.code, f"the model cannot answer: {failure.what}") from failure
-        asked_for: dict[str, JsonValue] = {**asked.sampling, **({} if asked.seed is None else {"seed": asked.seed})}
-        asked_for = {key: list(value) if isinstance(value, tuple) else value for key, value in asked_for.items()}
-        sent = {**call.sent, "name": asked.model, "asked": asked_for, "seed": seed}
-        asking.call = call.model_copy(update={"sent": sent})
         context.emit("call", call)
         if self.limit == met:  # another request may have met one in the meantime
             self.limit = None
@@ -272,13 +276,49 @@ class Session:
             parsed = PARSERS["hermes"](text, asked.tools)
         return parsed if asked.tools or not parsed.calls else Parsed(text=text)
 
-    def _sampling(self, asked: Asked, *, own: bool) -> Sampling:
-        """The recipe's sampling, or the caller's; a caller's stops hold, and its limit if that is lower."""
-        recipe = self.settings.sampling
-        given = dict(asked.sampling) if own else {}
-        given["stop"] = (*recipe.stop, *asked.sampling.get("stop", ()))
-        given["max_tokens"] = min(asked.sampling.get("max_tokens", recipe.max_tokens), recipe.max_tokens)
-        return Sampling.model_validate(recipe.model_dump() | given)
+    def _sampling(self, asked: Asked, role: str, seed: int) -> dict[str, Any]:
+        """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
+        forced = self.context.sampling if role == POLICY else None
+        own = asked.given
+        stop = own.pop("stop", ())
+        is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
+        if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(asked.options)):
+            why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
+            raise self._refused(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
+        if isinstance(forced, Sampling):
+            limit, stop = min(own.get("max_tokens", forced.max_tokens), forced.max_tokens), (*forced.stop, *stop)
+            own = {"temperature": forced.temperature, "top_p": forced.top_p, "max_tokens": limit}
+        elif forced is not None:
+            own["temperature"] = forced
+        values = {key: value for key, value in own.items() if key in Sampling.model_fields}
+        sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
+        return {"sampling": sampling, "options": own, "seed": own.get("seed", seed)}
+
+    @asynccontextmanager
+    async def _within_tokens(self, request: Request) -> AsyncGenerator[Request]:
+        """The request with a limit that `max_tokens` has room for; it waits while others may use up what is left."""
+        most, limit = self.settings.max_tokens, 0
+        if most is not None:
+
+            def left() -> int:
+                return most - self._held - sum(call.usage.completion_tokens for call in self.calls)
+
+            async with self._room:
+                await self._room.wait_for(lambda: left() > 0 or not self._held)
+                if left() <= 0:
+                    self.limit = "token_limit"
+                    words = f"the agent's model has written {most - left()} tokens; agent.max_tokens is {most}"
+                    raise self._refused(400, "token-limit", words)
+                limit = min(request.sampling.max_tokens, left())
+                self._held += limit
+            sampling = request.sampling.model_copy(update={"max_tokens": limit})
+            request = replace(request, sampling=sampling, options={**(request.options or {}), "max_tokens": limit})
+        try:
+            yield request
+        finally:
+            self._held -= limit
+            async with self._room:
+                self._room.notify_all()
 
     def _observe(self, messages: Sequence[Message]) -> None:
         """Find the answers of tools in the messages of a request."""
@@ -288,18 +328,6 @@ class Session:
                 took = time.monotonic() - asking.done_s
                 draft.observation = Observation(status="ok", text=message.content, duration_s=took)
                 draft.add("observation", self.context.emitter(POLICY, draft.index))
-
-    def _check_limits(self) -> None:
-        """Refuse a request past a limit: it is the agent's own doing, and its run is scored."""
-        settings, sampled = self.settings, sum(call.usage.completion_tokens for call in self.calls)
-        if len(self._asked) >= settings.max_calls:
-            self.limit = "turn_limit"
-            words = f"the agent has made {len(self._asked)} calls, the most that agent.max_calls allows"
-            raise self._refused(400, "call-limit", words)
-        if settings.max_tokens is not None and sampled >= settings.max_tokens:
-            self.limit = "token_limit"
-            words = f"the agent's model has written {sampled} tokens; agent.max_tokens is {settings.max_tokens}"
-            raise self._refused(400, "token-limit", words)
 
     def _refused(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
         self.counts[f"refused: {code}"] += 1
@@ -337,6 +365,11 @@ class Session:
             draft.events[:0] = ["call" for _ in draft.calls]
             record.turns.append(draft.turn())
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
+
+
+def _check_reward(value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

@@ -8,7 +8,7 @@
 
 A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL and
 ANTHROPIC_API_KEY, MIDSTREAM_TASK (a JSON file: id, question, metadata) and MIDSTREAM_ANSWER (the file to write).
-A function that is not `async` is a command too: it has a process, which can be ended.
+A function that is not `async` has a thread, which nothing can end: what it still asks after its run's end is refused.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic import Field, JsonValue
 
 from midstream.agents.running import Record, RecordedAgent
-from midstream.agents.session import Outcome, Session, SessionSettings, agent_failed
+from midstream.agents.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error_async
-from midstream.core.own_settings import OwnFunction, described, own_values
+from midstream.core.own_settings import OwnFunction, described
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
@@ -47,7 +46,6 @@ from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
 _KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
-_LONGEST_FILE = 16 << 20  # characters: the longest answer in JSON, with feedback
 _END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
 
 
@@ -64,7 +62,7 @@ class CommandSettings(SessionSettings):
 
     def build(self, context: Context) -> CommandAgent:
         """The agent."""
-        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context), self.command)
+        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ def gateway_of(context: Context | None) -> Gateway:
 
 
 class FunctionSessionAgent(SessionAgent):
-    """An `async` function as an agent."""
+    """A function as an agent."""
 
     def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__(function.name, settings, gateway)
@@ -179,6 +177,8 @@ class FunctionSessionAgent(SessionAgent):
         """Call the function."""
         try:
             tools = {tool.name: partial(_result, tool) for tool in session.context.tools}
+            if not inspect.iscoroutinefunction(self._function.function):
+                tools = {name: partial(_waited, session.loop, result) for name, result in tools.items()}
             values = {"task": task, "session": address, "question": task.question, "tools": tools}
             answer = await self._function.called(self.settings, values)
         except InfrastructureError as failure:  # tried again, unlike that of other components
@@ -196,12 +196,15 @@ async def _result(tool: Tool, **arguments: JsonValue) -> str:
     return problem or (await call_tool(tool, arguments)).text
 
 
+def _waited(loop: asyncio.AbstractEventLoop, result: Callable[..., Any], **arguments: JsonValue) -> str:
+    """What a tool answers, for a function in a thread."""
+    return asyncio.run_coroutine_threadsafe(result(**arguments), loop).result()
+
+
 class CommandAgent(SessionAgent):
     """A program as an agent, which ends with all that it started: it has a supervisor (`engines/supervise.py`)."""
 
-    def __init__(self, name: str, settings: SessionSettings, gateway: Gateway, command: Sequence[str]) -> None:
-        super().__init__(name, settings, gateway)
-        self._command, self._cwd = command, getattr(settings, "cwd", None)
+    settings: CommandSettings
 
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
@@ -229,23 +232,19 @@ class CommandAgent(SessionAgent):
                 how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
                 raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
             if not answer.is_file():
-                return self.outcome(None)
+                return Outcome()
             with answer.open(encoding="utf-8", errors="replace") as file:
-                return self.outcome(file.read(_LONGEST_FILE))
-
-    def outcome(self, text: str | None) -> Outcome:
-        """The outcome in the file that the program wrote, if it did: its text, without white space around it."""
-        return Outcome(answer=None if text is None else text.strip())
+                return Outcome(answer=file.read(LONGEST_TEXT).strip())
 
     def _check_command(self) -> None:
         """Raise `RecipeError` for a program or directory that is not there: no run could start it."""
-        program = self._command[0]
-        if self._cwd is not None and not self._cwd.is_dir():
-            what, fix = f"agent.cwd: there is no directory {str(self._cwd)!r}", "correct the path"
+        command, cwd = self.settings.command, self.settings.cwd
+        if cwd is not None and not cwd.is_dir():
+            what, fix = f"agent.cwd: there is no directory {str(cwd)!r}", "correct the path"
             raise RecipeError(what, code="file-not-found", fix=fix)
-        if shutil.which(program if os.sep not in program else Path(self._cwd or "", program)) is None:
+        if shutil.which(command[0] if os.sep not in command[0] else Path(cwd or "", command[0])) is None:
             raise RecipeError(
-                f"agent.command = {list(self._command)} cannot be started: no such program, or it is not executable",
+                f"agent.command = {list(command)} cannot be started: no such program, or it is not executable",
                 code="command-not-found",
                 fix="name a program that is installed here, by its path",
             )
@@ -253,9 +252,9 @@ class CommandAgent(SessionAgent):
     async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
         """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self._command),
+            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self.settings.command),
             env=environment,
-            cwd=self._cwd,
+            cwd=self.settings.cwd,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -291,43 +290,10 @@ async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
         lines.append(rest.decode("utf-8", "replace"))
 
 
-class ProcessAgent(CommandAgent):
-    """A function that is not `async`, in a process of its own for each run."""
-
-    def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
-        program = (sys.executable, "-m", "midstream.agents.run_function")
-        given = json.dumps(to_jsonable_python(own_values(settings)))
-        super().__init__(function.name, settings, gateway, (*program, function.reference, given))
-
-    def outcome(self, text: str | None) -> Outcome:
-        """The outcome as `run_function` writes it; without one, the function has ended its process."""
-        try:
-            return Outcome.model_validate_json(text or "")
-        except ValidationError as failure:
-            words = f"agent {self.name!r} ended its process before it returned"
-            raise agent_failed(words, "let it return its answer, or raise") from failure
-
-
 def session_agent(function: OwnFunction) -> type[SessionSettings]:
-    """The settings of a function that takes `session`. Raises `RecipeError` for one that a process cannot import."""
-    is_async = inspect.iscoroutinefunction(function.function)
-    if not is_async and "tools" in function.takes:
-        raise RecipeError(
-            f"{function.reference} takes `session` and `tools`, and is not async",
-            code="component-invalid",
-            cause="it would run in a process of its own, where the recipe's tools are not",
-            fix="write `async def`, or leave `tools` out",
-        )
-    if not is_async and function.reference.startswith("python:"):
-        raise RecipeError(
-            f"{function.reference} takes `session`, is not async, and no file holds it",
-            code="component-invalid",
-            cause="it would run in a process of its own, which imports it",
-            fix="write `async def`, or define it in a file",
-        )
-    made = FunctionSessionAgent if is_async else ProcessAgent
+    """The settings of a function that takes `session`. One that is not `async` runs in a thread of its own."""
 
     def build(config: SessionSettings, context: Context | None) -> SessionAgent:
-        return made(function, config, gateway_of(context))
+        return FunctionSessionAgent(function, config, gateway_of(context))
 
     return function.settings(SessionSettings, build=build, asks="always")

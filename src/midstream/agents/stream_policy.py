@@ -121,7 +121,6 @@ class Stream:
             raise RecipeError(
                 f"the template {self.template.name!r} begins the reply with {self.template.opening!r}",
                 code="template-mismatch",
-                cause="the policy's engine gives no token ids, and a chat server cannot continue a reply",
                 fix="name an engine with token ids, or a template without an opening",
             )
         return self._text_request()

@@ -22,6 +22,7 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.recipe.check import task_source
 from midstream.report.turn_rows import fields, hints, plain
+from midstream.rewards.composite import rule_for
 from midstream.sources import benchmarks as known
 from midstream.sources import file
 from midstream.sources.benchmarks import Benchmark, find
@@ -87,7 +88,7 @@ def _count(tasks: Sequence[Task], splits: Mapping[str, int], left_out: Mapping[s
         "questions": dict(splits),
         "left_out": dict(left_out),
         "families": dict(Counter(task.family for task in tasks)),
-        "rewards": dict(Counter(task.reward or "exact_match" for task in tasks)),
+        "rewards": dict(Counter(task.reward or rule_for(task) for task in tasks)),
         "first": tasks[0].model_dump(mode="json"),
     }
 

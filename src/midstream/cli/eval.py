@@ -14,7 +14,7 @@ from midstream.trackers import trackers_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""
-    parser.add_argument("target", help="run directory or recipe")
+    parser.add_argument("target", help="run directory (RUN@STEP: that checkpoint) or recipe")
     shared.add_list(parser, "--benchmark", "benchmarks", "NAME[=FILE]", "on this one (again for several)")
     shared.add_list(parser, "--tasks", "task_files", "FILE", "on your own questions, or those of FILE.py:FUNCTION")
     parser.add_argument("--count", type=int, metavar="N", help="N tasks of each set, drawn at random")

@@ -68,7 +68,6 @@ def run(options: argparse.Namespace) -> int:
             raise StorageError(
                 f"{out} could not be written: {error}",
                 code="write-failed",
-                cause="the disk is full, or the folder cannot be written to",
                 fix=f"df -h {out.parent}, or --out ELSEWHERE.db",
             ) from error
     size_bytes, seconds = out.stat().st_size, time.monotonic() - started

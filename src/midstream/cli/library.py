@@ -52,7 +52,7 @@ from midstream.report.progress import progress
 from midstream.training_free.commit import read_library
 from midstream.training_free.feedback import read_votes
 from midstream.training_free.library import Library, render_modules
-from midstream.training_free.library_text import edited, to_json, to_markdown
+from midstream.training_free.library_text import edited, to_draft, to_json
 from midstream.training_free.operations import Rules, diff
 from midstream.training_free.settings import FeedbackConfig
 
@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     show = actions.add_parser("show", help="every lesson: where it came from, what it did")
     show.add_argument("named", metavar="LIBRARY", help=where)
-    show.add_argument("--markdown", action="store_true", help="as it is edited")
 
     versions = actions.add_parser("versions", help="every version of a run's library, and what made it")
     versions.add_argument("named", metavar="RUN", help="practice run")
@@ -123,8 +122,6 @@ def show_library(options: argparse.Namespace) -> int:
     found = read(options.named)
     if options.json:
         print(to_json(found), end="")
-    elif options.markdown:
-        print(to_markdown(found), end="")
     else:
         Terminal().print(library_screen(f"{options.named}: {size_of(found)}", found))
     return 0
@@ -163,19 +160,20 @@ def _no_versions(path: Path) -> UsageError:
 
 
 def edit_library(options: argparse.Namespace) -> int:
-    """Open the lessons as Markdown in the person's editor; a draft that cannot be used is kept."""
+    """Open the lessons as TOML in the person's editor; a draft that cannot be used is kept."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command:
         raise UsageError(
-            "no editor is named",
+            "no editor is named: VISUAL and EDITOR are not set",
             code="missing-option",
-            cause="neither VISUAL nor EDITOR is set",
             fix="EDITOR=nano midstream library edit RUN",
         )
     with editable_library(options.named) as place:
         after, where = place.library, str(place.path)
-        with tempfile.NamedTemporaryFile("w", suffix=".md", prefix="lessons-", encoding="utf-8", delete=False) as file:
-            file.write(to_markdown(place.library))
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".toml", prefix="lessons-", encoding="utf-8", delete=False
+        ) as file:
+            file.write(to_draft(place.library))
         draft = Path(file.name)
         try:
             done = subprocess.run([*shlex.split(command), str(draft)], check=False)
@@ -196,7 +194,7 @@ def edit_library(options: argparse.Namespace) -> int:
 
 
 def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
-    """Keep the library as a person's Markdown has it; returns it and its new name, or None if nothing is changed."""
+    """Keep the library as a person's TOML has it; returns it and its new name, or None if nothing is changed."""
     agent = run_recipe(place.run).agent if place.run else None
     every = modules_of("agentflow" if agent is None else agent.type)
     modules = [name for name in every if agent is None or shows_lessons(agent, name)]

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
+from midstream.core.own import TRUST, only_below
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
@@ -73,13 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
+    if words[:1] in ([], ["help"]):
+        words = [*words[1:], "--help"]
     with clean_output():
-        return _run(words or ["--help"])
+        return _run(words)
 
 
 def _run(words: Sequence[str]) -> int:
-    options = _parse(words)
     try:
+        options = _parse(words)
         _check_words(words)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import end_with_parent
@@ -89,7 +93,10 @@ def _run(words: Sequence[str]) -> int:
             from midstream.torchrun import launch
 
             return launch(options.nproc, words)
-        return import_module(f"midstream.cli.{options.command}").run(options)
+        if getattr(options, "trust", False):
+            os.environ[TRUST] = "1"
+        with only_below(Path.cwd() if getattr(options, "dry_run", False) else None):
+            return import_module(f"midstream.cli.{options.command}").run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import report_after_rank_0
@@ -98,7 +105,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"error[{error.code}]: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt as error:
-        for note in getattr(error, "__notes__", ()):  # how to resume the run
+        for note in getattr(error, "__notes__", ("stopped",)):  # how to resume the run
             print(f"\n{note}", file=sys.stderr)
         gc.freeze()  # or Python looks for cycles in what a thousand trajectories leave, a second at exit
         return 130
@@ -148,9 +155,12 @@ def parser(command: str | None = None) -> _Parser:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     root = parser(next((word for word in words if word in COMMANDS), ""))
     options, left = root.parse_known_args(words)
-    # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
-    if options.command == "tools" and not any(word.startswith("-") for word in left):
-        options.arguments, left = [*options.arguments, *left], []
+    if not any(word.startswith("-") for word in left):
+        # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
+        if options.command == "tools":
+            options.arguments, left = [*options.arguments, *left], []
+        elif options.command == "solve" and left:
+            root.error(f'put the question in quotes: midstream solve "{" ".join([options.question, *left])}"')
     if left:
         near = "".join(did_you_mean(word.partition("=")[0], root.options()) for word in left if word.startswith("-"))
         root.error(f"unrecognized arguments: {' '.join(left)}" + (f"; {near.strip()}" if near else ""))
@@ -163,10 +173,7 @@ def _check_words(words: Sequence[str]) -> None:
         option, sign, value = word.partition("=") if word.startswith("--") else (before, before.startswith("--"), word)
         if sign and not value.strip():
             raise UsageError(
-                f"{option} is empty: {value!r}",
-                code="empty-value",
-                cause="the variable in its place is not set",
-                fix="give a value, or leave the option out",
+                f"{option} is empty: {value!r}", code="empty-value", fix="give a value, or leave the option out"
             )
         try:
             word.encode()
@@ -174,7 +181,6 @@ def _check_words(words: Sequence[str]) -> None:
             raise UsageError(
                 f"an argument is not valid UTF-8: {word!r}",
                 code="not-utf-8",
-                cause="the terminal, a variable or the name of a file uses another encoding",
                 fix="type it again, convert it with iconv, or rename the file",
             ) from error
 

@@ -86,6 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
+    "--trust": {"action": "store_true", "help": "run the code that came with a run, or of a recipe from elsewhere"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
@@ -107,7 +108,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
     "--out": {"help": "run directory (default: a new one under runs/)"},
     "--track": {
-        "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, tensorboard, trackio, or FILE.py:NAME",
+        "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, or FILE.py:NAME",
     },
     "--max-mb": {
         "metavar": "MB", "type": parse_amount, "default": MAX_MB,
@@ -117,7 +118,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--quiet": {"action": "store_true", "help": "no progress"},
 }  # fmt: skip
 SERVER = ("--model", "--base-url", "--provider")
-RECIPE = ("--set", "--seed", "--dry-run")
+RECIPE = ("--set", "--seed", "--dry-run", "--trust")
 OUTPUT = ("--json", "--quiet")
 
 
@@ -195,7 +196,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         if work == "train" and recipe.cluster is not None:
             plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]
         if not options.json:
-            print("\n".join([to_toml(build.resolved), *(f"# {line}" for line in plan)]), flush=True)
+            print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
         check_machine(build)
         away = [] if work == "other" else check_work(build, work)
         if options.json:

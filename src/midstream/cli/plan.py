@@ -22,6 +22,7 @@ from midstream.recipe.plan import DEFAULT, Assumed, Job, Way, job_of, ways
 from midstream.runs import RunDirectory
 
 Side = Literal["left", "right"]
+_TIGHT = 0.95  # of a device; an estimate may err by more than what is left
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -176,7 +177,8 @@ def _table(found: list[tuple[int, Way]], card: Card, steps: int, price: float | 
         if way.kind == "Tinker":
             memory = Text("nothing here")
         else:
-            memory = Text(f"{way.bytes / GIB:.1f} of {card.memory:g} GB", "" if way.fits else "red")
+            tight = ", tight" * (way.fits and way.bytes > _TIGHT * card.memory * GIB)
+            memory = Text(f"{way.bytes / GIB:.1f} of {card.memory:g} GB{tight}", "" if way.fits else "red")
         host = f"{way.host / GIB:.1f} GB" if way.host else ""
         cells = [_time(way.seconds), _time(way.seconds * steps)]
         cells += [] if price is None else [f"{size * price * way.seconds * steps / 3600:,.0f}"]
@@ -223,7 +225,7 @@ def _formulas(way: Way, size: int, nodes: int) -> list[RenderableType]:
     title = {
         "one device": f"one device:{with_ or ' as it stands'}",
         "torchrun": f"torchrun: {f'{nodes} nodes' if nodes > 1 else f'--nproc {size}'}{with_}",
-        "Tinker": "Tinker, if its server has these GPUs",
+        "Tinker": "Tinker, if its server has these GPUs, at sampling.temperature = 1",
         "verl": "verl on Ray",
     }[way.kind]
     return [Text(title, "bold"), Padding(rows, (0, 0, 1, 2))]

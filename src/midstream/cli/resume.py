@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(parser, "--budget")
     shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--nproc")
+    shared.add(parser, "--track", "--nproc", "--trust")
     shared.add(parser, *shared.OUTPUT)
 
 

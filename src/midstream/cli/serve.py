@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(
         parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward", "--unsafe", "--budget"
     )
-    shared.add(parser, "--set", "--seed", "--out", "--quiet")
+    shared.add(parser, "--set", "--seed", "--trust", "--out", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:

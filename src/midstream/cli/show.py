@@ -137,7 +137,6 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
         raise RunError(
             f"{run.root} has no finished evaluation",
             code="no-evaluation",
-            cause="it was stopped before, or every run of it was lost",
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
     # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
@@ -170,7 +169,11 @@ def _show_status(run: RunDirectory) -> None:
 
 def _print_resume(console: Terminal, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
-        console.print(Text(f"resume with: midstream resume {shlex.quote(str(run.root))}"), soft_wrap=True)
+        agent: Any = run.info().resolved.get("agent", {})
+        root = shlex.quote(str(run.root))
+        again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
+        command = again if agent.get("type") == "external" and run.info().evaluation else f"midstream resume {root}"
+        console.print(Text(f"resume with: {command}"), soft_wrap=True)
 
 
 def _dumped(records: Any) -> list[dict[str, Any]]:

@@ -40,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             f"recipe {recipe.name!r} has no [simulated.{table}], or no [tools.{table}]",
             code="unknown-tool",
-            cause="its prompt and its number of documents are what the simulator is trained with",
             fix=f"name one of: {', '.join(recipe.simulated) or 'none'}; or a recipe that simulates the tool",
         )
     tool = _called(table, recipe.tools[table])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from midstream.cli import options as shared
@@ -28,7 +29,6 @@ from midstream.core.kinds import config_class, registered
 from midstream.core.protocols import Tool
 from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool
-from midstream.doctor.checks import extra_state
 from midstream.engines.openai.providers import is_own
 from midstream.process import event_loop
 from midstream.recipe.build import Build
@@ -183,9 +183,9 @@ def _needs(config: type[ComponentConfig], tool: Component | None, engines: Mappi
     settings = tool.config if tool else None
     keyless = getattr(settings, "provider", "") == "ddgs"  # the one provider that needs an extra, and no key
     if config.extra and (keyless or not hasattr(settings, "provider")):
-        _, problems = extra_state(config.extra)
-        state, fix = ", ".join(problems) or "installed", f"pip install 'midstream[{config.extra}]'"
-        yield Need(what=f"extra {config.extra}", state=state, there=not problems, fix=fix)
+        missing = [f"{package} is not installed" for package in config.packages if find_spec(package) is None]
+        state, fix = ", ".join(missing) or "installed", f"pip install 'midstream[{config.extra}]'"
+        yield Need(what=f"extra {config.extra}", state=state, there=not missing, fix=fix)
     variables = [] if keyless else [getattr(settings, "api_key_env", "")]
     if config.asks == "always" or (tool and tool.engine):
         yield _engine(engines, tool.engine if tool else None)

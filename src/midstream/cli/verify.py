@@ -22,7 +22,7 @@ _STYLES = {"ok": "green", "damaged": "bold red", "missing": "bold red", "not che
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `verify`."""
     parser.add_argument("run", help="run directory")
-    text = "remove damaged metrics, timings and evaluations, so that the run can resume; FILE.damaged keeps the file"
+    text = "take the files as they are, without unreadable records, so that the run can resume; FILE.damaged keeps them"
     parser.add_argument("--accept", action="store_true", help=text)
     shared.add(parser, *shared.OUTPUT)
 

@@ -66,7 +66,6 @@ class VerlEngine(Engine):
             raise EngineError(
                 f"{self.name}: verl's token server failed: {type(failure).__name__}: {failure}",
                 code="endpoint-failed",
-                cause="the server ended, or refuses the prompt",
                 fix="look at verl's log (verl/verl.log in the run directory)",
             ) from failure
         ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
@@ -74,7 +73,6 @@ class VerlEngine(Engine):
             raise EngineError(
                 f"{self.name}: verl's token server returned {len(ids)} tokens and {len(logprobs)} log-probabilities",
                 code="token-ids-missing",
-                cause="the request was aborted, or calculate_log_probs is off",
                 fix="leave actor_rollout_ref.rollout.calculate_log_probs as midstream sets it",
             )
         return self.codec.call_of(request, prompt_ids, (ids, logprobs), policy_version=version)

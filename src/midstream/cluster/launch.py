@@ -41,7 +41,6 @@ def require_verl() -> None:
         raise UnsupportedError(
             f"--engine verl needs {' and '.join(missing)}, not installed here",
             code="missing-extra",
-            cause="verl wants other versions of some packages than midstream's other extras, so it has no extra",
             fix=f"in an environment of its own: pip install 'midstream[train]' {PACKAGES}, and vllm or sglang",
         )
 
@@ -202,7 +201,6 @@ def export(run: RunDirectory, step: int) -> None:
         raise TrainingError(
             f"verl left no weights in {source}",
             code="verl-failed",
-            cause="its checkpoint contents were changed, or are on the disk of another node",
             fix="keep the run directory on a file system that all nodes share, and hf_model in save_contents",
         )
     with storage_errors(run.policy_dir):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from midstream.core.protocols import Row
+from midstream.core.sequences import trainable
+from midstream.core.trajectory import Trajectory
+from midstream.training.rows import row_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,14 @@ def outputs_of(batches: Sequence[Sequence[Row]], rewards: Mapping[str, float]) -
         outputs.append(Output(row=row, trajectory=places[name], index=counts[name], minibatch=minibatch, reward=reward))
         counts[name] += 1
     return outputs
+
+
+def idle_row(trajectories: Iterable[Trajectory], role: str) -> Row:
+    """A row without a loss, for a step in which no row has a gradient: verl cannot leave a step out."""
+    name, call = next(
+        (one.id, call) for one in trajectories for call in one.calls if call.role == role and trainable(call)
+    )
+    return replace(row_of([call], advantage=0.0, kl_weight=0.0, trajectory_id=name), weight=0.0)
 
 
 def rows_per_rank(minibatches: Sequence[int], ranks: int) -> int:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from midstream.cluster import DRIVER_LOCK
 from midstream.cluster.engine import MadeEngineConfig, TokenClient, VerlEngine
-from midstream.cluster.rows import Output, outputs_of
+from midstream.cluster.rows import Output, idle_row, outputs_of
 from midstream.cluster.verl_config import learning_rate
 from midstream.core.metrics import StepTiming
 from midstream.engines.local.codec import TokenizerCodec
@@ -81,13 +81,10 @@ class ClusterSession:
         self.engine.policy_version = step - 1
         sampled = self._runner.run(self.algorithm.sample(step))
         self._sampled = sampled, time.perf_counter() - started, started
-        rewards = {
-            trajectory.id: trajectory.reward.value
-            for group in sampled.kept
-            for trajectory in group.trajectories
-            if trajectory.reward is not None
-        }
-        return outputs_of([batch.rows for batch in sampled.batches], rewards)
+        everyone = [trajectory for group in sampled.groups for trajectory in group.trajectories]
+        rewards = {each.id: each.reward.value for each in everyone if each.reward is not None}
+        rows = [batch.rows for batch in sampled.batches]
+        return outputs_of(rows, rewards) or outputs_of([[idle_row(everyone, self.recipe.role)]], rewards)
 
     def record(self, step: int, sums: Mapping[str, float], updates: int, grad_norm: float) -> None:
         """Write a step down. `sums` are those of `policy_loss` over all rows of the step's `updates`."""

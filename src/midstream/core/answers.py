@@ -17,6 +17,10 @@ _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)])[-+])?[$€£]?(?P<digits>(?:(?<![\w.])\.)?[0-9]+(?:[^\w\s()]+[0-9]+)*(?:e[-+]?[0-9]+\b)?)"
 )
 _PLAIN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+_BARE = re.compile(rf"[-+−]?(?:{_PLAIN.pattern})(?:e[-+]?[0-9]{{1,3}})?", re.IGNORECASE)
+_LONGEST_NUMBER = 100
+LONGEST = 3_000
+"""Characters of a reply that are scored, its last ones: they bound the time of every rule."""
 
 
 def extract(text: str) -> str:
@@ -63,6 +67,11 @@ def numbers(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number and nothing else: "-1,000.5", "3e4"."""
+    return len(text) <= _LONGEST_NUMBER and _BARE.fullmatch(text.strip()) is not None
+
+
 def most_frequent(answers: Iterable[Hashable | None]) -> list[Hashable]:
     """The values that occur most often, in the order in which they first occur; None is no vote."""
     votes = Counter(answer for answer in answers if answer is not None)
@@ -77,7 +86,7 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     not. The minus sign (−) counts as a hyphen.
     """
     raw = _SPACED_SIGN.sub(r"\1", text.translate(_MINUS)).split()
-    return [(word, numbers(part)) for part in raw for word in normalize(part).split()]
+    return [(word, own) for part in raw for own in [numbers(part)] for word in normalize(part).split()]
 
 
 def holds(text: str, answer: str) -> bool:

@@ -189,6 +189,12 @@ class RefusedError(EngineError):
     retryable = False
 
 
+class RepeatedError(MidstreamError):
+    """A reward, tool, judge or agent fails the same way in run after run: no further one is started."""
+
+    code = "component-failed"
+
+
 class CheckpointError(MidstreamError):
     """No checkpoint of a run could be read."""
 

@@ -80,7 +80,6 @@ class SqliteFile:
             raise UsageError(
                 f"{path} is not a {what} of version {version}: {found[0]}, {found[1]}",
                 code="file-invalid",
-                cause="another version of midstream or another program wrote it, or it is damaged",
                 fix=f"set {setting} to another directory, or move the file away",
             )
 
@@ -94,7 +93,6 @@ class SqliteFile:
         return StorageError(
             f"{self._path} could not be read or written: {error}",
             code="storage",
-            cause="the disk is full, the file is damaged, write-protected or held by another process, or was closed",
             fix=f"free some space, or set {self._setting} to another directory",
         )
 

@@ -6,9 +6,11 @@ The metrics of interleaved policies follow ARTIST's analysis (arXiv 2505.01441).
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
@@ -39,6 +41,16 @@ class ToolUse(Frozen):
     recovery_rate: float | None = None  # recoveries / errors_followed; None without any
     repeats: int = 0  # turns that failed with exactly what had failed before in the trajectory
     repeat_rate: float = 0.0  # repeats / turns
+
+    @property
+    def unreadable(self) -> str:
+        """What is wrong where every action is malformed, with what to do; "" elsewhere."""
+        if self.share.get("malformed") != 1:
+            return ""
+        return (
+            f"all {self.turns:,} replies that should act are malformed: the model does not keep to the form that the "
+            "agent reads; take a stronger model, or begin with a warm start"
+        )
 
 
 def tools_of(trajectory: Trajectory) -> Iterator[str]:
@@ -265,11 +277,8 @@ def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, a
 
     `idle` groups are uniform or broken; `answered` is false if no stream held an answer.
     """
-    if groups and tools.share.get("malformed") == 1:
-        return (
-            f"all {tools.turns:,} replies that should act are malformed: the model does not keep to the form that the "
-            "agent reads; take a stronger model, or begin with a warm start"
-        )
+    if groups and tools.unreadable:
+        return tools.unreadable
     if not groups or idle < groups:
         return ""
     if not answered:
@@ -281,13 +290,14 @@ def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, a
     return "the rewards of each group are equal: raise the group size or the temperature, or take other tasks"
 
 
-def malformed_example(trajectories: Iterable[Trajectory]) -> str:
-    """The first malformed reply and what is wrong with it, for a message; "" without one."""
+def malformed_example(trajectories: Iterable[Trajectory], run: Path) -> str:
+    """The first malformed reply, what is wrong with it and how to see it, for a message; "" without one."""
     for trajectory in trajectories:
         for turn in trajectory.turns:
             if turn.action is not None and turn.action.error:
                 reply = turn.calls[0].completion.strip() if turn.calls else ""
-                return f" E.g. {trajectory.id}, turn {turn.index}: {turn.action.error}: {shorten(reply, 80)!r}."
+                shown = f"{trajectory.id}, turn {turn.index}: {turn.action.error}: {shorten(reply, 80)!r}"
+                return f" E.g. {shown}; the whole of it: midstream show {shlex.quote(str(run))} {trajectory.id}"
     return ""
 
 
@@ -321,7 +331,8 @@ class StepMetrics(Frozen):
     request_failures: int = 0  # failed attempts at single requests
     replies_repaired: int = 0  # replies that were not valid JSON and were repaired
     groups: int = 0
-    groups_uniform: int = 0  # of equal rewards (advantage 0; `uniform_kl_fraction` of them keep their KL term)
+    # Of equal rewards: advantage 0; `uniform_kl_fraction` of them keep their KL term. Without one they have no rows.
+    groups_uniform: int = 0
     groups_broken: int = 0  # with fewer than two finished trajectories: left out
     samples_left_out: dict[str, int] = {}  # by reason
     turns_mean: float = 0.0

@@ -4,23 +4,24 @@
     type = "my_package.rewards:exact"       a name in a module that can be imported
     type = "python:exact"                   an object that a running program has handed over (`reference_of`)
 
-A run records each of them with the digest of its source, and keeps a copy of every file and of the neighbors that it
-imports (`OwnComponent`).
+A run records each of them with the digest of its source, and keeps a copy of every file (`OwnComponent`), not of what
+the file imports.
+
+Code that came with a run of others, and in a dry run code from elsewhere, is imported only with `--trust`, which sets
+`TRUST` for this process and those that it starts.
 """
 
 from __future__ import annotations
 
-import ast
-import filecmp
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
 from hashlib import blake2b
@@ -38,41 +39,28 @@ _HANDED_OVER = "python"  # the place of objects that a program hands over
 # Settings that are paths of what is read: midstream's, and by their names those of a component of your own.
 PATHS = frozenset("path file prompt_file index library start adapter cwd filter votes graphs".split())
 _OWN_PATH = re.compile(r"library|(?:\w+_)?(?:path|file)")
+TRUST = "MIDSTREAM_TRUST"
 _live: dict[str, Any] = {}  # by reference, the objects that this process handed over
-_taken: dict[str, dict[str, str]] = {}  # by reference or module, digests of its file and neighbors when imported
-_states: dict[str, str] = {}  # by reference, the digest of what an object held when it was handed over
+_taken: dict[str, str] = {}  # by reference or module, the digest of its file when imported
 _sources: dict[str, bytes] = {}  # by digest, the source of what was imported: its file can change while it is used
 _originals: dict[str, Path] = {}  # by a run's copy that stands in for it, the file that is gone
 _importing: ContextVar[str] = ContextVar("importing", default="")
+_below: ContextVar[Path | None] = ContextVar("below", default=None)  # the directory that code may come from
 
 
 class OwnComponent(Frozen):
     """What a run used of your own: its reference, the digest of its source, and the name of its file's copy.
 
-    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy. `imports` are the
-    digests of what the file imports from its directory, by their paths there, which are copied with it. `state` is the
-    digest of what an object of a program holds (`_held`); None in runs of older versions.
+    `copy_name` is "" for a module and for an object of a program, of which a run keeps no copy.
     """
 
     reference: str
     digest: str
     copy_name: str = ""
-    imports: dict[str, str] = {}
-    state: str | None = None
 
-    def changed_since(self, began: OwnComponent) -> list[str]:
-        """What has another digest than when a run began: the reference itself, and files that it imports."""
-        imports = [name for name, digest in began.imports.items() if self.imports.get(name) != digest]
-        other = self.digest != began.digest or (began.state is not None and self.state != began.state)
-        return [self.reference] * other + imports
-
-    def copies(self) -> dict[str, bytes]:
-        """The source of its file and of its imports as this process imported them, by the names of the copies."""
-        if not self.copy_name:
-            return {}
-        directory = Path(self.copy_name).parent
-        digests = {self.copy_name: self.digest} | {f"{directory}/{name}": own for name, own in self.imports.items()}
-        return {name: _sources[digest] for name, digest in digests.items()}
+    def source(self) -> bytes:
+        """The source of its file as this process imported it."""
+        return _sources[self.digest]
 
 
 def is_reference(name: object) -> bool:
@@ -107,26 +95,6 @@ def anchored(table: Any, directory: Path) -> Any:
 def portable(table: Any) -> Any:
     """A recipe's table to compare with another: the directory of code affects no result, that of data can."""
     return _renamed(table, lambda reference, path: Path(path.name if reference else os.path.abspath(path)))
-
-
-def alike(began: Any, now: Any) -> tuple[Any, Any]:
-    """Two recipes' tables to compare: code without its directory, which a digest stands for (`OwnComponent`).
-
-    A data file of `now` that is a copy of one of the same name in `began` has the place of that one.
-    """
-    held: list[Path] = []
-
-    def of_began(reference: str, path: Path) -> Path:
-        held.append(path)
-        return Path(path.name) if reference else path
-
-    def of_now(reference: str, path: Path) -> Path:
-        if reference or path in held or not path.is_file():
-            return Path(path.name) if reference else path
-        same = (other for other in held if other.name == path.name and other.is_file())
-        return next((other for other in same if filecmp.cmp(other, path, shallow=False)), path)
-
-    return _renamed(began, of_began), _renamed(now, of_now)
 
 
 def paths(table: Any) -> list[Path]:
@@ -190,14 +158,14 @@ def reference_of(value: Any) -> str:
         importable = module.__name__ != "__main__" and not Path(file).resolve().is_relative_to(Path.cwd())
         reference = f"{module.__name__ if importable else Path(file).resolve()}:{name}"
         if _live.get(reference) is not value:
-            _taken[reference] = _digests(Path(file).resolve(), neighbors=not importable)
+            _taken[reference] = _digest(Path(file).read_bytes())
     else:
         name = re.sub(r"[^\w.-]", "", name.rpartition("<locals>.")[2]) or "unnamed"
         number, reference = 2, f"{_HANDED_OVER}:{name}"
         while reference in _live and not _same(_live[reference], value):
             reference, number = f"{_HANDED_OVER}:{name}_{number}", number + 1
         if reference not in _live:
-            _taken[reference], _states[reference] = {"": _digest(_source(inner))}, _state(value)
+            _taken[reference] = _digest(_source(inner))
     _live[reference] = value
     return reference
 
@@ -222,33 +190,6 @@ def _source(value: Any) -> bytes:
         return b""
 
 
-def _state(value: Any) -> str:
-    """The digest of what an object holds; a connection, which cannot be written down, equals no other."""
-    try:
-        return _digest(json.dumps(value, sort_keys=True, default=_held).encode())
-    except Exception:  # noqa: BLE001 - how an object is copied is its own code
-        return _digest(os.urandom(16))
-
-
-def _held(value: Any) -> Any:
-    """What JSON lacks, as lists: a function's source, closure and defaults, and what Python copies of other objects."""
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        source = _source(value).decode() or value.__code__.co_code.hex()
-        return [source, cells, value.__defaults__, value.__kwdefaults__, vars(value).get("__wrapped__")]
-    if isinstance(value, type) or inspect.isbuiltin(value):
-        in_program = value.__module__ == "__main__" or "<locals>" in value.__qualname__
-        return [value.__module__, value.__qualname__, _source(value).decode() if in_program else ""]
-    if isinstance(value, bytes | bytearray):
-        return _digest(bytes(value))
-    if isinstance(value, set | frozenset):
-        return sorted(json.dumps(item, sort_keys=True, default=_held) for item in value)
-    reduced: Any = value.__reduce_ex__(2)  # a name, or (function, arguments, state, iterators over items)
-    if isinstance(reduced, str):
-        return reduced
-    return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +202,6 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
         raise RecipeError(
             f"{reference} is an object of the program that started this run",
             code="component-not-here",
-            cause="no file holds it, so that only that program has it",
             fix="run the program or notebook again, with the same `out`; or define the object in a file",
         )
     module = import_place(place, example)
@@ -288,18 +228,13 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
     if path is not None:
         if not path.is_file():
-            raise RecipeError(
-                f"no file {path}",
-                code="file-not-found",
-                cause=f"a path is relative to the recipe's file, or to the working directory, now {Path.cwd()}",
-                fix=f"give its absolute path; {example}",
-            )
+            raise RecipeError(f"no file {path}", code="file-not-found", fix=f"give its absolute path; {example}")
+        _require_trust(path)
         name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-        digests, before = _digests(path), _taken.get(name, {})
-        if name in sys.modules and before == digests:
+        digest = _digest(path.read_bytes())
+        if name in sys.modules and _taken.get(name) == digest:
             return sys.modules[name]
-        _forget(path.parent, digests, before)
-        _taken[name] = digests
+        _taken[name] = digest
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
     try:
@@ -316,12 +251,11 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         finally:
             _importing.reset(token)
             sys.path.remove(str(path.parent))
-        _check_neighbors(path)
         return module
     except (Exception, SystemExit) as error:
         if path is not None:
             sys.modules.pop(name, None)
-            if getattr(error, "code", "") in ("work-while-importing", "name-clash"):
+            if getattr(error, "code", "") == "work-while-importing":
                 raise
         # The module itself is missing, and not one that it imports.
         elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
@@ -334,7 +268,7 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
             raise RecipeError(
                 f"{original} is gone, and the run's copy of it cannot be imported: {type(error).__name__}: {error}",
                 code="import-failed",
-                cause="a run copies the file that its recipe names, and of what this imports only what lies next to it",
+                cause="a run copies the file that its recipe names, and not what this imports",
                 fix=f"put {original} back, with the files that it imports",
             ) from error
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -348,35 +282,27 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         ) from error
 
 
-def _forget(directory: Path, digests: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Have neighbors imported again that changed since `before`, or that came from a file that is gone."""
-    for near, digest in digests.items():
-        known = getattr(sys.modules.get(_module_name(near)), "__file__", None) or ""
-        changed = known == str(directory / near) and before.get(near, digest) != digest
-        if changed or (known and not os.path.exists(known)):
-            del sys.modules[_module_name(near)]
+def _require_trust(path: Path) -> None:
+    """Raise `RecipeError` for code of others: in a run directory, or outside of `only_below`."""
+    if os.environ.get(TRUST):
+        return
+    place, below = path.resolve(), _below.get()
+    in_run = any((parent / "run.json").exists() and (parent / "recipe.toml").exists() for parent in place.parents)
+    if in_run or (below is not None and not place.is_relative_to(below)):
+        original = _originals.get(str(path))
+        back = f", or put {original} back" if original else ""
+        what = f"{path} {'came with a run' if in_run else f'is not below {below}'}, and its code would run here"
+        raise RecipeError(what, code="code-not-trusted", fix=f"read it, then give the command with --trust{back}")
 
 
-def _check_neighbors(path: Path) -> None:
-    """Raise `RecipeError` if a neighbor that a run will record is not what its name imports here."""
-    for near, digest in list(_digests(path).items())[1:]:
-        name = _module_name(near)
-        if name in sys.modules:
-            file = getattr(sys.modules[name], "__file__", None)
-        else:  # imported when a function is called, if ever
-            spec = importlib.util.find_spec(name) if "." not in name else None
-            file = spec.origin if spec else None
-        there = file is not None and os.path.isfile(file) and name.partition(".")[0] not in sys.stdlib_module_names
-        if there and _digest(Path(str(file)).read_bytes()) != digest:
-            raise RecipeError(
-                f"{path} imports {name!r}, which is {file} in this process, and not {path.parent / near}",
-                code="name-clash",
-                fix="rename one of the two files, or run each in its own process",
-            )
-
-
-def _module_name(file: str) -> str:
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+@contextmanager
+def only_below(directory: Path | None) -> Iterator[None]:
+    """Import no file from outside of a directory, unless code is trusted; None: no limit."""
+    token = _below.set(directory and directory.resolve())
+    try:
+        yield
+    finally:
+        _below.reset(token)
 
 
 def refuse_while_importing(work: str) -> None:
@@ -385,7 +311,6 @@ def refuse_while_importing(work: str) -> None:
         raise UsageError(
             f"{file} calls {work} while it is imported",
             code="work-while-importing",
-            cause="a run names a component in this file, and importing the file runs all of it",
             fix='put the call under `if __name__ == "__main__":`',
         )
 
@@ -400,81 +325,55 @@ def used(table: Mapping[str, Any]) -> list[OwnComponent]:
 
 
 def _recorded(reference: str) -> OwnComponent:
+    """What a run records of a reference; nothing is imported, so that changed code is refused before it runs."""
     file = file_of(reference)
-    if reference in _live:  # as it was when it was handed over
-        digests = _taken[reference]
-    elif file is not None:
-        if not file.is_file():
+    copy_name = ""
+    if file is not None:
+        if not file.is_file() and reference not in _live:
             raise RecipeError(f"no file {file}", code="file-not-found", fix="restore it, or correct the recipe")
-        digests = _digests(file)
-    else:  # the whole module: a function uses its neighbors
+        # A live object is recorded as it was when it was handed over.
+        digest = _taken[reference] if reference in _live else _digest(file.read_bytes())
+        copy_name = f"{file.stem}-{digest}/{file.name}"
+    elif reference in _live or reference.startswith(f"{_HANDED_OVER}:"):
         load(reference)
-        module = getattr(import_place(reference.rpartition(":")[0]), "__file__", None)
-        digests = _digests(Path(module), neighbors=False) if module else {"": _digest(b"")}
-    (_, digest), *imports = digests.items()
-    copy_name = f"{file.stem}-{digest}/{file.name}" if file is not None else ""
-    state = _states.get(reference, "") if reference in _live else ""
-    return OwnComponent(reference=reference, digest=digest, copy_name=copy_name, imports=dict(imports), state=state)
+        digest = _taken[reference]
+    else:
+        digest = _digest(_module_source(reference.rpartition(":")[0]))
+    return OwnComponent(reference=reference, digest=digest, copy_name=copy_name)
 
 
-def _digests(file: Path, neighbors: bool = True) -> dict[str, str]:
-    """The digests of a file and of what it imports from its directory, by their paths there, the file's own first."""
-    sources = {file.name: file.read_bytes()} | (_imports(file) if neighbors else {})
-    digests = {name: _digest(source) for name, source in sources.items()}
-    _sources.update(zip(digests.values(), sources.values(), strict=True))
-    return digests
-
-
-def _imports(file: Path) -> dict[str, bytes]:
-    """The files in its directory that a file imports, and what these import in turn, by their paths there."""
-    found, waiting = dict[Path, bytes](), [file]
-    for path in waiting:  # grows
-        found[path] = path.read_bytes()
-        try:
-            nodes = list(ast.walk(ast.parse(found[path])))
-        except (SyntaxError, ValueError):  # it fails when it is imported, if ever
-            continue
-        for node in nodes:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            base = file.parent
-            if isinstance(node, ast.ImportFrom):
-                base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else base
-                names = [f"{node.module}.{name}" if node.module else name for name in names]
-            for name in names:
-                parts = name.split(".")
-                stems = [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
-                places = [place for stem in stems for place in (Path(f"{stem}.py"), stem / "__init__.py")]
-                waiting += [
-                    place
-                    for place in places
-                    if place.is_file() and place not in waiting and place.is_relative_to(file.parent)
-                ]
-    return {path.relative_to(file.parent).as_posix(): source for path, source in found.items() if path != file}
+def _module_source(name: str) -> bytes:
+    """The source of a module that can be imported; b"" without one."""
+    try:
+        spec = importlib.util.find_spec(name)
+        return Path(spec.origin).read_bytes() if spec is not None and spec.has_location and spec.origin else b""
+    except (ImportError, ValueError, OSError):
+        return b""
 
 
 def _digest(source: bytes) -> str:
-    return blake2b(source, digest_size=8).hexdigest()
+    digest = blake2b(source, digest_size=8).hexdigest()
+    _sources[digest] = source
+    return digest
 
 
 def from_copies(table: Any, recorded: Mapping[str, OwnComponent], directory: Path) -> Any:
-    """A run's table with what is gone from its place, where it now is: the project of the run may have been moved.
+    """A run's table, in which the run's copy in `directory` stands for a file of code that is gone.
 
-    A file is looked for by the end of its old path, from the directories around the run, data from the working
-    directory too. Code that is not there is the run's copy in `directory`.
+    Raises `RecipeError` for a copy that is not as the run recorded it.
     """
-    around = directory.absolute().parents[1:]
 
     def present(reference: str, path: Path) -> Path:
-        if os.path.exists(path) or reference in _live:
-            return path
-        bases = around if reference else (*around, Path.cwd())
-        ends = (base / Path(*path.parts[start:]) for start in range(1, len(path.parts)) for base in bases)
-        if found := next(filter(os.path.exists, ends), None):
-            return found
         own = recorded.get(reference)
-        if own is None or not own.copy_name:
+        if own is None or not own.copy_name or os.path.exists(path) or reference in _live:
             return path
         copied = (directory / own.copy_name).resolve()
+        if copied.is_file() and _digest(copied.read_bytes()) != own.digest:
+            raise RecipeError(
+                f"{copied} is damaged: it is not as the run recorded it",
+                code="file-damaged",
+                fix=f"restore it from a copy, or put {path} back",
+            )
         _originals[str(copied)] = path
         return copied
 

@@ -68,9 +68,8 @@ def settings_of(
             )
         if name in _TAKEN or name in base.model_fields or hasattr(base, name):
             raise RecipeError(
-                f"{reference}: a setting cannot be called {name!r}",
+                f"{reference}: a setting cannot be called {name!r}, a key of every table",
                 code="component-invalid",
-                cause="its table has a key of this name already",
                 fix="rename the parameter",
             )
         fields[name] = (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)

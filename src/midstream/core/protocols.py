@@ -53,8 +53,16 @@ class Request:
     seed: int = 0  # makes the sample repeatable if the engine supports it
     order: int = 0  # index of the trajectory in its rollout; a `LockstepEngine` sorts its batches by it
     json_schema: Mapping[str, Any] | None = None  # schema of the structured output to ask for
+    # What an agent of another program sets, as fields of a chat completion: a server gets these in place of `sampling`.
+    # `sampling` has their values, and defaults for what they leave open. None for midstream's own requests.
+    options: Mapping[str, Any] | None = None
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     emit: Emit = ignore_event  # called with each piece of "text" by an engine that streams, with "retry" on a retry
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most new tokens; None if an agent of another program sets no limit."""
+        return self.sampling.max_tokens if self.options is None or "max_tokens" in self.options else None
 
     def answered(self, engine: str, completion: str, **fields: Any) -> Call:
         """The record of an engine's answer; `fields` are others of a `Call`."""
@@ -66,7 +74,8 @@ class Request:
 class Engine(Protocol):
     """Samples tokens from a model, remote or in process.
 
-    `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs.
+    `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs. One that
+    can use any of a request's `options` has `takes_options = True`.
     """
 
     name: str
@@ -336,6 +345,8 @@ class RunContext:
     deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
     listener: TurnListener | None = None  # receives the events of every turn
     dialogue: Dialogue | None = None  # the simulated user and state, opened for this run alone
+    # Replaces what an agent of another program asks for: all of it, where its weights are trained, or the temperature.
+    sampling: Sampling | float | None = None
 
     def for_answer(self, answer_s: float) -> RunContext:
         """The same with at least `answer_s` seconds from now, also after the deadline."""

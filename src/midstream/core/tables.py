@@ -136,7 +136,12 @@ def validate(
 def _did_you_mean(model: type[BaseModel], error: Any, tags: Mapping[str, type[BaseModel]]) -> str:
     """What a misspelt key, or value of a setting with few values, may mean."""
     if error["type"] == "extra_forbidden":
-        return did_you_mean(error["loc"][-1], _fields_around(model, error["loc"], tags))
+        *above, key = error["loc"]
+        inner = ((name, cls) for name, field in model.model_fields.items() for cls in classes_in(field.annotation))
+        found = [f"{name}.{key}" for name, cls in inner if key in getattr(cls, "model_fields", ())]
+        if found and not above:
+            return f"did you mean {' or '.join(found)}? "
+        return did_you_mean(key, _fields_around(model, error["loc"], tags))
     if error["type"] == "literal_error":
         return did_you_mean(error["input"], re.findall("'([^']+)'", error["ctx"]["expected"]))
     return ""

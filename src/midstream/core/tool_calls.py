@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import unfit
-from midstream.core.errors import ToolServerError
+from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
@@ -35,7 +36,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
     """Call a tool within its limits: `ok=False` after `timeout_s`, and a long result is cut.
 
     Halves of surrogate pairs, which no file or request can hold, become "?". Raises `InfrastructureError` if the tool
-    failed; a time-out or cancellation inside the tool is a `ToolServerError`.
+    failed; a time-out, a cancellation or any other exception inside the tool is a `ToolServerError`.
     """
     clock = asyncio.timeout(tool.timeout_s)
     try:
@@ -53,6 +54,15 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             raise
         # Nobody cancelled this call, only something inside the tool; the run must not take it for its own end.
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
+    except MidstreamError:
+        raise
+    except Exception as failure:  # a tool, or a library that it uses, may raise anything
+        last = traceback.extract_tb(failure.__traceback__)[-1]
+        raise ToolServerError(
+            f"{tool.name} raised {traceback.format_exception_only(failure)[-1].strip()}",
+            code="tool-failed",
+            cause=f"raised in {last.name}, {last.filename}, line {last.lineno}",
+        ) from failure
     text = cut_result(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)
     return replace(result, text=text.encode("utf-8", "replace").decode())
 

@@ -293,7 +293,7 @@ class Trajectory(Frozen):
     turns: tuple[Turn, ...] = ()
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
-    final: str = ""  # the whole reply of the answer, without thoughts; empty for programs, dialogues and old runs
+    final: str = ""  # the whole reply of the answer, without thoughts; empty for programs and dialogues
     held_back: str = ""  # why `agent.filter` held the answer back; "" if it did not
     gold: str | None = None
     reward: Score | None = None

@@ -1,31 +1,19 @@
-"""Checks of the machine: `check_machine` runs all of them, in the order in which they are shown.
-
-Of what is installed (Python, midstream's own requirements, its extras, PyTorch, a GPU), the required versions are read
-from the package's metadata, so that pyproject.toml alone states them.
-"""
+"""Checks of the machine: `check_machine` runs all of them, in the order in which they are shown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
-import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from midstream.core.errors import MidstreamError, UnsupportedError
-from midstream.doctor.servers import check_search, check_server, no_server
+from midstream.doctor.servers import check_server, no_server
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.build import Build
 from midstream.report.doctor import Check
@@ -34,17 +22,6 @@ from midstream.rollout import run_concurrently
 from midstream.sandbox import tiers
 
 PROBE_LIMIT_S = 120.0  # a first import of PyTorch from a slow disk takes a minute
-# Code, what it is for, and the types of tools that do not work without it.
-EXTRAS: Mapping[str, tuple[str, str, frozenset[str]]] = {
-    "math": ("MS111", "the math reward, and for numpy and sympy in the sandbox", frozenset()),
-    "web": ("MS112", "web search and web pages", frozenset({"web_search", "web_page"})),
-    "mcp": ("MS113", "tools of MCP servers", frozenset({"mcp"})),
-    "graph": (
-        "MS114",
-        "graph algorithms",
-        frozenset({"graph", "graph_query", "path_query", "neighbor_query", "oracle"}),
-    ),
-}
 # Run in another process: a PyTorch that does not fit its driver can crash the process that imports it.
 _TORCH = """
 import json, torch
@@ -64,41 +41,9 @@ def check_python() -> Check:
     return Check(code="MS101", what="Python", status="ok", words=words)
 
 
-def check_requirements() -> Check:
-    """MS102: the packages that midstream cannot run without."""
-    check = partial(Check, code="MS102", what="packages")
-    wanted, lacking = extra_state("")
-    if not wanted:
-        words = "midstream runs from its source and is not installed: what it requires is not known"
-        return check(status="warning", words=words, fix="pip install -e .")
-    if lacking:
-        return check(status="failed", words="; ".join(lacking), fix="pip install --upgrade midstream")
-    return check(status="ok", words=f"all {len(wanted)} that are required")
-
-
-def check_extras(tools: Collection[str] = ()) -> list[Check]:
-    """MS111 to MS114: the extras that tools need; `tools` are the types of those that will be used."""
-    checks = []
-    for name, (code, use, of) in EXTRAS.items():
-        check, fix = partial(Check, code=code, what=f"extra {name}"), f"pip install 'midstream[{name}]'"
-        used_by = sorted(of.intersection(tools))
-        wanted, lacking = extra_state(name)
-        absent = len(lacking) == len(wanted) and all("not installed" in problem for problem in lacking)
-        if not wanted:
-            checks.append(check(status="not checked", words="see MS102"))
-        elif not lacking:
-            checks.append(check(status="ok", words=", ".join(wanted)))
-        elif absent and not used_by:
-            checks.append(check(status="ok", words="not installed", fix=fix))
-        else:
-            words = f"{'not installed' if absent else '; '.join(lacking)}; it is for {', '.join(used_by) or use}"
-            checks.append(check(status="warning", words=words, fix=fix))
-    return checks
-
-
 async def check_training() -> list[Check]:
-    """MS201: the extra `train` is there and PyTorch can be imported; MS202: a GPU, and whether PyTorch sees it."""
-    check = partial(Check, code="MS201", what="extra train")
+    """MS201: PyTorch can be imported; MS202: a GPU, and whether PyTorch sees it."""
+    check = partial(Check, code="MS201", what="PyTorch")
     fix = "pip install 'midstream[train]'"
     try:
         code, printed, _ = await run_briefly(*_SMI)
@@ -106,7 +51,6 @@ async def check_training() -> list[Check]:
         code, printed = 1, ""
     rows = [row.rpartition(",") for row in printed.splitlines() if "," in row] if code == 0 else []
     card = ", ".join(f"{name.strip()}, {int(mb) / 1024:.0f} GiB" for name, _, mb in rows if mb.strip().isdigit())
-    wanted, lacking = extra_state("train")
     if find_spec("torch") is None:
         words = "not installed; the demo, training and models in this process need it"
         return [check(status="warning", words=words, fix=fix), _check_gpu(card, None)]
@@ -120,11 +64,7 @@ async def check_training() -> list[Check]:
         words = f"PyTorch cannot be imported: {complaint or f'exit code {code}'}"
         fix = "pip install --force-reinstall --no-deps torch"
         return [check(status="failed", words=words, fix=fix), _check_gpu(card, None)]
-    if lacking:
-        return [check(status="warning", words="; ".join(lacking), fix=fix), _check_gpu(card, torch)]
-    others = [package for package in wanted if package.startswith("transformers ")]
-    words = ", ".join([f"torch {torch['version']}", *others])
-    return [check(status="ok", words=words), _check_gpu(card, torch)]
+    return [check(status="ok", words=f"torch {torch['version']}"), _check_gpu(card, torch)]
 
 
 def _check_gpu(card: str, torch: Mapping[str, Any] | None) -> Check:
@@ -161,41 +101,6 @@ async def run_briefly(*command: str) -> tuple[int, str, str]:
     return process.returncode or 0, printed.decode("utf-8", "replace"), lines[-1] if lines else ""
 
 
-def requirements(extra: str) -> Iterator[Requirement]:
-    """The packages that midstream, or one of its extras, requires, with their version specifiers."""
-    try:
-        lines = metadata.requires("midstream") or []
-    except metadata.PackageNotFoundError:  # midstream runs from its source
-        return
-    for requirement in map(Requirement, lines):
-        marker = requirement.marker
-        always = marker is None or marker.evaluate({"extra": ""})
-        of_extra = not always and marker is not None and marker.evaluate({"extra": extra})
-        if of_extra if extra else always:
-            yield requirement
-
-
-def extra_state(extra: str) -> tuple[list[str], list[str]]:
-    """The packages of an extra with their installed versions, and the problems among them as text."""
-    wanted, lacking = [], []
-    for requirement in requirements(extra):
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            wanted.append(requirement.name)
-            lacking.append(f"{requirement.name} is not installed")
-            continue
-        wanted.append(f"{requirement.name} {version}")
-        if not requirement.specifier.contains(version, prereleases=True):
-            lacking.append(f"{requirement.name} {version} is not {requirement.specifier}")
-    return wanted, lacking
-
-
-RUNS = Path("runs")
-LITTLE_MB, TOO_LITTLE_MB = 2048, 64  # a demo leaves about 30 MB, a LoRA adapter's checkpoints some hundreds
-DEFAULT_CONCURRENCY = 64  # trajectories at once in a rollout, unless the recipe changes it
-FILES_PER_TRAJECTORY = 4  # a connection to the model, one of a tool, the two of a program's channel
-OTHER_FILES = 64  # standard streams, the run directory, workers, libraries
 LONGEST_CAUSE = 300
 
 
@@ -207,7 +112,6 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         for name, engine in recipe.engines.items()
         if named and isinstance(engine.config, OpenAIConfig)
     }
-    tools = {tool.type for tool in recipe.tools.values() if named}
     slow: list[Coroutine[None, None, list[Check]]] = [
         check_training(),
         check_sandbox(recipe.sandbox, wanted=named and build.runs_code),
@@ -216,57 +120,10 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
     training, sandbox, *servers = await run_concurrently(slow)
     return (
         check_python(),
-        check_requirements(),
-        *check_extras(tools),
         *training,
-        check_runs(),
-        check_open_files(max(DEFAULT_CONCURRENCY, recipe.rollout.concurrency)),
         *sandbox,
         *(check for found in servers or [no_server()] for check in found),
-        check_search({name: tool.table() for name, tool in recipe.tools.items()}),
     )
-
-
-def check_runs(root: Path = RUNS) -> Check:
-    """MS301: the directory of the runs can be written to, and has room."""
-    check = partial(Check, code="MS301", what="runs")
-    place = root
-    try:
-        place = root.absolute()  # fails where this directory is gone, as `exists` does where it may not be searched
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"midstream")
-            file.flush()
-            os.fsync(file.fileno())
-        free_mb = shutil.disk_usage(place).free >> 20
-    except OSError as failure:
-        words = f"{place} cannot be written to: {failure.strerror or failure}"
-        return check(
-            status="failed", words=words, fix="cd to a directory of your own, or give every run --out DIRECTORY"
-        )
-    words = f"{free_mb / 1024:,.1f} GiB free in {place}"
-    if free_mb >= LITTLE_MB:
-        return check(status="ok", words=words)
-    fix = f"du -xh -d 1 {shlex.quote(str(place))} | sort -h   # shows what takes the room; or give runs --out DIRECTORY"
-    return check(status="failed" if free_mb < TOO_LITTLE_MB else "warning", words=words, fix=fix)
-
-
-def check_open_files(concurrency: int) -> Check:
-    """MS302: a process may open enough files for that many trajectories at once."""
-    check = partial(Check, code="MS302", what="open files")
-    try:
-        import resource
-    except ImportError:  # Windows
-        return check(status="not checked", words="this system has no such limit")
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    wanted = OTHER_FILES + FILES_PER_TRAJECTORY * concurrency
-    if allowed == resource.RLIM_INFINITY:
-        return check(status="ok", words="no limit")
-    if allowed >= wanted:
-        return check(status="ok", words=f"{allowed:,} allowed")
-    words = f"{allowed:,} allowed; {concurrency} trajectories at once may take {wanted:,}"
-    return check(status="warning", words=words, fix="ulimit -n 4096")
 
 
 async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Check]:

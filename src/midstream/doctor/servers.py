@@ -1,4 +1,4 @@
-"""Checks of the servers of a recipe's models, and of the keys that they and the tools need.
+"""Checks of the servers of a recipe's models, and of the keys that they need.
 
 A key is read here only to see whether it is there. Neither it nor a part of it goes into a check's words.
 """
@@ -6,7 +6,6 @@ A key is read here only to see whether it is there. Neither it nor a part of it 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -22,13 +21,11 @@ from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.models import model_list, names_model
 from midstream.engines.openai.providers import is_own, key_of
 from midstream.engines.openai.settings import OpenAIConfig
-from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
 
 REQUEST_LIMIT_S = 20.0  # a small machine may first load the model
 PROBE_LIMIT_S = 600.0
-SEARCH_KEY = "SERPER_API_KEY"
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
 PROBE_SCHEMA: Mapping[str, Any] = {
     "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"], "additionalProperties": False,
@@ -89,20 +86,6 @@ def no_server() -> list[Check]:
     """MS501 to MS503 where no model is named."""
     checks = (("MS501", "key"), ("MS502", "server"), ("MS503", "model"))
     return [Check(code=code, what=what, status="not checked", words="no model is named") for code, what in checks]
-
-
-def check_search(tools: Mapping[str, Table]) -> Check:
-    """MS601: the key of a paid web search, which only a recipe that names its provider needs."""
-    serper = [table for table in tools.values() if table.get("provider") == "serper"]
-    keyed = [name for table in serper if (name := table.get("api_key_env", SEARCH_KEY))]  # "" sends none
-    variable = keyed[0] if keyed else SEARCH_KEY
-    check = partial(Check, code="MS601", what="search key")
-    if os.environ.get(variable, "").strip():
-        return check(status="ok", words=f"{variable} is set")
-    words = f"{variable} is not set"
-    if keyed:
-        return check(status="failed", words=words, fix=f"export {variable}=<your key>")
-    return check(status="ok", words=f"{words}; only Serper needs it")
 
 
 async def probe_engine(engine: Engine) -> list[Probe]:

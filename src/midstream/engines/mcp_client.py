@@ -72,7 +72,6 @@ class McpClientEngine(Engine):
             raise EngineError(
                 f"{self.name}: the MCP client did not sample: {failure}",
                 code="endpoint-failed",
-                cause="it cannot, its user refused, or it uses the protocol of 2026, in which a server asks no client",
                 fix="use a client with sampling and the initialize handshake, or another engine",
                 retryable=False,
             ) from failure

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
@@ -18,7 +18,6 @@ from midstream.core.trajectory import Call, Message, Usage
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> the model's reply
 _HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _SEEDS = 2**31  # as many as a request to a model server can hold
-_REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurrency"}
 
 
 class SimulatedConfig(EngineConfig):
@@ -37,12 +36,6 @@ class SimulatedConfig(EngineConfig):
     skill: float = Field(default=1.0, ge=0, le=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_settings(cls, table: Any) -> Any:
-        # Recipes of older runs also say how requests travelled, which changes no reply: those runs can be resumed.
-        return {key: value for key, value in table.items() if key not in _REMOVED} if isinstance(table, dict) else table
 
     def build(self, context: Context) -> SimulatedEngine:
         """Build it."""
@@ -65,7 +58,6 @@ class SimulatedEngine(Engine):
             raise RecipeError(
                 f"engine {self.name!r} was asked to continue a text by the {request.role}",
                 code="engine-chat-only",
-                cause="a simulated model answers messages, as a chat model does",
                 fix='give the module type = "prompted", or another engine',
             )
         completion = self._reply(request.messages, request.seed % _SEEDS)

@@ -61,15 +61,8 @@ def record_learned(run: RunDirectory, purpose: str, tasks: Iterable[Task | Traje
 
 
 def learned_tasks(run: RunDirectory) -> dict[str, str]:
-    """The keys of all tasks that a run learned from or decided on, each with the purpose.
-
-    A run of an older midstream has no record: its trajectories are read, which know nothing of a warm start or a gate.
-    """
-    if run.learned.path.exists():
-        return {key: record.purpose for record in reversed(run.learned.read()) for key in record.keys}
-    steps = (run.trajectories.open(step) for step in run.trajectories.steps())
-    found = (trajectory for segment in steps for trajectory in segment)
-    return {key: run.info().kind for each in found for key in task_keys(each.task_id, each.question)}
+    """The keys of all tasks that a run learned from or decided on, each with the purpose."""
+    return {key: record.purpose for record in reversed(run.learned.read()) for key in record.keys}
 
 
 def _words(text: str) -> Counter[str]:

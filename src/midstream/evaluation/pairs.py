@@ -114,7 +114,6 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         raise UsageError(
             f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common",
             code="not-comparable",
-            cause="their sets of this name hold other tasks (another seed, count or file)",
             fix="evaluate both on the same set with the same seed",
         )
     pairs = []
@@ -135,7 +134,6 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         raise UsageError(
             f"no task of {first.result.set_name!r} has a result in both {first.name} and {other.name}",
             code="no-results",
-            cause="infrastructure errors ended all trials of a side",
             fix="run those again: midstream resume DIR --retry-errors",
         )
     differences, level = [pair.difference for pair in pairs], 1 - 0.05 / comparisons

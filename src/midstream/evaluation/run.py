@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter
+from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter, tools_of
+from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import OWN, EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, rollout
 
@@ -41,7 +42,7 @@ class SetEvaluation:
     """
 
     chosen: SetConfig
-    temperature: float
+    temperature: float | str  # or "own"
     tasks: Sequence[Task]
     environment: Environment
     policy: str
@@ -79,7 +80,7 @@ def every_set(
                 chosen=chosen,
                 temperature=temperature,
                 tasks=tasks,
-                environment=make_environment(temperature=temperature, chosen=chosen),
+                environment=make_environment(temperature=None if temperature == OWN else temperature, chosen=chosen),
                 policy=policy,
                 seed=derive_seed(seed, "evaluation", chosen.name),
                 step=step,
@@ -122,8 +123,12 @@ async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Tr
 
 def metric_of(evaluation: SetEvaluation) -> str:
     """The name of what scores a set. Raises `RecipeError` if a task names a reward that does not exist."""
+    return ", ".join(dict.fromkeys(reward.name for reward in _rewards_of(evaluation)))
+
+
+def _rewards_of(evaluation: SetEvaluation) -> Sequence[Reward]:
     reward = evaluation.environment.reward
-    return reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name
+    return (reward.used(evaluation.tasks) if isinstance(reward, PerTask) else ()) or [reward]
 
 
 def summary_of(evaluation: SetEvaluation) -> Summary:
@@ -136,7 +141,7 @@ def summary_of(evaluation: SetEvaluation) -> Summary:
         seed=evaluation.seed,
         step=evaluation.step,
         metric=metric_of(evaluation),
-        judged=evaluation.environment.reward.judged,
+        judged=_rewards_of(evaluation)[0].judged,
         learned=evaluation.learned,
     )
 
@@ -151,6 +156,7 @@ class Summary:
         self.identity, self.judged = identity, judged
         self.trajectories = self.errors = 0
         self.first_error: ErrorInfo | None = None
+        self.first_malformed: Trajectory | None = None
         # One number a task, in the order of tasks. Tasks without any result are left out of `without_errors`.
         self._values: list[float] = []
         self._without_errors: list[float] = []
@@ -201,6 +207,8 @@ class Summary:
         else:
             self.errors += 1
         self._dialogues |= bool(trial.outcome)  # its last words are no answer
+        if self.first_malformed is None and "malformed" in tools_of(trial):
+            self.first_malformed = trial
         self._tools.add(trial)
         self._streams.add(trial)
         self._stop_reasons[trial.stop_reason] += 1

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RunError
+from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError, RunError
 from midstream.core.events import (
     EvaluationFinished,
     Listener,
@@ -26,7 +26,7 @@ from midstream.core.events import (
     SetStarted,
     TrajectoriesFinished,
 )
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, malformed_example
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import sampling_name
@@ -107,10 +107,12 @@ async def evaluate_set(
     store: Store,
     *,
     on_done: OnDone | None = None,
+    note: Report = warn,
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
+    `note` receives a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
     `BudgetError` if a limit ended some: the others are kept in `store`.
@@ -139,6 +141,8 @@ async def evaluate_set(
     )
     require_within_budget(refused)
     ordered = store.read(evaluation, ((task.id, trial) for task in tasks for trial in range(trials)))
+    # An attempt that failed may have left them.
+    run.unseal(evaluation.name)
     with run.trajectories.writing(evaluation.name) as write:
         for task in tasks:
             group = Group(task=task, trajectories=tuple(islice(ordered, trials)))
@@ -158,6 +162,9 @@ async def evaluate_set(
     run.evaluations.append(result)
     run.seal()
     store.forget(evaluation)
+    if result.tool_use.unreadable and summary.first_malformed is not None:
+        example = malformed_example([summary.first_malformed], run.root)
+        note(f"{evaluation.name}: {result.tool_use.unreadable}.{example}")
     return result
 
 
@@ -184,14 +191,12 @@ def check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: s
                 f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
                 f"now {digest}",
                 code="inputs-changed",
-                cause="its file or data set was changed; results on both would be counted as one",
                 fix="restore it, or start a new evaluation with another --out",
             )
     if held.checkpoint != checkpoint:
         raise RunError(
             f"step {held.step} of {held.run} has other weights than when {begun.root} began",
             code="inputs-changed",
-            cause="it was trained again in place; results of both would be counted as one",
             fix="start a new evaluation, with another --out",
         )
 
@@ -217,9 +222,16 @@ async def evaluate_sets(
             await asyncio.sleep(0)  # here Ctrl-C takes effect
         try:
             result = await evaluate_set(
-                run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
+                run,
+                part,
+                store,
+                on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories)),
+                note=lambda text: listener(Note(text)),
             )
         except (RefusedError, BudgetError):
+            raise
+        except RepeatedError:  # a resumed run makes them again, with a component that was corrected
+            store.retain(lambda name, failed: not failed)
             raise
         except InfrastructureError as error:
             lost.append(error.what)
@@ -231,6 +243,11 @@ async def evaluate_sets(
         others = f"; the other sets: midstream show {shlex.quote(directory)}" if len(lost) < len(evaluations) else ""
         raise InfrastructureError("\n".join(lost), code="no-results", fix=f"fix that{others}")
     listener(RunFinished())
+
+
+def has_results(run: RunDirectory) -> bool:
+    """Whether an evaluation has scored an answer."""
+    return bool(list(run.evaluations.read())) or any(not result.failed for result in results.read(run.results_path))
 
 
 def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> None:

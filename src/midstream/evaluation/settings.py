@@ -6,13 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
 from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
+
+OWN = "own"
+_TemperatureOrOwn = Annotated[
+    float,
+    Field(ge=0),
+    WrapValidator(lambda value, check: value if value == OWN else check(value)),
+    PlainSerializer(lambda value: value),
+]
 
 
 class SetConfig(Settings):
@@ -60,7 +68,8 @@ class EvaluationConfig(Settings):
         sets: evaluated before and after training, and by `midstream eval`: `[[evaluation.sets]]`
         validation: evaluated greedily every `validate_every` steps; a table such as a set's. Without `name`
             it changes the default alone; `count` and `tasks` replace `per_family`
-        temperatures: every set is evaluated at each; 0 is greedy
+        temperatures: every set is evaluated at each; 0 is greedy, "own" the temperature that the agent asks for, or
+            that its settings have
         trials: attempts at each task of a set, at each temperature
         strategy: how `midstream eval` and `solve` use the agent: `dser:K=8,T=4` runs it in 8 chains that verify and
             refine 4 times, and takes the most frequent answer (docs/longer-thinking.md); runs that learn and
@@ -71,7 +80,7 @@ class EvaluationConfig(Settings):
 
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(**_VALIDATION)
-    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(default=(1.0, 0.0), min_length=1)
+    temperatures: tuple[_TemperatureOrOwn, ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
     strategy: str | None = None
     at: Literal["both", "end", "none"] = "both"
@@ -103,8 +112,10 @@ class EvaluationConfig(Settings):
         return self
 
 
-def sampling_name(temperature: float) -> str:
-    """ "greedy" or "T=1"."""
+def sampling_name(temperature: float | str) -> str:
+    """ "greedy", "T=1" or "own"."""
+    if temperature == OWN:
+        return OWN
     return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 

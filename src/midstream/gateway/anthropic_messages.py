@@ -6,7 +6,7 @@ Thoughts are a thinking block without a signature, in both directions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from midstream.core.trajectory import Message
@@ -25,14 +25,13 @@ _ERRORS = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
 }
+
+_READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
 
 
 def read(body: Any) -> Asked:
-    """A request. Settings that cannot change a reply here, such as `metadata` or `thinking`, are ignored.
+    """A request. Settings that change no reply, such as `metadata`, are ignored.
 
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
@@ -44,7 +43,11 @@ def read(body: Any) -> Asked:
         if tool.table.get("type") not in (None, "custom"):
             raise tool.unsupported("type", "no tool is built in: send tools with a name and an input_schema")
         tools.append(forms.function_tool(tool, "input_schema"))
-    choice, config = fields.within("tool_choice"), fields.within("output_config")
+    config = fields.within("output_config")
+    chosen = _tool_options(fields.maybe("tool_choice", dict) or {}, tools)
+    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    if config and (effort := config.maybe("effort", str)):
+        chosen["options"]["reasoning_effort"] = effort
     said = fields.objects("messages")
     messages = [one for message in said for one in _messages(message)]
     if said and said[-1].table["role"] == "assistant":
@@ -53,11 +56,21 @@ def read(body: Any) -> Asked:
     return Asked(
         model=fields.need("model", str),
         messages=(*forms.system_messages(fields.text("system", _TEXT)), *forms.some_messages(messages, "messages")),
-        tools=forms.chosen_tools(choice, "type", tools) if choice else tuple(tools),
+        **chosen,
         sampling=forms.sampling_of(fields, ("max_tokens",), "stop_sequences"),
         json_schema=forms.schema_of(config.within("format") if config else fields.within("output_format")),
         stream=fields.maybe("stream", bool) or False,
     )
+
+
+def _tool_options(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    named = {"type": "function", "name": choice.get("name")}
+    kind = choice.get("type", "auto")
+    forced = Fields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
+    chosen = forms.tool_options(forced, "tool_choice", tools)
+    if choice.get("disable_parallel_tool_use"):
+        chosen["options"]["parallel_tool_calls"] = False
+    return chosen
 
 
 def _messages(message: Fields) -> list[Message]:

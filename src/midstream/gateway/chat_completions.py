@@ -20,6 +20,7 @@ _PARTS = {"text": "text", "refusal": "refusal"}
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "n": ("send one request for each reply", 1),
     "logprobs": ("the run records them: remove it",),
+    "top_logprobs": ("the run records log-probabilities: remove it", 0),
     "functions": ("send tools",),
     "function_call": ("send tools and tool_choice", "auto", "none"),
     "modalities": ('send ["text"]', ["text"]),
@@ -27,9 +28,11 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": ("send a tool of your own that searches",),
 }
 
+_READ = {"messages", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"}
+
 
 def read(body: Any) -> Asked:
-    """A request. Settings that cannot change a reply here, such as `user` or `parallel_tool_calls`, are ignored.
+    """A request. Settings that change no reply, such as `user`, are ignored.
 
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
@@ -40,16 +43,17 @@ def read(body: Any) -> Asked:
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'send tools of type "function"')
         tools.append(forms.function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
-    options = fields.within("stream_options")
+    stream, chosen = fields.within("stream_options"), forms.tool_options(fields, "tool_choice", tools)
+    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
     return Asked(
         model=fields.need("model", str),
         messages=forms.some_messages([_message(message) for message in fields.objects("messages")], "messages"),
-        tools=forms.chosen_tools(fields, "tool_choice", tools),
+        **chosen,
         sampling=forms.sampling_of(fields, ("max_completion_tokens", "max_tokens"), "stop"),
         seed=fields.number("seed", int, -(2**63), 2**63 - 1),
         json_schema=forms.schema_of(fields.within("response_format"), "json_schema"),
         stream=fields.maybe("stream", bool) or False,
-        include_usage=bool(options and options.maybe("include_usage", bool)),
+        include_usage=bool(stream and stream.maybe("include_usage", bool)),
     )
 
 

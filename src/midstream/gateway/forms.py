@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -22,16 +22,24 @@ _PIECES = 4  # deltas of a text in a stream
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _Value = TypeVar("_Value")
 
-# Settings that would change a sample, which `Sampling` lacks: (what to do, harmless values).
-_SAMPLES = "remove it: sampling has temperature, top_p, a token limit and stop strings"
-_SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (_SAMPLES, 0),
-    "presence_penalty": (_SAMPLES, 0),
-    "repetition_penalty": (_SAMPLES, 1),
-    "logit_bias": (_SAMPLES, {}),
-    "min_p": (_SAMPLES, 0),
-    "top_k": (_SAMPLES, 0, -1),
-    "top_logprobs": (_SAMPLES, 0),
+# Fields of all three APIs that are read, or that change no reply.
+_READ = frozenset(
+    "model stream stream_options tools tool_choice temperature top_p metadata user store service_tier"
+    " safety_identifier prompt_cache_key prompt_cache_retention top_logprobs".split()
+)
+_TAKEN = frozenset(
+    "messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split()
+)
+# Values of other fields that change no reply, where an engine cannot use them.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "top_k": (0, -1),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": ("none",),
+    "thinking": ({"type": "disabled"},),
 }
 
 
@@ -56,17 +64,24 @@ class Asked:
     """One request of an agent, in whichever API it came.
 
     `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
-    the caller gave of temperature, top_p, max_tokens and stop (a tuple). `json_schema` is of the reply's text.
+    the caller gave of temperature, top_p, max_tokens and stop (a tuple), `options` other fields that change a reply,
+    in chat completions' form. `json_schema` is of the reply's text.
     """
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     json_schema: Mapping[str, Any] | None = None
     stream: bool = False
     include_usage: bool = False  # in a stream of chat completions; the others always have it
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All that the caller sets of a sample."""
+        return {**self.sampling, **self.options} | ({} if self.seed is None else {"seed": self.seed})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +200,7 @@ class Fields:
 def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> Fields:
     """A request's body, if it is an object that can be recorded.
 
-    Keys in `refused`, with (what to do, harmless values), and those that would change a sample must be missing, null,
-    false, empty or harmless.
+    Keys in `refused`, with (what to do, harmless values), must be missing, null, false, empty or harmless.
     """
     if not isinstance(body, dict):
         raise FormError("invalid_type", "the body must be an object", None)
@@ -196,7 +210,7 @@ def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> Fields:
             place = next((f"{key}[{number}]" for number, item in items if unfit([[item]])), key)
             place = place.encode("utf-8", "backslashreplace").decode()  # the key may be what is unfit
             raise FormError("invalid_value", f"it cannot be kept: {reason}", place)
-    for key, (fix, *harmless) in {**_SAMPLING_REFUSED, **refused}.items():
+    for key, (fix, *harmless) in refused.items():
         if body.get(key) not in (None, False, [], *harmless):
             raise FormError("unsupported_parameter", f"it is not supported; {fix}", key)
     return Fields(body)
@@ -231,12 +245,30 @@ def function_tool(function: Fields, parameters: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
-def chosen_tools(fields: Fields, key: str, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """The tools to offer by a tool choice, which stands under `key`: all of them, or for "none" none."""
+def tool_options(fields: Fields, key: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `tools` to offer by the tool choice under `key`, and the `options` of one that forces a call."""
     choice = fields.table.get(key)
-    if choice not in (None, "auto", "none"):
-        raise fields.unsupported(key, 'no engine can force a call: send "auto" or "none"')
-    return () if choice == "none" else tuple(tools)
+    if choice in (None, "auto", "none"):
+        return {"tools": () if choice == "none" else tuple(tools), "options": {}}
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = Fields(choice, fields.at(key)).within("function") or Fields(choice, fields.at(key))
+        choice = {"type": "function", "function": {"name": function.need("name", str)}}
+    elif choice != "required":
+        raise fields.unsupported(key, 'send "auto", "none", "required" or a function')
+    return {"tools": tuple(tools), "options": {"tool_choice": choice}}
+
+
+def other_options(fields: Fields, read: Collection[str]) -> dict[str, Any]:
+    """The fields of a body that no reader of it knows: a server gets them as they are."""
+    if taken := next((key for key in fields.table if key in _TAKEN and key not in read), None):
+        raise FormError("unsupported_parameter", "this API has no such field: remove it", taken)
+    return {key: value for key, value in fields.table.items() if value is not None and key not in {*_READ, *read}}
+
+
+def changing(options: Mapping[str, Any]) -> str | None:
+    """The name of an option that changes a reply, if there is one."""
+    harmless = (None, [], {})
+    return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
 
 
 def schema_of(form: Fields | None, inner: str = "") -> Mapping[str, Any] | None:

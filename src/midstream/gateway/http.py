@@ -19,6 +19,8 @@ Asgi = Any  # a scope, receive or send of ASGI
 
 _JSON = (b"content-type", b"application/json")
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+READ_S = 10.0  # for the head of a connection's first request; then for a body, with more time for a long one
+_SLOWEST = 100_000  # bytes a second
 _READ = 4  # times the longest body that is read of one that is longer
 
 
@@ -81,10 +83,19 @@ def listen(host: str, port: int, what: str, fix: str) -> socket.socket:
 async def serve(server: Any, listening: socket.socket) -> None:
     """Run uvicorn's server until `should_exit`, and end it at once: it looks too rarely, and leaves connections."""
 
+    now, seen_s = asyncio.get_running_loop().time, dict[Any, float]()
+
     async def until_exit() -> None:
         for tick in count():
             if await server.on_tick(tick // 5):
                 return
+            if tick % 50 == 0:  # uvicorn waits for a request's head for ever
+                waiting = [each for each in server.server_state.connections if each.cycle is None]
+                seen = {each: seen_s.get(each, now()) for each in waiting}
+                seen_s.clear()
+                seen_s.update(seen)
+                for connection in [each for each in waiting if now() - seen_s[each] > READ_S]:
+                    connection.transport.abort()
             await asyncio.sleep(0.02)
 
     server.main_loop = until_exit
@@ -95,11 +106,33 @@ async def serve(server: Any, listening: socket.socket) -> None:
         await asyncio.sleep(0)
 
 
+def refusal(scope: Asgi, *, local: bool) -> FormError | None:
+    """Why a request is refused for its head; `local`: the server listens on loopback alone.
+
+    Pages of other sites reach such a server by a name that they bind to 127.0.0.1 (Host), or by a form (Origin).
+    """
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    if b"content-length" in headers and b"transfer-encoding" in headers:
+        return FormError("refused", "send a Content-Length or a Transfer-Encoding, not both", None)
+    host, origin = headers.get(b"host", ""), headers.get(b"origin")
+    if local and host.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
+        words = f"{host!r:.100} is not this machine: ask at the address that was printed"
+        return FormError("refused", words, None, status=403)
+    if local and origin not in (None, f"http://{host}"):
+        return FormError("refused", "pages of other origins are not answered", None, status=403)
+    return None
+
+
 async def body_of(receive: Asgi, limit: int) -> bytes:
     """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
-    body, size = bytearray(), 0
+    body, size, began_s = bytearray(), 0, asyncio.get_running_loop().time()
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(began_s + READ_S + size / _SLOWEST):
+                message = await receive()
+        except TimeoutError:
+            words = f"the request did not arrive within {READ_S:g} s"
+            raise FormError("body-incomplete", words, None, status=408) from None
         if message["type"] == "http.disconnect":
             raise FormError("body-incomplete", "the connection closed before the whole request had arrived", None)
         part = message.get("body", b"")
@@ -128,11 +161,13 @@ async def hung_up(receive: Asgi) -> None:
         pass
 
 
-async def send_json(send: Asgi, status: int, content: Any) -> None:
-    """Answer with JSON."""
+async def send_json(send: Asgi, status: int, content: Any, *, close: bool = False) -> None:
+    """Answer with JSON, and with `close` close the connection."""
     body = json.dumps(content).encode()
     # What went wrong here was tried again already, or would go wrong again.
     headers = [_JSON, (b"content-length", str(len(body)).encode()), (b"x-should-retry", b"false")]
+    if close or status == 408:
+        headers.append((b"connection", b"close"))
     with suppress(OSError):
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

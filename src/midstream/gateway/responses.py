@@ -23,12 +23,16 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (_STATELESS,),
     "conversation": (_STATELESS,),
     "prompt": ("send its text as instructions and input",),
+    "top_logprobs": ("the run records log-probabilities: remove it", 0),
+    "truncation": ("nothing is cut here: remove it", "disabled"),
     "background": ("wait for the reply, or send stream",),
 }
 
+_READ = {"input", "instructions", "text", "reasoning", "max_output_tokens", "include", "max_tool_calls"}
+
 
 def read(body: Any) -> Asked:
-    """A request. Settings that cannot change a reply here, such as `store` or `reasoning`, are ignored.
+    """A request. Settings that change no reply, such as `store`, are ignored.
 
     Raises:
         FormError: the body is malformed, or asks for what midstream's engines do not do.
@@ -41,11 +45,17 @@ def read(body: Any) -> Asked:
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'no tool is built in: send tools of type "function"')
         tools.append(forms.function_tool(tool, "parameters"))
-    instructions, text = fields.maybe("instructions", str), fields.within("text")
+    instructions, text, thinks = fields.maybe("instructions", str), fields.within("text"), fields.within("reasoning")
+    chosen = forms.tool_options(fields, "tool_choice", tools)
+    chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
+    if thinks and (effort := thinks.maybe("effort", str)):
+        chosen["options"]["reasoning_effort"] = effort
+    if text and (verbosity := text.maybe("verbosity", str)):
+        chosen["options"]["verbosity"] = verbosity
     return Asked(
         model=fields.need("model", str),
         messages=(*forms.system_messages(instructions), *forms.some_messages(_conversation(fields), "input")),
-        tools=forms.chosen_tools(fields, "tool_choice", tools),
+        **chosen,
         sampling=forms.sampling_of(fields, ("max_output_tokens",)),
         json_schema=forms.schema_of(text.within("format")) if text else None,
         stream=fields.maybe("stream", bool) or False,

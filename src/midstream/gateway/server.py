@@ -28,13 +28,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
-from midstream.gateway import anthropic_messages, chat_completions, responses
+from midstream.gateway import anthropic_messages, chat_completions, http, responses
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, listen, parsed, send_json, serve
+from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, parsed, refusal, send_json
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
 
@@ -127,11 +126,10 @@ class Gateway:
             raise UsageError(
                 f"serve.host = {host!r} is open to other machines, and ${ADMIN_KEY} is not set",
                 code="admin-key-missing",
-                cause="anyone who reaches the address could open sessions, and use the models",
                 fix=f"export {ADMIN_KEY}=<a long random text>, or leave out serve.host",
             )
         fix = "set another serve.port (midstream serve --port N), or 0 for any free one"
-        listening = listen(host, port, "the gateway", fix)
+        listening = http.listen(host, port, "the gateway", fix)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # where agents on this machine reach it
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
@@ -147,7 +145,7 @@ class Gateway:
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
-            target=asyncio.run, args=[serve(self._server, listening)], name="gateway", daemon=True
+            target=asyncio.run, args=[http.serve(self._server, listening)], name="gateway", daemon=True
         )
         self._thread.start()
 
@@ -158,8 +156,8 @@ class Gateway:
             await in_thread(self._thread.join)
             self._thread = None
 
-    def app(self) -> Starlette:
-        """The routes."""
+    def app(self) -> Asgi:
+        """The routes, behind the checks of a request's head."""
         from starlette.applications import Starlette
         from starlette.responses import JSONResponse
         from starlette.routing import Route
@@ -201,10 +199,11 @@ class Gateway:
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:
-            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status)
+            headers = {"connection": "close"} if error.status == 408 else {}
+            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status, headers=headers)
 
         both = ("/s/{key}/v1", "/v1")
-        return Starlette(
+        routed = Starlette(
             routes=[
                 Route("/healthz", health),
                 Route("/v1/sessions", open_session, methods=["POST"]),
@@ -219,6 +218,13 @@ class Gateway:
             ],
             exception_handlers={FormError: refused},
         )
+
+        async def checked(scope: Asgi, receive: Asgi, send: Asgi) -> None:
+            if error := refusal(scope, local=self.config.host in LOOPBACK):
+                return await send_json(send, error.status, chat_completions.error(*_parts(error)), close=True)
+            return await routed(scope, receive, send)
+
+        return checked
 
     def check_admin(self, scope: Asgi) -> None:
         """Check the admin key, if one is set. Raises `FormError`."""

@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from midstream.core.data import Settings
-from midstream.gateway.parsers import PARSERS
 
 POLICY = "policy"  # the name of the model that is trained, unless [serve.models] has others
 
@@ -39,19 +38,12 @@ class ServeConfig(Settings):
     """
 
     models: dict[str, ServedModel] = {}
-    parser: str = "hermes"
+    parser: Literal["hermes", "qwen3_coder", "llama3_json", "mistral", "none"] = "hermes"
     batching: Literal["continuous", "lockstep"] = "continuous"
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     heartbeat_s: float = Field(default=10.0, gt=0)
     max_body_mb: int = Field(default=32, ge=1)
-
-    @field_validator("parser")
-    @classmethod
-    def _known_parser(cls, name: str) -> str:
-        if name not in PARSERS:
-            raise ValueError(f"the parsers are: {', '.join(PARSERS)}")
-        return name
 
     @field_validator("models")
     @classmethod

@@ -151,7 +151,6 @@ class AgentFlow(AgentSpec):
             raise UsageError(
                 "AgentFlow has no tools",
                 code="missing-option",
-                cause="its planner chooses a tool in every turn",
                 fix='give it some, e.g. tools=["python"] or your function; Interleaved can do without',
             )
 

@@ -79,7 +79,6 @@ class Tasks:
             raise UsageError(
                 f"tasks.{self.chosen}.sample({self.count}) of {self.source['type']!r} cannot be learned from",
                 code="setting-conflict",
-                cause="it has no setting `counts`, as files, benchmarks and functions have",
                 fix=f"give tasks.{self.chosen} as it is, or draw in the source itself",
             )
         return {**self.source, "counts": {self.chosen: self.count}}

@@ -13,7 +13,8 @@ awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` c
     unsafe            run code that a model writes without a sandbox
     record, replay    the directory to record tools' answers in, or to answer from
     track             experiment trackers, by name or as objects (docs/tracking.md)
-    listener          receives the run's events; by default progress is shown where standard error is a terminal
+    listener          receives the run's events; by default progress is shown on standard error, elsewhere than on a
+                      terminal a line a step
     quiet             show warnings only
 """
 
@@ -124,15 +125,17 @@ _screen = threading.Lock()  # of the terminal: one run at a time shows its progr
 
 @contextmanager
 def _listening(listener: Listener | None, quiet: bool) -> Iterator[Listener]:
-    """The listener, or progress on a terminal, or warnings alone."""
-    if listener is not None or quiet or not sys.stderr.isatty() or not _screen.acquire(blocking=False):
+    """The listener, or progress, or warnings alone."""
+    live = listener is None and not quiet and sys.stderr.isatty()
+    if listener is not None or quiet or (live and not _screen.acquire(blocking=False)):
         yield listener or print_warnings
         return
     try:
         with progress() as shown:
             yield shown
     finally:
-        _screen.release()
+        if live:
+            _screen.release()
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
@@ -217,7 +220,7 @@ def evaluate(
     Args:
         agent: an agent, a run, or a recipe's name.
         tasks: what to measure on; by default the sets of its recipe or run.
-        reward: a function, a reward's name, or its table; by default that of each task.
+        reward: a function, a reward's name, or its table; by default that which each task names, else the recipe's.
         trials: attempts at each task.
         temperature: of the planner or policy; by default its own.
         strategy: as in `solve`.
@@ -462,7 +465,6 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
             table |= {"tasks": tasks.drawn, "evaluation": {}}
         else:
             table = with_tasks(table, tasks.drawn)
-        table["reward"] = {"type": "per_task"}
     if reward is not None:
         table["reward"] = _reward(reward)
     return table

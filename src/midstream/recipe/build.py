@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
 from midstream.core.component import Component
-from midstream.core.errors import RecipeError, UnsupportedError, UsageError, name_place
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
 from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import (
@@ -40,6 +41,7 @@ from midstream.core.stream_template import Template, load_template
 from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
+from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
@@ -48,6 +50,7 @@ from midstream.recipe.check import check, draw, in_process, no_engine, set_rewar
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
+from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
 from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
@@ -89,6 +92,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     _engines: dict[str, Engine] = field(default_factory=dict)
     _asked: dict[str, Engine] = field(default_factory=dict)  # as agents ask them
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
+    first_task: Task | None = None  # of those that are scored
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     opened: list[Any] = field(default_factory=list)  # to be closed
 
@@ -154,9 +158,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
         """The tasks of an evaluation set. Raises `RecipeError` if one of them cannot be scored."""
         tasks = draw(self.tasks(chosen.tasks or self.recipe.tasks), chosen)
-        reward = self.reward(set_reward(self.recipe, chosen))
-        for task in tasks:
-            reward.check(task)
+        require_scored(self, set_reward(self.recipe, chosen), tasks)
         return tasks
 
     def reward(self, component: Component) -> Reward:
@@ -232,6 +234,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
         trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
+        config: Any = components[trained].config
         stand_in = planner if isinstance(planner, Component) and planner.kind == "engine" else None
         if stand_in is not None:
             planner = None
@@ -239,8 +242,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             components[trained], planner = planner, None
         if planner is not None:
             components.pop(trained)
-        elif temperature is not None and hasattr(components[trained].config, "sampling"):
-            config: Any = components[trained].config
+        elif temperature is not None and hasattr(config, "sampling"):
             sampling = {**config.sampling.model_dump(), "temperature": temperature}
             sampling = validate(type(config.sampling), sampling, f"agent.{trained}.sampling")
             config = config.model_copy(update={"sampling": sampling})
@@ -294,6 +296,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
+            sampling=temperature if self.recipe.training is None else getattr(config, "sampling", None),
             sandbox=self.tier,
             lessons=lessons,
             dialogues=source if isinstance(source, Dialogues) else None,
@@ -317,6 +320,27 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         await self.close()
 
 
+def require_scored(build: Build, reward: Component, tasks: Sequence[Task]) -> None:
+    """Check that a reward can score these tasks. Raises `RecipeError`."""
+    for task in tasks:
+        build.reward(reward).check(task)
+        build.first_task = build.first_task or task
+
+
+async def try_rewards(build: Build) -> None:
+    """Call each reward of your own on an empty answer, to find one that returns no score before any request.
+
+    What it raises there says nothing of other answers.
+    """
+    for reward in build._rewards.values():
+        if isinstance(reward, FunctionReward) and (task := build.first_task) is not None:
+            try:
+                await reward.score(task, Trajectory(id=task.id, task_id=task.id, answer=""))
+            except RewardError as error:
+                if error.code == "reward-out-of-range":
+                    raise
+
+
 def unset_keys(build: Build) -> dict[str, str]:
     """By engine, the variables of keys that hosted servers want and that are not set.
 
@@ -332,12 +356,15 @@ def unset_keys(build: Build) -> dict[str, str]:
 
 
 def prompt_notes(recipe: Recipe) -> list[str]:
-    """A line for each prompt file of a recipe with an order that costs shared prefixes."""
+    """A line for each prompt file with an order that costs shared prefixes, and on sampling that is replaced."""
     configs: dict[str, Any] = {name: component.config for name, component in recipe.modules.items()}
     own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
     # A prompted module needs no context to be built.
     lost = {name: config.build(None).lost_sharing for name, config in own.items()}
-    return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
+    notes = [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]
+    if recipe.of_another_program and recipe.training is not None:
+        notes.append("the model samples as agent.sampling says, not as the agent asks, because its weights are trained")
+    return notes
 
 
 def check_machine(build: Build) -> None:

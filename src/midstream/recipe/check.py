@@ -89,10 +89,16 @@ def check(recipe: Recipe, tasks: Callable[[Component], TaskSource] | None = None
 
 
 def set_reward(recipe: Recipe, chosen: SetConfig) -> Component:
-    """The reward of an evaluation set: its own, or its benchmark's, or the recipe's."""
-    if chosen.reward is not None:
-        return chosen.reward
-    return recipe.reward if chosen.tasks is None else parse_component("reward", {"type": "per_task"}, "reward")
+    """The reward of an evaluation set: its own, or that which its tasks name, or the recipe's."""
+    if chosen.reward is not None or chosen.tasks is None:
+        return chosen.reward or recipe.reward
+    if recipe.reward.type == "per_task":
+        return recipe.reward
+    # The recipe's reward may be for dialogues, and these tasks be questions, or the other way round.
+    dialogues = is_dialogues(chosen.tasks)
+    fits = not dialogues and not getattr(recipe.reward.config, "of_dialogues", False)
+    parts = {"parts": {"otherwise": recipe.reward.table()}} if fits else {}
+    return parse_component("reward", {"type": "per_task", **parts}, "reward")
 
 
 def teacher(recipe: Recipe) -> Component | None:
@@ -309,7 +315,6 @@ def _check_rewards(recipe: Recipe) -> None:
         raise RecipeError(
             f"{where}.type = {reward.type!r} with tasks of type {tasks.type!r}",
             code="reward-does-not-fit",
-            cause="dialogues are scored by their outcome, questions by their answers",
             fix=f"choose {needed}",
         )
 

@@ -27,7 +27,6 @@ from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
-from midstream.training.losses import PolicyLoss
 from midstream.training.settings import TrainingConfig
 from midstream.training_free.settings import Requests
 
@@ -102,7 +101,9 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
         if recipe.training.variant is not None:
             # A recipe may override settings of its variant; the name alone would hide that.
             ours, theirs = (
-                config.model_dump(mode="json", include={"loss", "baseline", "normalize_by_std"}, exclude_none=True)
+                config.model_dump(
+                    mode="json", include={"loss", "baseline", "normalize_by_std", "turns"}, exclude_none=True
+                )
                 for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
             )
             changed = ", ".join(differing_settings(ours, theirs))
@@ -313,7 +314,7 @@ def _tinker_lines(recipe: Recipe, training: TrainingConfig, batches: list[Batch]
     # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.
     whole, unique = calls * PROMPT_TOKENS + new, PROMPT_TOKENS + new
     loss = training.loss
-    passes = 1 if type(loss) is PolicyLoss and not loss.kl_coefficient and loss.dual_clip is None else 2
+    passes = 1 if loss.is_plain else 2
     passes += bool(loss.kl_coefficient)
     lines = [
         f"A step's update on the Tinker server: {passes} x {whole:,} tokens, at most {new:,} of them new ones of "

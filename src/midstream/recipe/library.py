@@ -122,10 +122,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules
         raise RecipeError(
             f"{where} has lessons for the {name}, which shows none",
             code="lessons-not-shown",
-            cause=f"its prompt_file {table['prompt_file']} has no place for them"
-            if "prompt_file" in table
-            else f"a {name} of type {table['type']!r} has no prompt that could hold them",
-            fix="put {{lessons}} before {{tools}} or {{query}} in that file"
+            fix=f"put {{{{lessons}}}} before {{{{tools}}}} or {{{{query}}}} in {table['prompt_file']}"
             if "prompt_file" in table
             else f"choose a type or template that has one, or take the {name}'s lessons out",
         )
@@ -168,7 +165,6 @@ def editable_library(named: str) -> Iterator[EditableLibrary]:
         raise UsageError(
             f"{named} cannot be changed",
             code="library-read-only",
-            cause="versions never change, and only a run or a .json file keeps all that a library holds",
             fix=f"name the run: {path}" if number is not None else "name a practice run or a .json file",
         )
     if path.name == "library.json" and (path.parent / VERSIONS).exists():  # a copy to read, written from the versions

@@ -18,6 +18,7 @@ from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
+from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import (
@@ -158,8 +159,13 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
 def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    table = _changed(source, changes, own_sets=any(changes.get(key) for key in ("benchmarks", "task_files", "sets")))
+    own_sets = any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
+    table = _changed(source, changes, own_sets=own_sets, reward=(named := changes.get("reward")))
     _set_evaluation(table, changes)
+    # A reward that the caller names goes before those of the questions.
+    if named is not None or any(text.startswith("reward") for text in changes.get("overrides", ())):
+        for chosen in table["evaluation"]["sets"]:
+            chosen["reward"] = table["reward"]
     return parse_recipe(_frozen_agent(table, source))
 
 
@@ -198,7 +204,8 @@ def _changed(
         table["reward"] = _reward_table(table, reward)
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
-        table["evaluation"].pop("temperatures", None)
+        if table["evaluation"].get("temperatures") != [OWN]:
+            table["evaluation"].pop("temperatures", None)
     if (strategy := changes.get("strategy")) is not None:
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
@@ -213,7 +220,6 @@ def _changed(
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             code="option-without-effect",
-            cause=f"no module or tool of it asks [engines.{engine}]",
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
     recipe = parse_recipe(table)
@@ -227,7 +233,6 @@ def _changed(
             raise UsageError(
                 "--tools none with an agent of type 'agentflow'",
                 code="setting-conflict",
-                cause="its planner chooses a tool in every turn",
                 fix="use recipe direct: the model alone",
             )
     if graphs:
@@ -265,7 +270,7 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
-    """Put sets, trials, temperature and reward in [evaluation].
+    """Put sets, trials and temperature in [evaluation].
 
     Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
     """
@@ -275,16 +280,16 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         sets.append(_file_set(path, sets))
     sets += changes.get("sets", ())
     if sets and "temperatures" not in settings:
-        [(_, module), *_] = parse_recipe({**table, "evaluation": {}}).modules.items()
+        recipe = parse_recipe({**table, "evaluation": {}})
+        module = recipe.modules[recipe.trained]
         sampling = None if module.config.asks == "never" else getattr(module.config, "sampling", None)
-        settings["temperatures"] = [sampling.temperature if sampling else 0.0]  # 0: a program
+        own = OWN if recipe.of_another_program and recipe.training is None else 0.0  # 0: a program
+        settings["temperatures"] = [own if own == OWN or not sampling else sampling.temperature]
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
         if (count := changes.get("count")) is not None:
             chosen.pop("per_family", None)
             chosen["count"] = count
-        if (reward := changes.get("reward")) is not None:
-            chosen["reward"] = _reward_table(table, reward)
     if (trials := changes.get("trials")) is not None:
         settings["trials"] = trials
     if (temperature := changes.get("temperature")) is not None:
@@ -298,7 +303,6 @@ def _benchmark_set(text: str) -> Table:
         raise UsageError(
             f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
             code="empty-value",
-            cause="the variable in its place is not set",
             fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
         )
     source = {"type": "benchmark", "name": name}
@@ -356,12 +360,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
     If the planner is from a run, the other modules use this server instead of the run's.
     """
     if "model" not in server and (planner_from_run or "provider" in server):
-        raise UsageError(
-            "no model is named",
-            code="missing-option",
-            cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
-            fix="add --model NAME",
-        )
+        raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
     if planner_from_run:
         trained, *others = modules_of(agent_type(agent))
@@ -404,7 +403,6 @@ def set_served(table: Table, provider: str) -> None:
         raise UsageError(
             f"--serve-with {provider} starts nothing",
             code="option-without-effect",
-            cause="no engine of the recipe asks a server on this machine",
             fix="name a model: --model NAME, or leave the option out",
         )
 
@@ -423,7 +421,6 @@ def with_tinker(table: Table) -> Table:
         raise UsageError(
             f"--engine tinker: the trained engine {name!r} is of type {local.get('type')!r}",
             code="not-trainable",
-            cause="a Tinker server trains a base model that it knows by name",
             fix="name a recipe whose trained engine is of type transformers_local, or write an engine of type tinker",
         )
     kept = ("model", "base_url", "tokenizer", "chat_template_kwargs")
@@ -491,7 +488,6 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             raise UsageError(
                 f"two of the tools in {names!r} would have one name",
                 code="name-clash",
-                cause="a function is called by its name alone, without its file",
                 fix="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
             )
         chosen[called] = tool

@@ -49,6 +49,7 @@ class Assumed:
 
 DEFAULT = Assumed()
 _ROW_BYTES = 48  # of a token in verl's batches: ids, masks, log-probabilities, advantages
+_SERVED: tuple[Kind, ...] = ("Tinker", "verl")  # verl divides all weights, so it takes no adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,7 +314,8 @@ def ways(job: Job, card: Card, gpus: int, per_node: int = 8, assumed: Assumed = 
             for each in _ranked(job, masters=masters)
         ])  # fmt: skip
     served = _served(job, card, assumed, gpus, per_node, between)
-    found += [[_way(kind, job, job, card, gpus, served)] for kind in ("Tinker", "verl")]
+    kinds = _SERVED if job.learner.lora is None else _SERVED[:1]
+    found += [[_way(kind, job, job, card, gpus, served)] for kind in kinds]
     return [next((way for way in candidates if way.fits), candidates[0]) for candidates in found]
 
 

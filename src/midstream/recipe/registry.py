@@ -60,8 +60,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "tracker": {
         "wandb": "midstream.trackers:WandbConfig",
         "mlflow": "midstream.trackers:MlflowConfig",
-        "tensorboard": "midstream.trackers:TensorBoardConfig",
-        "trackio": "midstream.trackers:TrackioConfig",
     },
     "engine": {
         "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
@@ -83,6 +81,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "executor": {
         "single_argument": "midstream.worlds.planning.programs:ExecutorConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
+        "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
         "form": "midstream.worlds.planning.programs:VerifierConfig",

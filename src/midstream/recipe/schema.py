@@ -50,13 +50,6 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
 
 
-# Values in recipes of older run directories, by table and key. The reflector's: `training_free/settings.py`.
-_RENAMED = {
-    ("engines", "plays"): ("optimiser", "reflector"),  # words: allow
-    ("tools", "function"): ("midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"),
-}
-
-
 class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
@@ -206,8 +199,12 @@ class Recipe(Settings):
         """Whether engines in this process answer each request as it comes: for another program, for several chains."""
         if self.evaluation.strategy is not None:
             return True
-        own = isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
-        return own and self.serve.batching == "continuous"
+        return self.of_another_program and self.serve.batching == "continuous"
+
+    @property
+    def of_another_program(self) -> bool:
+        """Whether the agent asks through the gateway."""
+        return isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)
 
     @property
     def modules(self) -> dict[Kind, Component]:
@@ -237,7 +234,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = anchored(_with_current_names(table), Path.cwd())
+    parsed = anchored(table, Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -254,6 +251,8 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         if isinstance(budget := parsed.get("budget"), Mapping):  # limits practice too
             practice = merge(practice, {"budget": dict(budget)})
         parsed["practice"] = practice
+    if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
+        parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
     places: list[tuple[tuple[str, ...], Kind]] = [
         (("tasks",), "tasks"),
         (("reward",), "reward"),
@@ -298,21 +297,6 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
         name: _parse_at(value[name], rest, kind, f"{where}.{name}".lstrip(".")) for name in keys if name in value
     }
     return {**value, **changed}
-
-
-def _with_current_names(table: Mapping[str, Any]) -> Table:
-    """A copy of a recipe's table in which renamed values of engines and tools have their present names."""
-    table = dict(table)
-    for (kind, key), (old, new) in _RENAMED.items():
-        components = table.get(kind)
-        if isinstance(components, Mapping):
-            table[kind] = {
-                name: {**settings, key: settings[key].replace(old, new)}
-                if isinstance(settings, Mapping) and isinstance(settings.get(key), str)
-                else settings
-                for name, settings in components.items()
-            }
-    return table
 
 
 def recipes_directory() -> Path:

@@ -68,7 +68,6 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
                 raise RecipeError(
                     f"engines.{name} and engines.{other} would have two servers at {config.base_url}",
                     code="setting-conflict",
-                    cause=f"{config.provider} with {config.model}, and {part.provider} with {part.model}",
                     fix=f'another address for one: engines.{other}.base_url = "http://localhost:8001/v1"',
                 )
         if address in commands:
@@ -120,14 +119,12 @@ def _server(command: ServerCommand, listener: Listener) -> Iterator[None]:
         raise UnsupportedError(
             f"{program} is not installed",
             code="program-not-installed",
-            cause=f"engines.{command.engine} starts it (serve, --serve-with), and it is not on PATH",
             fix=f"install {command.provider}, or start the server elsewhere and leave serve out",
         )
     if _answers(command) is not None:
         raise EngineError(
             f"something listens at {command.host}:{command.port} already",
             code="address-in-use",
-            cause=f"engines.{command.engine} would start {program} there",
             fix=f"use what is there without serve or --serve-with, or set another engines.{command.engine}.base_url",
         )
     descriptor, log = tempfile.mkstemp(prefix=f"midstream-{program}-{command.port}-", suffix=".log")

@@ -16,7 +16,7 @@ from midstream.core.protocols import Engine, TrainableWorld
 from midstream.core.task import Task, same_question
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,
     no_world,
@@ -187,12 +187,10 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
                 {family: float(family in stages[0].families) for family in build.source.families} if stages else None
             )
             counts.append((training.tasks_per_step, first))
-    reward = build.reward(recipe.reward)
     tasks = [task for count, shares in counts for task in build.source.sample("train", count, recipe.seed, shares)]
     if isinstance(build.source, Finite):  # those of later steps too
         tasks += build.source.tasks("train")[:_TASKS_CHECKED]
-    for task in tasks:
-        reward.check(task)
+    require_scored(build, recipe.reward, tasks)
     for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
         if chosen not in away:
             build.set_tasks(chosen)
@@ -248,13 +246,6 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             )
     config: Any = recipe.modules[recipe.trained].config
     sampling = getattr(config, "sampling", None)  # one of your own may bring its own
-    if getattr(config, "caller_sampling", False):
-        raise RecipeError(
-            "agent.caller_sampling = true cannot be trained on",
-            code="not-trainable",
-            cause="the agent may ask for nucleus or greedy sampling, whose probabilities are not those recorded",
-            fix="remove it: agent.sampling is then what the policy samples with",
-        )
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
         raise RecipeError(
             f"agent.{recipe.trained}.sampling = {sampling!r} cannot be trained on",
@@ -328,11 +319,13 @@ def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Add to an error about missing tasks the setting that asks for them."""
+    """Name in an error about missing tasks the setting that asks for them."""
     try:
         yield
     except RecipeError as error:
-        fix = f"{error.fix} (set by {setting} and practice.families)"
+        fix = error.fix.replace("`count`", setting)
+        if fix == error.fix:
+            fix += f" (set by {setting} and practice.families)"
         raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
 
 
@@ -350,8 +343,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
             cause="the others are questions of the gate's validation tasks, which are of the same split",
             fix="give them a split of their own, or lower one of the two",
         )
-    for task in tasks:
-        build.reward(build.recipe.reward).check(task)
+    require_scored(build, build.recipe.reward, tasks)
     return tasks
 
 

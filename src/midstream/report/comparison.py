@@ -203,7 +203,6 @@ def compare(*runs: Comparable) -> Comparison:
         raise UsageError(
             f"{len(runs)} evaluations are too many for one table",
             code="too-many",
-            cause=f"each gets a letter, and there are {len(string.ascii_uppercase)}",
             fix="compare fewer at a time",
         )
     opened: list[ComparedRun] = []
@@ -317,7 +316,6 @@ def _opened(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
     raise RunError(
         f"{path} has no finished evaluation",
         code="no-evaluation",
-        cause="it was interrupted before its first set was done, or was made with evaluation.at = 'none'",
         fix=f"midstream resume {path}, or midstream eval {path} if it is finished",
     )
 

@@ -19,7 +19,6 @@ from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import counted, cut, listed, number
 
 Status = Literal["ok", "warning", "failed", "not checked"]
-DEMO = ("MS201", "MS301")  # what the offline demo cannot do without
 _SERVER = ("MS501", "MS502", "MS503")
 _STATUS_COLORS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
@@ -51,8 +50,6 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
             shown = [shown[0].model_copy(update={"what": "server"})]
         for check in shown:
             words = Text(check.words, "dim" if check.status == "not checked" else "")
-            if check.fix and check.status == "ok":
-                words.append(f": {check.fix}", "dim")
             status = Text(check.status, _STATUS_COLORS[check.status])
             table.add_row(status, Text(check.code, "dim"), Text(check.what), words)
     parts: list[RenderableType] = [Text("This machine", "bold"), table]
@@ -61,15 +58,9 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
             parts.append(Text(f"\nTo fix {check.code}, {check.what}:"))
             parts.append(Text(f"  {check.fix}", "bold", no_wrap=True, overflow="ignore"))
     failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
-    # Little room on the disk is enough for the demo, half an extra is not.
-    lacking = [
-        check.code
-        for check in checks
-        if check.code in DEMO and check.status != "ok" and (check.code, check.status) != ("MS301", "warning")
-    ]
     demo = "The offline demo will run without key, GPU or network: midstream demo"
-    if lacking:
-        demo = f"The offline demo will not run yet: see {' and '.join(lacking)}."
+    if any(check.code == "MS201" and check.status != "ok" for check in checks):
+        demo = "The offline demo will not run yet: see MS201."
     conclusion = f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
     return Group(*parts, Text(), *(Text(line, no_wrap=True, overflow="ignore") for line in (conclusion, demo)))
 

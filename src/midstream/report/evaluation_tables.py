@@ -17,7 +17,6 @@ from midstream.core.trajectory import Trajectory
 from midstream.report.numbers import counted, dollars, limits_met, mean, number, percent, shorten, troubles
 from midstream.report.turn_rows import fields, outcome_words, plain, stopped
 from midstream.report.whole_table import WholeTable
-from midstream.rewards.exact_match import AS_NUMBER
 
 _NAME_WIDTH = 20
 _MOST_TOOLS = 16
@@ -125,7 +124,7 @@ def evaluation_tables(results: Sequence[EvaluationResult]) -> Iterator[Table]:
     if any(result.streams for result in results):
         yield stream_table(results)
     # A rule next to a judge has its column already.
-    in_parts = [result for result in results if len(result.reward_parts.keys() - {AS_NUMBER}) > 1 and not result.judged]
+    in_parts = [result for result in results if len(result.reward_parts) > 1 and not result.judged]
     if in_parts:
         table = set_table("Parts of the score", "mean", second="part")
         for result in in_parts:
@@ -299,11 +298,6 @@ def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
             notes += [f"           {count:,} x {shorten(reason, 160)}" for reason, count in reasons]
         if met := limits_met(result.stop_reasons, result.tasks * result.trials):
             notes.append(f"limits     {result.set_name} {result.sampling}: {met}")
-    for result in results:
-        scored = result.tasks * result.trials - result.errors
-        if as_numbers := round(result.reward_parts.get(AS_NUMBER, 0.0) * scored):
-            wrong = f"{counted(as_numbers, 'answer')} wrong as text, right as numbers"
-            notes.append(f"numbers    {result.set_name}: {wrong} (--reward numeric)")
     if any(result.leaks for result in results):
         notes.append("leaks      runs in which a search repeated the question almost word for word")
     trouble = _troubles(results)

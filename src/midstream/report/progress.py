@@ -42,7 +42,6 @@ from midstream.report.practice_data import counts_text, fates_text, spent_text, 
 
 _RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates
-_STEPS_A_LINE = 10
 _LINES_A_SET = 10
 _COUNTERS = re.compile(r"\s*\S*\d\S*")  # words of a phase such as "120/450", which alone make no new line
 
@@ -110,13 +109,11 @@ class TrainingView(RunView):
         super().__init__()
         self._rewards: list[float] = []
         self._troubles: Counter[str] = Counter()
-        self._lined, self._lined_troubles = 0, Counter[str]()  # how many rewards, and what troubles, lines have shown
         self._last: events.StepFinished | None = None
         self._newest: EvaluationResult | None = None
-        self._best: dict[tuple[str, str], EvaluationResult] = {}
 
     def count(self, event: events.RunEvent) -> str:
-        """A line every ten steps, after the last step, and for each evaluation."""
+        """A line for each step and each evaluation."""
         match event:
             case events.RunStarted():
                 line = super().count(event)
@@ -125,10 +122,7 @@ class TrainingView(RunView):
             case events.StepFinished():
                 return self._count_step(event)
             case events.EvaluationFinished(result):
-                self._count_troubles(result)
-                key = (result.set_name, result.sampling)
-                if key not in self._best or result.success >= self._best[key].success:
-                    self._best[key] = result
+                self._troubles += _troubles(result)
                 # A sampled result is shown only until there is a greedy one.
                 if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
                     self._newest = result
@@ -164,38 +158,27 @@ class TrainingView(RunView):
         self.done, self._last = metrics.step, event
         self._next_step(metrics.step)
         self._rewards.append(metrics.reward_mean)
-        self._count_troubles(metrics, lost=metrics.trajectories_error)
-        if metrics.step % _STEPS_A_LINE and metrics.step != self.total:
-            return ""
-        rewards, self._lined = self._rewards[self._lined :], len(self._rewards)
-        lost, self._lined_troubles = self._troubles - self._lined_troubles, self._troubles.copy()
+        met = _troubles(metrics, lost=metrics.trajectories_error)
+        self._troubles += met
+        recent = self._rewards[-_RECENT:]
         parts = [
             f"step {metrics.step}/{self.total}",
-            f"reward {metrics.reward_mean:.3f} (mean of {len(rewards)}: {mean(rewards) or 0.0:.3f})",
+            f"reward {metrics.reward_mean:.3f} (last {len(recent)}: {mean(recent) or 0.0:.3f})",
             f"tool errors {percent(metrics.tool_use.error_rate)}",
             f"turns {metrics.turns_mean:.2f}",
             f"{number(event.timing.tokens_per_s)} tokens/s",
             *sharing(metrics.sharing),
             f"{duration(self.left_s or 0.0)} left",
-            _troubles_text(lost, "lost to errors"),
+            _troubles_text(met, "lost to errors"),
         ]
         return " | ".join(filter(None, parts))
-
-    def _count_troubles(self, counts: StepMetrics | EvaluationResult, lost: int = 0) -> None:
-        """Add failures to the run's; an evaluation's line has its own lost tasks."""
-        self._troubles.update(failures=counts.request_failures, repaired=counts.replies_repaired, lost=lost)
 
     def _held_out(self) -> Text:
         newest = self._newest
         if newest is None:
             return Text("not evaluated yet", "dim")
-
-        def when(result: EvaluationResult) -> str:
-            return f"at step {result.step}" if result.step is not None else f"({result.policy})"
-
-        best = self._best[newest.set_name, newest.sampling]
-        text = Text(percent(newest.success), "bold green")
-        text.append(f" {when(newest)}  best {percent(best.success)} {when(best)}", "not bold")
+        when = f"at step {newest.step}" if newest.step is not None else f"({newest.policy})"
+        text = Text(percent(newest.success), "bold green").append(f" {when}", "not bold")
         return text.append(f"  {newest.set_name}, {newest.sampling}", "dim not bold")
 
 
@@ -457,6 +440,11 @@ def _result_text(result: EvaluationResult) -> str:
         f"{where(result)} {result.sampling} ({result.policy}): success {percent(result.success)} of "
         f"{counted(result.tasks, 'task')}{errors}{', ' if trouble else ''}{trouble}"
     )
+
+
+def _troubles(counts: StepMetrics | EvaluationResult, lost: int = 0) -> Counter[str]:
+    """What failed around the model; an evaluation's line has its own lost tasks."""
+    return Counter(failures=counts.request_failures, repaired=counts.replies_repaired, lost=lost)
 
 
 def _troubles_text(counts: Mapping[str, int], lost: str) -> str:

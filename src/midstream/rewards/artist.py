@@ -26,7 +26,6 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.dialogue import outcome_of
-from midstream.rewards.exact_match import AS_NUMBER
 from midstream.rewards.rule import BaseReward
 
 ANSWER, TAG, STRICT = 2.0, 0.125, 0.5
@@ -102,7 +101,7 @@ class Math(BaseReward):
             "strict_format": STRICT * is_strict(pieces, self.template) * counts,
             "tool_success": tool_success(trajectory) * counts,
         }
-        inner = {f"answer.{name}": part for name, part in answer.parts.items() if name != AS_NUMBER}
+        inner = {f"answer.{name}": part for name, part in answer.parts.items()}
         return _score(parts, MOST, inner, answer.calls)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import field_validator
 
+from midstream.core.answers import is_number
 from midstream.core.component import Context, Parts, RewardConfig
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.kinds import rules
@@ -15,8 +16,6 @@ from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward
-
-DEFAULT = "exact_match"
 
 
 class CompositeConfig(RewardConfig):
@@ -75,24 +74,46 @@ class Composite(BaseReward):
 
 
 class PerTaskConfig(RewardConfig):
-    """The reward that each task names; exact match where it names none."""
+    """The reward that each task names; of a task that names none, the one that its gold answer asks for.
+
+    That is `multiple_choice` for a task with options, `numeric` where every accepted answer is a number, else
+    `exact_match`.
+
+    Attributes:
+        parts: `otherwise` scores the tasks that name no reward
+    """
+
+    parts: Parts = {}
+
+    @field_validator("parts")
+    @classmethod
+    def _check_names(cls, parts: Parts) -> Parts:
+        if other := parts.keys() - {"otherwise"}:
+            raise ValueError(f'its one part is called "otherwise", not {min(other)!r}')
+        return parts
 
     def build(self, context: Context) -> PerTask:
         """Build it."""
-        return PerTask(lambda name: context.reward(parse_component("reward", {"type": name}, "reward")), rules())
+
+        def make(name: str) -> Reward:
+            part = self.parts.get(name) or parse_component("reward", {"type": name}, "reward")
+            return context.reward(part)
+
+        return PerTask(make, rules(), otherwise="otherwise" if self.parts else "")
 
 
 class PerTask(BaseReward):
-    """Score a task by the reward type that it names, exact match if it names none; each is made once.
+    """Score a task by the reward type that it names, or by `otherwise`; each reward is made once, when it is needed.
 
-    `make` makes a reward of one of the types `rules` with default settings; its caller closes what it made. Only
-    rule-based rewards can be named, so no model ever decides here.
+    `make` makes a reward of one of the types `rules` with default settings, or `otherwise`; its caller closes what it
+    made. Only rule-based rewards can be named. Without `otherwise`, the gold answer of a task decides (`rule_for`).
     """
 
     name = "benchmark"
 
-    def __init__(self, make: Callable[[str], Reward], rules: Collection[str]) -> None:
-        self._make, self._rules, self._made = make, rules, dict[str, Reward]()
+    def __init__(self, make: Callable[[str], Reward], rules: Collection[str], otherwise: str = "") -> None:
+        self._make, self._rules, self._otherwise = make, rules, otherwise
+        self._made = dict[str, Reward]()
 
     def check(self, task: Task) -> None:
         """Refuse a task that names no rule-based reward, or one that cannot score it."""
@@ -101,19 +122,30 @@ class PerTask(BaseReward):
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """The score by the task's own reward, which `parts` names. Raises `RecipeError` as `check` does."""
         score = await self._reward(task).score(task, trajectory)
-        return score.model_copy(update={"parts": {task.reward or DEFAULT: score.value, **score.parts}})
+        if self._named(task) == self._otherwise:
+            return score
+        return score.model_copy(update={"parts": {self._named(task): score.value, **score.parts}})
 
-    def names(self, tasks: Iterable[Task]) -> str:
-        """The names of the rewards that score these tasks; raises as `check` does."""
-        return ", ".join(sorted({self._reward(task).name for task in tasks})) or self.name
+    def used(self, tasks: Iterable[Task]) -> list[Reward]:
+        """The rewards that score these tasks, by name; raises as `check` does, and if a judge and a rule would."""
+        found = sorted({id(reward): reward for reward in map(self._reward, tasks)}.values(), key=lambda used: used.name)
+        if len({reward.judged for reward in found}) > 1:
+            raise RecipeError(
+                f"some tasks name a reward, and others would be judged: {', '.join(used.name for used in found)}",
+                code="setting-conflict",
+                fix="name a reward in every row or in none, or one for the whole set",
+            )
+        return found
+
+    def _named(self, task: Task) -> str:
+        return task.reward or self._otherwise or rule_for(task)
 
     def _reward(self, task: Task) -> Reward:
-        named = task.reward or DEFAULT
-        if named not in self._rules:
+        named = self._named(task)
+        if named not in self._rules and (task.reward or named != self._otherwise):
             raise RecipeError(
                 f"task {task.id!r} names the reward {named!r}, which is not rule-based",
                 code="unknown-type",
-                cause="it is misspelt, or it asks a model: judged and rule-based scores are never mixed",
                 fix=f"{did_you_mean(named, self._rules)}name one of: {', '.join(self._rules)}; or score the whole set "
                 "by a judge: its own `reward`, or "
                 '[reward] type = "judge"',
@@ -121,3 +153,10 @@ class PerTask(BaseReward):
         if named not in self._made:
             self._made[named] = self._make(named)
         return self._made[named]
+
+
+def rule_for(task: Task) -> str:
+    """The type of reward for a task that names none."""
+    if task.metadata.get("options"):
+        return "multiple_choice"
+    return "numeric" if all(map(is_number, task.answers)) else "exact_match"

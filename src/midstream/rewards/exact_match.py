@@ -6,17 +6,14 @@ import re
 from collections import Counter
 from typing import Literal
 
-from midstream.core.answers import extract, numbers, words
+from midstream.core.answers import numbers, words
 from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
-from midstream.rewards.statement import conclusion, plain, unboxed
+from midstream.rewards.statement import conclusion, plain
 
-AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
 _SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
-_BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = ("yes", "no", "noanswer")
 
 
@@ -27,7 +24,7 @@ class ExactMatch(Rule):
     mark-up, typographic quotation marks and dashes (`rewards.statement.plain`), and "The answer is" before it. Numbers
     must be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
     "1000", nor "one" "1", nor "29 March" "March 29"; accents; units. A percent or dollar sign is punctuation: "10 %" is
-    "10". A wrong answer that states the same number as a gold answer has the part `AS_NUMBER`.
+    "10".
 
     With `match = "contains"` an accepted answer's letters stand somewhere in the answer, also inside a word, and its
     numbers are all among the answer's.
@@ -39,13 +36,6 @@ class ExactMatch(Rule):
         self.config = config or ExactMatchConfig()
         if self.config.match == "contains":
             self.name = "answer contained"
-
-    async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """0 without an answer, else its value."""
-        score = await super().score(task, trajectory)
-        answer = None if score.value or trajectory.answer is None else read(unboxed(extract(trajectory.answer)))
-        golds = [read(accepted) for accepted in task.answers if answer is not None and _BARE.fullmatch(accepted)]
-        return Score(value=0.0, parts={AS_NUMBER: 1.0}) if answer in golds else score
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer."""

@@ -12,19 +12,18 @@ from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
-from midstream.rewards.statement import DENIAL, in_latex
+from midstream.rewards.statement import in_latex
+
+Side = tuple[Fraction, list[int]]  # value and numbers
 
 TARGET = 24
 MAX_TOKENS = 100  # four numbers with every bracket that helps take fewer than 30
-MAX_CHARACTERS = 20_000
 ROUNDED = -1  # in place of a number with decimals, which is never a given one
 
 _BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
-# Clauses end where no number does; those below a line "Answer:" belong to it.
-_CLAUSE = re.compile(r"[.,;](?!\w)|(?<=\?)|(?<!:)\n|(?=\b(?:but|so|because|then|and|or|instead)\b)")
-_DENIED = re.compile(rf"[?❌✗✘]|\\(?:ne|approx)\b|{DENIAL}|\b(?:fails?|mistake|unacceptable)\b", re.IGNORECASE)
-_TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
-# An expression without "= 24" is claimed where these are all the words of its clause. None of them denies or doubts.
+# A sentence ends where no number does; a line that ends in a colon belongs to the next.
+_SENTENCE = re.compile(r"[.;](?!\w)|(?<!:)\n|(?<=[a-z])!|\b(?:but|so|then)\b", re.IGNORECASE)
+# All the words that may stand next to a solution. None of them denies or doubts.
 _KNOWN = frozenset(
     "a an the this that these it it's its is are does do can will we we're we've i i'd i'll i've you us me my our to "
     "of in on at by for from with as which so thus therefore hence and or but either here there then now first "
@@ -33,11 +32,10 @@ _KNOWN = frozenset(
     "text code latex job idea use uses using used write written working works work make makes making get gets "
     "getting give gives given have has found find reach reaches hit hits yield yields equal equals obtain produce "
     "produces exist exists simply just several many free them think say submit go add subtract multiply divide times "
-    "plus minus sum product difference quotient combine combining group grouping indeed yes sure frac x begin end "
-    "align".split()
+    "plus minus sum product difference quotient combine combining group grouping indeed yes sure frac because "
+    "since check that's here's means observe however instead option great follows giving written we'd".split()
 )
-_WORD = re.compile("[a-z][a-z']*")
-_CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
+_WORD = re.compile("[^\\W\\d_]+(?:'[a-z]+)?")
 _DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
 _SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
 _ITALIC = re.compile(r"\A\*([^ ].*[^ ])\*\Z")
@@ -47,11 +45,7 @@ _SAID = re.compile(
 )
 _RUN = re.compile(r"(?:\\frac|[0-9]+\.[0-9]+|[0-9+\-*/()\[\]{}= ])+")
 _OPERATION = re.compile(r"[0-9)\]}] ?[-+*/=] ?[(\[0-9\\]|\\frac")
-# What would change the value of the expression next to it: powers, roots, factorials, functions, LaTeX not known here.
-_FOREIGN = re.compile(
-    r"[\^√∛|⌊⌈⁰¹²³⁴-⁹]|[0-9)\]] ?[!%]|[A-Za-z_][(\[]|\\(?!frac)[A-Za-z]"
-    r"|\b(?:sqrt|root|log|ln|mod|floor|ceil|round|exp|abs|squared|cubed|factorial)\b"
-)
+_SIGN = re.compile(r"[-+*/=()\[\]{}0-9.,:→\"\s]|\\frac")
 _TOKEN = re.compile(r" ?([0-9]+(?:\.[0-9]+)?|\\frac|.)")
 _FRACTION = re.compile(r"\\frac \{([^{}\\]*)\} \{([^{}\\]*)\}")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -61,9 +55,9 @@ class Game24(Rule):
     """1 if the answer is an expression of `metadata["numbers"]`, each exactly once, that makes 24, else 0.
 
     Read: whole numbers, + - * / × ÷ −, "x" between numbers, brackets, LaTeX's \\frac, \\times, \\div, \\cdot, \\left(;
-    "= 24" after it, "24 =" before it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. Text around it
-    does not matter, nor do steps ("10 - 4 = 6") and expressions that are denied or make another number; of several
-    solutions all must be right (see `solves`). Values are fractions: 8/(3-8/3) is 24.
+    "= 24" after it, "24 =" before it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. The last
+    sentence with an expression of all numbers counts, with all that follows (see `solves`); of several solutions all
+    must be right. Values are fractions: 8/(3-8/3) is 24.
 
     Wrong: a bare 24, steps without an expression of all numbers, other numbers than the given ones, two digits joined
     to one number, other operators (powers, factorials, //), signs before a number (-1), multiplication without a sign
@@ -89,58 +83,58 @@ class Game24RewardConfig(RewardConfig):
 
 
 def solves(answer: str, given: Sequence[int]) -> bool:
-    """Whether every solution that a text claims uses the given numbers, each once, and makes 24.
+    """Whether a text ends in solutions: from the last sentence with an expression of as many numbers as are given.
 
-    Steps on the way claim nothing, nor does an expression that is denied, tried without success, said to make another
-    number, or neither said to make 24 nor in a clause of known words. Where clauses name an answer, a solution or an
-    expression, their claims alone count.
+    From there on all words and signs must be known, and every expression must use the given numbers, each once, and
+    make 24. Equations of fewer numbers are steps, and claim nothing.
     """
-    named: list[bool] = []
-    others: list[bool] = []
-    for clause in _clauses(answer):
-        cue, denied, tried = _CUE.search(clause), _DENIED.search(clause), _TRIED.search(clause)
-        for sides in () if denied else map(_sides, _runs(clause)):
-            values = {value for value, _ in sides}
-            size = max((len(numbers) for _, numbers in sides), default=0)
-            if len(sides) == 1 and values == {TARGET} and not _KNOWN.issuperset(_WORD.findall(clause.lower())):
-                continue
-            right = values == {TARGET} and any(sorted(numbers) == sorted(given) for _, numbers in sides)
-            step = size < len(given) and (not cue or (sides and values != {TARGET}))
-            elsewhere = len(values) == 1 < len(sides) and values != {TARGET}
-            if right or not (step or tried or elsewhere):
-                (named if cue else others).append(right)
-    return all(named or others) and bool(named or others)
+    sentences = _sentences(answer)
+    read = [list(map(_sides, _runs(sentence))) for sentence in sentences]
+    whole = [place for place, found in enumerate(read) if any(_size(sides) >= len(given) for sides in found)]
+    if not whole or not all(map(_is_known, sentences[whole[-1] :])):
+        return False
+    claims = [sides for found in read[whole[-1] :] for sides in found if len(sides) < 2 or _size(sides) >= len(given)]
+    return all(
+        {value for value, _ in sides} == {TARGET} and any(sorted(numbers) == sorted(given) for _, numbers in sides)
+        for sides in claims
+    )
 
 
-def _clauses(answer: str) -> list[str]:
-    """The clauses of a text, its expressions in plain signs."""
-    if len(answer) > MAX_CHARACTERS:
-        return []
+def _size(sides: Sequence[Side]) -> int:
+    return max((len(numbers) for _, numbers in sides), default=0)
+
+
+def _is_known(sentence: str) -> bool:
+    """Whether a sentence has no word and no sign besides those that may stand around a solution."""
+    rest = _SIGN.sub(" ", sentence.lower())
+    return _KNOWN.issuperset(_WORD.findall(rest)) and not _WORD.sub("", rest).strip(" '")
+
+
+def _sentences(answer: str) -> list[str]:
+    """The sentences of a text, its expressions in plain signs."""
     text = in_latex(answer)
     for pattern, sign in _SIGNS:
         text = re.sub(pattern, sign, text)
     text = "\n".join(" ".join(line.split()) for line in _DROPPED.sub(" ", text).splitlines() if line.strip())
     text = _BULLET.sub("", _TIMES.sub("*", text).replace("\n=", " ="))
-    text = _SAID.sub(" = ", text)
-    return [clause for clause in _CLAUSE.split(re.sub(r"(?<![0-9.])24(?:\.0+)?(?![0-9.])!?", "24", text)) if clause]
+    text = re.sub(r"(?<![0-9.])24(?:\.0+)?(?![0-9.])!?", "24", _SAID.sub(" = ", text))
+    return [sentence for sentence in _SENTENCE.split(text) if sentence.strip()]
 
 
-def _runs(clause: str) -> Iterator[str]:
-    """The parts of a clause that look like expressions; "" for one that stands in signs that are not read."""
-    foreign = _FOREIGN.search(clause)
-    for run in _RUN.finditer(clause):
+def _runs(sentence: str) -> Iterator[str]:
+    """The parts of a sentence that look like expressions; "" for one that continues in other signs: "1,000", "8a"."""
+    for run in _RUN.finditer(sentence):
         if not _OPERATION.search(run[0]):
             continue
-        # It must not continue in signs that are not read: "1.5", "1,000", "8a".
-        before, after = clause[max(0, run.start() - 1) : run.start()], clause[run.end() : run.end() + 2]
+        before, after = sentence[max(0, run.start() - 1) : run.start()], sentence[run.end() : run.end() + 2]
         cut = (re.match(r"[\w.,]", before) and not run[0].startswith(" ")) or (
             re.match(r"\w|[.,:]\w", after) and not run[0].endswith((" ", " (", " ["))
         )
-        yield "" if cut or foreign else _ITALIC.sub(r"\1", run[0].lstrip("= ").rstrip("= (["))
+        yield "" if cut else _ITALIC.sub(r"\1", run[0].lstrip("= ").rstrip("= (["))
 
 
-def _sides(run: str) -> list[tuple[Fraction, list[int]]]:
-    """The value and numbers of each side of an equation, without rounded ones; none if one is no expression."""
+def _sides(run: str) -> list[Side]:
+    """The sides of an equation, without rounded ones; none if one is no expression."""
     if "=" in run:  # a bracket around the whole equation: "(10 - 4 = 6)"
         run = re.sub(r"(=[ 0-9]*)[)\]]\Z", r"\1", run)
         run = run[1:] if run.count("(") > run.count(")") else run
@@ -151,7 +145,7 @@ def _sides(run: str) -> list[tuple[Fraction, list[int]]]:
         return []
 
 
-def _side(text: str) -> tuple[Fraction, list[int]]:
+def _side(text: str) -> Side:
     """One side of a sign of equality: value and numbers. Raises `SyntaxError`, or `ZeroDivisionError` for a / 0."""
     tokens = _TOKEN.findall(text.strip())
     numerals = [token for token in tokens if token[0].isdigit()]

@@ -216,7 +216,6 @@ class Judge:
         raise RewardError(
             f"{self.name} gave no verdict when asked {ASKS} times, last: {reply[:300]!r}",
             code="judge-unreadable",
-            cause="the model is too weak to judge, does not keep to the form, or max_tokens cut its reply off",
             fix="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
             retryable=False,  # it was asked again already
             calls=calls,

@@ -16,12 +16,12 @@ from importlib import resources
 
 from pydantic import Field
 
-from midstream.core.answers import extract
+from midstream.core.answers import LONGEST, extract
 from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.numeric import number_of
+from midstream.rewards.numeric import number_of, with_point
 from midstream.rewards.rule import SingleFlight
 from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import installed
@@ -34,7 +34,6 @@ _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, o
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
 _OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
-_IN_BASE = re.compile(r"([0-9A-F]*(?:\d|[A-F]{2})[0-9A-F]*)_\{?\d+\}?")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
 _UNITS = (
     "mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche; ft foot "
@@ -106,7 +105,7 @@ class Math:
     def check(self, task: Task) -> None:
         """Refuse a task with a gold answer that states nothing, or a formula that is not closed."""
         for gold in task.answers:
-            stated = state(gold)
+            stated = state(gold, gold)
             if not (stated.formula or _is_words(stated)) or stated.formula.count("{") != stated.formula.count("}"):
                 raise RecipeError(
                     f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
@@ -120,11 +119,12 @@ class Math:
         Raises `SandboxError` if no worker could run it, `RewardError` if Math-Verify reads nothing in the gold answer,
         or cannot check it in time either.
         """
-        found = state(_OVER_LINES.sub(" ", extract(trajectory.answer or "")))
+        known = " ".join((task.question, *task.answers))
+        found = state(_OVER_LINES.sub(" ", extract((trajectory.answer or "")[-LONGEST:])), known)
         if not found.words:
             return Score(value=0.0)
-        golds = [state(gold) for gold in task.answers]
-        decided = [self._decide(gold, found, task.question) for gold in golds]
+        golds = [state(gold, gold) for gold in task.answers]
+        decided = [self._decide(gold, found) for gold in golds]
         if True in decided:
             return Score(value=1.0)
         formulas = tuple(gold.formula for gold, right in zip(golds, decided, strict=True) if right is None)
@@ -138,11 +138,9 @@ class Math:
                 raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
         return Score(value=0.0, parts={"timed_out": 1.0})
 
-    def _decide(self, gold: Statement, found: Statement, question: str) -> bool | None:
+    def _decide(self, gold: Statement, found: Statement) -> bool | None:
         """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
-        if _same_words(gold.words, found.words, question):
-            return True
-        if (in_base := _IN_BASE.fullmatch(gold.formula)) and in_base[1] == found.formula:
+        if _same_words(gold.words, found.words):
             return True
         if _is_words(gold) or not found.formula:
             return False
@@ -150,7 +148,8 @@ class Math:
             return True
         if "=" in gold.formula and ("=" in found.formula or not _NAMED.match(gold.formula)):
             return None
-        ours, theirs = number_of(found.formula), number_of(gold.formula)
+        ours = number_of(with_point(found.formula) if "." in gold.formula else found.formula)
+        theirs = number_of(gold.formula)
         if ours is None or theirs is None:
             return None
         if _unit(found) and _unit(gold) and _unit(found) != _unit(gold):
@@ -180,7 +179,6 @@ class Math:
             raise RewardError(
                 f"Math-Verify failed over the answer {answer!r:.200} to task {task.id!r}: {result.text[-500:]}",
                 code="math-verify-failed",
-                cause="this version of it differs from the one that midstream is tested with",
                 fix="pip install 'midstream[math]' installs a tested version",
             )
         verdict = json.loads(found)
@@ -213,18 +211,11 @@ def _unit(statement: Statement) -> tuple[str, str] | None:
     return name, found[3] or {"s": "2", "c": "3"}.get((found[1] or "-")[0].lower(), "")
 
 
-def _same_words(gold: str, answer: str, question: str) -> bool:
-    """Whether two texts are the same words.
-
-    Before the answer may stand an option's letter or a sentence up to its copula, after it words of the question ("Anna
-    is the liar").
-    """
+def _same_words(gold: str, answer: str) -> bool:
+    """Whether two texts are the same words; an option's letter, or a sentence to its copula, may come before them."""
     wanted, ours = _words(gold), _words(answer)
     option = re.match(r"\(?([A-Z])\)\s", answer)
-    return bool(wanted) and (
-        wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else 0)
-        or (ours.startswith(f"{wanted} is ") and ours.removeprefix(wanted) in _words(question))
-    )
+    return bool(wanted) and wanted in (ours, _words(_COPULA.sub("", answer)), _words(option[1]) if option else "")
 
 
 def _words(text: str) -> str:

@@ -29,6 +29,7 @@ _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|pm|in)(?![a-z])")
 _TENS = re.compile(r"(?<=\d)_\{?10\}?(?!\d)")  # decimal digits, as said of any
 _EQUALS = re.compile(r"=|\\equiv|\\implies")
 _LIST = re.compile(r"(?:;|,(?![0-9]{3}(?![0-9])))(?![^()]*\))")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![\d.,])")
 _COMPUTED = re.compile(r"(?:[-+*/^().,{}\s0-9]|\\(?:times|cdot|div|frac))+=.*")
 _FRACTION = re.compile(r"\\frac\{([0-9.]+)\}\{([0-9.]+)\}")
 _BRACKETS = re.compile(r"\s*(?:\((.*)\)|\[(.*)\]|\\?\{(.*?)\\?\})\s*")
@@ -59,7 +60,9 @@ class Numeric(Rule):
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer that is a number."""
-        found, in_percent = number_of(state(answer).formula), bool(_PERCENT.search(task.question))
+        stated = state(answer, " ".join((task.question, *task.answers)))
+        found = number_of(with_point(stated.formula))
+        in_percent = bool(_PERCENT.search(task.question))
         return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
 
     def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
@@ -87,7 +90,9 @@ class NumericConfig(RewardConfig):
 
 
 def _accepted(task: Task) -> list[Number]:
-    accepted = [number for gold in task.answers if (number := number_of(state(gold).formula)) is not None]
+    accepted = [
+        number for gold in task.answers if (number := number_of(with_point(state(gold, gold).formula))) is not None
+    ]
     if not accepted:
         raise RecipeError(
             f"the answer of task {task.id!r} is not a number: {task.answer[:80]!r}",
@@ -115,6 +120,11 @@ def read(text: str) -> Fraction | None:
     """The single number that a text states, percent or not, or None."""
     number = number_of(state(text).formula)
     return number.value if number else None
+
+
+def with_point(formula: str) -> str:
+    """A formula with points for decimal commas, which have no three digits after them."""
+    return _DECIMAL_COMMA.sub(r"\1.\2", formula)
 
 
 def number_of(formula: str) -> Number | None:

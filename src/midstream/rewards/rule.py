@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from midstream.core.answers import extract
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.statement import unboxed
+from midstream.rewards.statement import answer_text
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ class Rule(BaseReward):
         """0 without an answer, else the value of its text, out of a box. Agents have extracted it; own ones may not."""
         if trajectory.answer is None:
             return Score(value=0.0)
-        return Score(value=await self.value(task, unboxed(extract(trajectory.answer))))
+        return Score(value=await self.value(task, answer_text(trajectory.answer)))
 
     async def value(self, task: Task, answer: str) -> float:
         """How right the answer is, in [0, 1]."""

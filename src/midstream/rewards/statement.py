@@ -1,19 +1,17 @@
 r"""What a reply states as its answer: the reading that every rule of rewards begins with.
 
-The grammar of a reply, read from the outside to the inside:
-
-    reply       the last \boxed{...} (several where "and", "or" or a comma joins them), or
-                ... "answer is" conclusion, or ... "so" conclusion, or a conclusion alone
-    conclusion  words and values: of several values, those after the last "is" or the like count
-    value       what stands between words and has a digit or a constant: `7`, `x = 7`, `(1, 2)`, `70\sqrt{2}`
-    guard       words at a value that make it another: "half of 5", "not 5", "5 squared"
+    reply       the last \boxed{...} (several where "and", "or" or a comma joins them), or what follows the last
+                "answer is", "Answer:" or "####", or the last line
+    value       what has a digit or a constant, after the last "is" or "=": `7`, `x = 7`, `(1, 2)`, `70\sqrt{2}`
+    words       around a value: only units, small words, and words of the question and of the gold answers. With any
+                other word ("wrong", "before", "can't", "I ruled out") a reply states no value
 
     reply                                      read by       result
     `It is $\boxed{\text{Paris}}$.`            unboxed       `\text{Paris}`
     `**L’Aquila**, I’m sure`                   plain         `L'Aquila, I'm sure`
     `So the answer is: Paris`                  conclusion    `Paris`
     `**5½ × 2**`                               in_latex      `5 \frac{1}{2} \times 2`
-    `There were 5, so 3 km are left.`          state         words `3 km are left`, formula `3`
+    `2 of 5 are gone.⏎So 3 km are left.`       state         words `So 3 km are left`, formula `3`
     `The answer is half of 5.`                 state         words `half of 5`, formula ``
 
 Exact match and multiple choice read `plain` words, Game of 24 what stands `in_latex`, numeric and math a `Statement`.
@@ -26,12 +24,10 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from midstream.core.answers import extract, words
+from midstream.core.answers import LONGEST, extract, words
 
 Form = tuple[str, str | Callable[[re.Match[str]], str]]  # a pattern, and what replaces it
 
-LONGEST = 20_000  # characters, the last of a reply, in which a box is looked for; other answers in a tenth of them
-DENIAL = r"\b(?:not|no|never|cannot|neither|nor|wrong|incorrect|invalid|false|reject\w*)\b|n['’]t\b"
 # The end of answers to Minerva's prompt, which many models know.
 _HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
 _INSIDE = r"[^{}]*+"
@@ -72,116 +68,74 @@ def _compatible(found: re.Match[str]) -> str:
     return rf" \frac{{{above}}}{{{below}}}" if bar else f"^{{{above}}}"
 
 
-def _as_fraction(found: re.Match[str]) -> str:
-    """A repeating decimal, such as 0.1\\overline{6}."""
-    whole, once, again = found.groups()
-    nines = 10 ** len(again) - 1
-    return rf"\frac{{{int(whole + once + again) - int(whole + once)}}}{{{nines * 10 ** len(once)}}}"
-
-
-def _in_base(found: re.Match[str]) -> str:
-    """Digits as `1011_{2}`, of "(1011)_2" those in the brackets."""
-    return found[1] or f"{found[2]}_{{{found[3]}}}"
-
-
 # Decoration, and what takes its place, in the order in which it applies.
 _DECORATION: Sequence[Form] = (
     ("[⁰¹²³⁴-⁹⁻⁺ⁿ]+|[¼-¾⅓-⅞]", _compatible),
     (r"[✅✓✔☑∎□■\ufe0f]|[^\S\n]+", " "),
     (r"(?<!\$)\$\{([^{}]*)\}\$", r" \1 "),  # braces that LaTeX does not show
-    ("[₀-₉]+", lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}"),
-    (r"\(([0-9A-F]+)\)(?=_)|([0-9A-F]{0,64}\d[0-9A-F]{0,64}),? (?:in |\()base[- ](\d+)\)?", _in_base),
-    (r"\s*\n\s*", r"\n"),
     (r"(?<=[\w)])( ?)\*\*(?=\1[\w(])", "^"),  # a power, not bold
     (r"\*\*|(?<![\w}])__(?=\S)|(?<=\S)__(?![\w{])", " "),
     (r"(?<![\w)*\\])[*_](?=[^\s*_])([^*_\n]{1,200})(?<=\S)[*_](?![\w(*])", r"\1"),
-    (r"(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}", _as_fraction),
-    *3
-    * [(r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|[mhf]box|boxed|operatorname)\s*\{([^{}]*)\}", r" \1 ")],  # fonts in fonts
-    (r"\\\\?(?:boxed|fbox)\s*\{", ""),  # one that is not closed
+    *2 * [(rf"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|[mhf]box|boxed|operatorname)\s*\{{({_INSIDE})\}}", r" \1 ")],
     (r"\\\\(?=[a-zA-Z])(?!.*(?:matrix|array|cases))", r"\\"),
-    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!|(?<!\\)\\(?=\s|$)", ""),
+    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])\.?|\\!\s*|(?<!\\)\\(?=\s|$)", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\([gln]e)q(?:slant)?(?![a-zA-Z])", r"\\\1 "),
     (r"\\[gl]t(?![a-zA-Z])|[<>!]=", lambda found: _COMPARED[found[0]]),
     (r"\\(?:[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-zA-Z])|[-=]>", r"\\implies "),
-    (r"\\therefore(?![a-zA-Z])", " therefore "),
     (r"\\frac\s*(?:\{(\w+)\}|(\w|\\[a-z]+))\s*(?:\{(\w+)\}|(\w|\\[a-z]+))", r"\\frac{\1\2}{\3\4}"),
     (r"(?<=\d)(?:\s*\{,\s*\}|\\[, ]|,\\?!)(?=\d{3}(?!\d))", ","),
     (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~(?!\s*=)|\\[()\[\]]|[\"]", " "),
     (r"\\infty|\binfinity\b|\boo\b", r"\\infty "),
-    (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
-    (r"\\(?:text)?color\s*\{\w+\}|\b(?:i\.e|e\.g)\.,?", ""),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"(?:\\|(?<![a-zA-Z]))sqrt\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z](?![a-zA-Z])))", r"\\sqrt{\1\2}"),
-    (r"(?<=\d)\s+(?=i\b)|(?<=[-+])\s*\\?[$€£¥₹]|(?<=[$€£¥₹])\s*(?=-)", ""),
+    (r"(?<=\d) (?=i\b)|(?<=[-+]) ?\\?[$€£¥₹]|(?<=[$€£¥₹]) ?(?=-)", ""),
     (r"\\?[$€£¥₹]", " "),
-    (r"\\%|\s*\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
-    (r"\\pmod\s*\{?\d+\}?|\((?:\\b?|b?)mod\s*\d+\s*\)", " "),
     (" +", " "),
+    (r"\\%| ?\b(?:percent|per cent|pct|percentage)\b(?! points)", "%"),
 )
-_ANSWER, _RESULT = (
-    re.compile(rf"(?:\b{noun}s?\b[^\n.:=]{{0,80}}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####)", re.IGNORECASE)
-    for noun in ("answer", "(?:result|solution)")
-)
-_SO = re.compile(r"\b(?:so|thus|therefore|hence)\b|\\implies", re.IGNORECASE)
+_ANSWER = re.compile(r"\banswers?\b[^\n.:=]{0,80}?(?::|=|\n|\\implies|\b(?:is|are)\b:?)|####", re.IGNORECASE)
 _TAKEN_BACK = re.compile(rf"\A[^.!?\n]*\b(?:not|wrong|incorrect|no)\b|{_ANSWER.pattern}[^.\n]*\d", re.IGNORECASE)
-_SENTENCE = re.compile(r"\n+|[.!?](?=\s+(?![-\d\s])|$)")
-_YEAR = re.compile(r"\b(?:in|by|since|until|during|after|before|year) (?:1[5-9]|20)\d\d\b,?", re.IGNORECASE)
+_EARLIER = re.compile(r"\A.*(?:\n|[.!?]\s)(?=.*\S)", re.DOTALL)  # sentences before the last one
 _FUNCTIONS = r"(?:sin|cos|tan|cot|sec|csc|log|exp|max|min|gcd|lcm|det|lim)\b"
+# Words of two letters; any other two letters are variables.
 _SHORT = "is|it|so|no|to|of|in|at|by|we|he|me|an|as|be|if|my|on|up|us|do|go|or"
 _SHORT += "|cm|dm|km|mm|kg|mg|ml|ft|lb|oz|hr|am|pm|mi|th|st|nd|rd|ad|ce"
 _WORD = re.compile(
     rf"(?:(?<![\\A-Za-z])[A-Za-z]{{2,}}[-_]?\d\w*"
-    rf"|(?<![\\A-Za-z_^{{])(?!{_FUNCTIONS})(?:[A-Za-z]{{3,}}|(?i:{_SHORT})(?![A-Za-z(])))"
+    rf"|(?<![\\A-Za-z_^{{])(?!{_FUNCTIONS})(?:[A-Za-z]{{3,}}|(?i:{_SHORT})(?![A-Za-z(]))|[^\W\d_A-Za-z\u0370-\u03ff]+)"
     r"(?:'[a-z]+)?(?:\s*\^\s*\{?[23]\}?)?"  # "cm^2" is one word
 )
 _VALUE = re.compile(r"\d|\\(?:pi|infty|sqrt|emptyset|varnothing)")
-_GLUED = re.compile(rf"(?:{_SHORT}|[A-Za-z]?meters?|miles?|inch|feet|sec|mins?|hours?|days?|USD|EUR|mph|ppm|deg)\b")
-_COPULA = re.compile(
-    r"\b(?:is|are|was|were|be|equals?|gives?|get|makes?|becomes?|yields?|leaves?|total of)\b|=", re.IGNORECASE
+_COPULA = re.compile(r"\b(?:is|are|was|were|be|equals?|gives?|get|makes?|leaves?)\b|=", re.IGNORECASE)
+_SMALL = frozenset(
+    "the an so thus therefore hence and or to of in at by for as it it's this that there is are was were be we he she "
+    "they you his her their our my has have had get gets got gives give makes make leaves equals equal answer answers "
+    "final correct result solution value total sum altogether number per each every exactly about approximately "
+    "roughly only just left remaining unit units square cubic cm dm km mm kg mg ml ft lb oz hr sec min mph ppm deg "
+    "inch inches foot feet yard mile meter metre kilometer kilometre centimeter millimeter liter litre gram kilogram "
+    "pound second minute hour day week month year dollar cent euro usd eur degree radian way ways real sum together "
+    "overall conclusion takes take needs need".split()
 )
-_NEGATED = re.compile(
-    r"(?:\bnot|n't|\bnever|\bno|\brather than|\binstead of|\bexcept|\banything but|\bother than)"
-    r"(?: equal to| in| at| on)?\W*$",
-    re.IGNORECASE,
-)
-_MADE_ANOTHER = re.compile(
-    r"\b(?:half|twice|double|triple|thrice|thirds?|quarters?|fifths?|tenths?|root|squares?|cubes?|power|multiples?|factors?"
-    r"|divisors?|divisible|logarithm|reciprocal|inverse|divided|multiplied|between|within|up|base|factorial|times|plus|minus)\b"
-    r"(?:\W+(?:of|by|the|a|an|to))*[^\w:]*$",
-    re.IGNORECASE,
-)
-_MAKES_ANOTHER = re.compile(
-    r"\W*(?:squared|cubed|factorial|dozens?|score|halves|thirds|quarters|fifths|point|base|and up)\b", re.IGNORECASE
+# Next to a value these make it another one, even where the question has them.
+_CHANGES = frozenset(
+    "not no never neither nor half twice double triple third quarter before after until since than less more fewer "
+    "least most under over above below between within up root squared cubed factorial times plus minus divided "
+    "multiplied multiple power hundred dozen wrong incorrect false except without".split()
 )
 _NO_PRODUCT = r"(?![\w^*/+-])"
 _SCALES = {
-    2: r"\s*hundreds?\b",
     3: rf"\s*thousands?\b|[kK]{_NO_PRODUCT}",
     6: rf"\s*(?:millions?|mn)\b|\s?M{_NO_PRODUCT}",
     9: rf"\s*(?:billions?|bn)\b|\s?B{_NO_PRODUCT}",
-    12: r"\s*trillions?\b",
 }
-_A_VALUE = r"\s+(?=[-\d\\(x])"
 # Values in words, as formulas.
 _IN_WORDS: Sequence[Form] = (
     (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
     (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
-    (r"(?i)\b(the)\s+\d+(?:st|nd|rd|th)\b", r"\1"),  # "the 42nd" is a place
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
-    (r"(?<=[\d}%])\s+\((?:or |=|\\approx)?\s*[-\d.,/]+\s*%?\)", ""),  # the value once more
-    # A remark on the value: "(about 16.7%)", "(the area is 63)", "since x^2 \ge 0".
-    (r"(?i)(?<=[\w)}\]%]) \((?:about|approximately|roughly|the)\s[^()]*\)|(?<=[\d)}\]%]),? (?:since|because)\b.*", ""),
-    (r"\b(\d+) (?:in|out of) (?!\d{4})(\d+)\b", r"\1/\2"),
     (r"(?i)(?<![\d)}] )(?<!\b[a-z] )\b(?:minus|negative)\s+(?=\d)", "-"),
     *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
-    (rf"(?i)\b(?:at least|no (?:less|fewer) than|(?:greater|more) than or equal to){_A_VALUE}", r"\\ge "),
-    (rf"(?i)\b(?:at most|no more than|(?:less|fewer) than or equal to){_A_VALUE}", r"\\le "),
-    (rf"(?i)\b(?:(?:more|greater) than|over|above|exceeds|exceeding){_A_VALUE}", "> "),
-    (rf"(?i)\b(?:(?:less|fewer) than|under|below){_A_VALUE}", "< "),
-    (r"(?i)(?<!\d)(-?\d+)(?:\s*\+(?=\s*$)|( [a-z]+)? (?:or (?:more|greater|above|higher)|at least)\b)", r"\\ge \1\2"),
-    (r"(?i)(?<!\d)(-?\d+)( [a-z]+)? (?:or (?:less|fewer|below|lower)|at most)\b", r"\\le \1\2"),
     (r"([<>]|\\[lg]e )([^<>]*)\s(?:and|\\land|\\wedge)\s+(?=[^<>]*(?:[<>]|\\[lg]e ))", r"\1\2 \\land "),
     (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or|\\lor|\\vee)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
@@ -191,13 +145,8 @@ _UNITS = (
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _NUMERALS = {word: number for number, word in enumerate(_UNITS)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
-_PARTS = dict(half=2, halve=2, third=3, quarter=4, fourth=4, fifth=5, sixth=6, eighth=8, tenth=10)
-_COUNTED = "|".join([*_NUMERALS, *(f"{part}s?" for part in _PARTS), "hundred", "thousand"])
-_NUMERAL = re.compile(
-    rf"\b(?:an? (?=hundred|thousand|{'|'.join(_PARTS)}))?"
-    rf"(?:{_COUNTED})\b(?:[\s-]+(?:and )?(?:an? )?(?:{_COUNTED})\b)*",
-    re.IGNORECASE,
-)
+_COUNTED = "|".join([*_NUMERALS, "hundred", "thousand"])
+_NUMERAL = re.compile(rf"\b(?:a |(?:{_COUNTED})\b[\s-]+(?:and )?)*(?:{_COUNTED})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -209,11 +158,19 @@ class Statement:
     bare: bool  # nothing but the formula
 
 
-def state(text: str) -> Statement:
-    """Read what a reply states."""
-    conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 10 :]))
-    formula, bare = _value(conclusion)
+def state(text: str, known: str = "") -> Statement:
+    """Read what a reply states; the words of `known` may stand around its value.
+
+    A box is looked for in the last `LONGEST` characters, anything else in half of them.
+    """
+    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 2 :]))
+    formula, bare = _value(before, conclusion, known)
     return Statement(" ".join(conclusion.split()), formula, bare)
+
+
+def answer_text(reply: str) -> str:
+    """What a reply answers, out of tags and box; only its last `LONGEST` characters are read."""
+    return unboxed(extract(reply[-LONGEST:]))
 
 
 def unboxed(text: str) -> str:
@@ -233,7 +190,7 @@ def unboxed(text: str) -> str:
     clause = re.split(r"[.,;:\n]", text[:begin])[-1]
     if not contents or _DENIED.search(clause) or _TAKEN_BACK.search(rest):
         return text
-    percent = "%" if re.match(r"\s*\$?\s*(?:\\?%|percent\b)", rest) else ""
+    percent = "%" if re.match(r"\s*\$?\s*(?:\\?%|(?:per ?cent|pct)\b)", rest) else ""
     return unboxed(", ".join(contents) + percent)  # boxes in boxes
 
 
@@ -255,7 +212,7 @@ def conclusion(text: str) -> str:
 
 def meaning(text: str) -> object:
     """An answer as a value: equal for answers with equal `words`, whatever tags and box are around them."""
-    answer = unboxed(extract(text))
+    answer = answer_text(text)
     return tuple(words(answer)) or answer
 
 
@@ -275,58 +232,43 @@ def _replaced(text: str, forms: Sequence[Form]) -> str:
     return text
 
 
-def _conclusion(text: str) -> str:
-    """What follows the last "answer is", and in it the last "so": one sentence; all of the text without them.
-
-    One with a value goes before one without ("The answer is 7. My answer is correct.").
-    """
-    said = [sentence for sentence in re.split(r"(?<=[.!?\n])\s+", text) if not sentence.endswith("?")]
-    text = "\n".join(said) or text  # without questions, if that leaves anything
-    for mark in (_ANSWER, _RESULT, _SO):
-        rests = [text[found.end() : found.end() + 300].lstrip(" :*#.,\n") for found in mark.finditer(text)]
-        sentences = [sentence for rest in reversed(rests) if (sentence := _SENTENCE.split(rest, maxsplit=1)[0])]
-        with_value = [sentence for sentence in sentences if _VALUE.search(sentence) or _NUMERAL.search(sentence)]
-        text = (with_value or (sentences if mark is not _SO else []) or [text])[0]
-    return text.lstrip(" \n\t:,;#'").rstrip(" \n\t:,;.#'\\")
+def _conclusion(text: str) -> tuple[str, str]:
+    """What a reply concludes: the rest after its last "answer is", else its last line; and the sentence before that."""
+    text = text.strip()
+    named = [mark.end() for mark in _ANSWER.finditer(text) if text[mark.end() :].strip(" :*")]
+    if named:
+        before, text = _EARLIER.sub("", text[: named[-1]]), text[named[-1] :]
+    else:
+        before, text = "", text if "\\begin" in text else text[text.rfind("\n") + 1 :]
+    return before, re.sub(r"^[ \n\t:,;#'*]+(?:\.(?!\d))?", "", text).rstrip(" \n\t:,;.#'\\")
 
 
-def _value(text: str) -> tuple[str, bool]:
+def _value(before: str, text: str, known: str) -> tuple[str, bool]:
     """The one value of a conclusion, or "", and whether the conclusion is nothing else."""
     if not _VALUE.search(text):
         text = _NUMERAL.sub(_in_digits, text)
     text = _replaced(text, _IN_WORDS)
-    undated = _YEAR.sub(" ", text)
-    text = undated if _VALUE.search(undated) else text
     words = list(_WORD.finditer(text))
+    usual = _SMALL.union(map(_singular, re.findall(r"[^\W\d_]+(?:'[a-z]+)?", known.lower())))
+    for word in (found[0].lower() for found in (*_WORD.finditer(before), *words)):
+        if word in _CHANGES or (word not in _SMALL and _singular(word) not in usual):
+            return "", False
     if not words:
         return _trim(text), True
-    values = _values(text, words)
-    if len(values) != 1 and (copulas := list(_COPULA.finditer(text))):
-        tail = text[copulas[-1].end() :]
-        words = list(_WORD.finditer(tail))
-        values = _values(tail, words) if values or words else {_trim(tail)}
+    copulas = list(_COPULA.finditer(text))
+    if copulas and _VALUE.search(text, copulas[-1].end()):
+        text = text[copulas[-1].end() :]
+    values = {_trim(part) for part in _WORD.split(text) if _VALUE.search(part)}
     return (values.pop() if len(values) == 1 else ""), False
 
 
-def _values(text: str, words: list[re.Match[str]]) -> set[str]:
-    """The different values between the words; "" for one that is not what it looks like."""
-    found: set[str] = set()
-    edges = [0, *(edge for word in words for edge in word.span()), len(text)]
-    for start, end in zip(edges[::2], edges[1::2], strict=True):
-        if not _VALUE.search(text, start, end):
-            continue
-        colon = re.compile(r"\s*:").match(text, start)
-        before, after = text[max(0, start - 60) : colon.end() if colon else start], text[end : end + 60]
-        run = re.sub(r"^\s*[aAI]\s+(?=[\d\\])|(?<=[\d}%])\s+an?\s*$|/\s*$", "", text[start:end])
-        if _NEGATED.search(before):
-            continue
-        glued = run[-1:].isdigit() and after and not _GLUED.match(after)
-        found.add("" if glued or _MADE_ANOTHER.search(before) or _MAKES_ANOTHER.match(after) else _trim(run))
-    return found
+def _singular(word: str) -> str:
+    return re.sub(r"(?:\s*\^.*)|'s$", "", word).removesuffix("s")
 
 
 def _trim(value: str) -> str:
-    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+|[\s:;,.=?]+$", "", value)
+    value = re.sub(r"^\s*[aAI]\s+(?=[\d\\])|(?<=[\d}%])\s+an?\s*$", "", value)  # articles
+    value = re.sub(r"^(?:[\s=:;,]|\.(?!\d)|\\approx(?![a-z])|~)+", "", value).rstrip(" \n:;,.=?/")
     # "7 (seven)" leaves "7 (": a half-open interval such as [0, 1) is closed.
     missing = sum(map(value.count, "([")) - sum(map(value.count, ")]"))
     value = value[:-1] if (missing > 0 and value[-1] in "([") or (missing < 0 and value[-1] in ")]") else value
@@ -334,18 +276,13 @@ def _trim(value: str) -> str:
 
 
 def _in_digits(found: re.Match[str]) -> str:
-    """A number in words ("two hundred and five", "two thirds", "five and a half") in digits."""
-    total, part, below = 0, 0, 0
-    tokens = re.split(r"[\s-]+", found[0].lower())
-    for token in tokens:
-        if token in _NUMERALS:
-            part += _NUMERALS[token]
-        elif token == "hundred":
+    """A number in words ("two hundred and five") in digits."""
+    total = part = 0
+    for token in re.split(r"[\s-]+", found[0].lower()):
+        if token == "hundred":
             part = max(part, 1) * 100
         elif token == "thousand":
             total, part = total + max(part, 1) * 1000, 0
-        elif token not in ("a", "an", "and"):
-            below = _PARTS.get(token) or _PARTS[token.removesuffix("s")]
-    if not below:
-        return str(total + part)
-    return f"{total + part} 1/{below}" if "and" in tokens else f"{max(total + part, 1)}/{below}"
+        else:
+            part += _NUMERALS.get(token, 0)
+    return str(total + part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 
-from midstream.core.answers import extract
+from midstream.core.answers import LONGEST, extract
 from midstream.rewards.multiple_choice import chosen
 from midstream.rewards.numeric import number_of
 from midstream.rewards.statement import meaning, state
@@ -22,7 +22,7 @@ def answer_key(question: str, answer: str | None) -> Hashable | None:
     but a number or a formula, it is the number ("1/2" and "0.5" are the same; a percentage keeps its sign) or the
     formula without spaces; of any other answer, its words and numbers.
     """
-    if answer is None or not (said := meaning(answer)):
+    if answer is None or not (said := meaning(answer := answer[-LONGEST:])):
         return None
     options = dict(_OPTION.findall(question))
     if len(options) > 1 and "".join(options) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from midstream.core.trajectory import Trajectory
-from midstream.runs.files import damaged, storage_errors
+from midstream.runs.files import damaged, open_file, storage_errors
 from midstream.runs.journal import Journal, read_records
 
 FILE = "agent-runs.jsonl"  # in the run directory
@@ -34,7 +34,7 @@ class AgentRuns:
         start = self._starts.get(json.dumps(key))
         if journal is None or start is None:
             return None
-        with storage_errors(journal.path), journal.path.open("rb") as file:
+        with storage_errors(journal.path), open_file(journal.path) as file:
             file.seek(start)
             line = file.readline()
         try:

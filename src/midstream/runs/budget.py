@@ -282,6 +282,7 @@ class BudgetedEngine:
     ) -> None:
         self.engine, self.budget = engine, budget
         self.name, self.token_exact = engine.name, engine.token_exact
+        self.takes_options = getattr(engine, "takes_options", False)
         self._price_prompt, self._price_completion = price_prompt, price_completion
 
     @property
@@ -310,7 +311,11 @@ class BudgetedEngine:
             usage = call.usage
             if usage.prompt_tokens or usage.completion_tokens:
                 used = Spent(calls=1, tokens=usage.prompt_tokens + usage.completion_tokens, cost_usd=usage.cost_usd)
-            else:  # the server counted nothing: bytes stand in for tokens
+            elif call.sent:
+                # A server that counts nothing may have thought unseen: only the bound is certain.
+                used = bound
+            else:
+                # A function counts nothing: bytes stand in for tokens.
                 used = self._priced(prompt, len(call.completion.encode("utf-8", "replace")))
             return call
         except EngineError:
@@ -388,7 +393,9 @@ def budgeted(
 def prompt_bound(request: Request) -> int:
     """An upper bound of a request's prompt tokens: a token is at least one byte, a template adds a few."""
     texts = [request.prompt, *(message.content for message in request.messages)]
-    texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools) if part]
+    # The fields of a message are its tool calls, its reasoning, its parts.
+    fields = (message.fields for message in request.messages)
+    texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools, *fields) if part]
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
     # A request with token ids may be sent as ids or as text.
     return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

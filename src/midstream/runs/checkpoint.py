@@ -22,8 +22,16 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from midstream.core.data import Frozen
-from midstream.core.errors import CheckpointError
-from midstream.runs.files import atomic_write, fsync_directory, storage_error, storage_errors
+from midstream.core.errors import CheckpointError, RunError
+from midstream.runs.files import (
+    FileDigest,
+    atomic_write,
+    digest_of,
+    fsync_directory,
+    read_file,
+    storage_error,
+    storage_errors,
+)
 from midstream.runs.journal import Report, warn
 
 T = TypeVar("T")
@@ -33,18 +41,11 @@ KEPT = 2  # checkpoints
 _NAME = re.compile(r"step-(\d{6,})")
 
 
-class ManifestEntry(Frozen):
-    """The size in bytes and the hexadecimal SHA-256 of one file of a checkpoint."""
-
-    size: int
-    sha256: str
-
-
 class Manifest(Frozen):
     """All files of a checkpoint by their path relative to it."""
 
     step: int
-    files: dict[str, ManifestEntry]
+    files: dict[str, FileDigest]
 
 
 @dataclass(frozen=True)
@@ -144,21 +145,21 @@ def find_damage(directory: Path) -> str | None:
     Raises `CheckpointError` if this user may not read it, which says nothing about its content.
     """
     try:
-        manifest = Manifest.model_validate_json((directory / MANIFEST).read_bytes())
+        manifest = Manifest.model_validate_json(read_file(directory / MANIFEST))
         if directory.name != f"step-{manifest.step:06d}":
             return f"{MANIFEST} is of step {manifest.step}"
         for name, entry in manifest.files.items():
             size = (directory / name).stat().st_size
             if size != entry.size:
                 return f"{name} has {size} bytes, {MANIFEST} says {entry.size}"
-            with (directory / name).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != entry.sha256:
-                return f"{name} has SHA-256 {digest}, {MANIFEST} says {entry.sha256}"
+            if digest_of(directory / name) != entry:
+                return f"{name} has another SHA-256 than {MANIFEST} says"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(directory)} is missing"
     except ValidationError:
         return f"{MANIFEST} is not a manifest"
+    except RunError as error:
+        return error.what
     except PermissionError as error:
         raise CheckpointError(
             f"cannot read {error.filename}: {error.strerror}",
@@ -179,7 +180,7 @@ def _fill(directory: Path, step: int, write: Callable[[Path], None]) -> None:
         if isinstance(behind := error.__cause__ or error.__context__, OSError):
             raise storage_error(behind, directory) from error
         raise
-    entries: dict[str, ManifestEntry] = {}
+    entries: dict[str, FileDigest] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_dir():
             fsync_directory(path)
@@ -187,9 +188,7 @@ def _fill(directory: Path, step: int, write: Callable[[Path], None]) -> None:
         # Windows syncs only files that are open for writing; other systems also sync a read-only one.
         with path.open("r+b" if os.name == "nt" else "rb") as file:
             os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        name = path.relative_to(directory).as_posix()
-        entries[name] = ManifestEntry(size=path.stat().st_size, sha256=digest)
+        entries[path.relative_to(directory).as_posix()] = digest_of(path)
     atomic_write(directory / MANIFEST, Manifest(step=step, files=entries).model_dump_json(indent=1).encode())
 
 

@@ -7,7 +7,7 @@ status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
 updates.jsonl                   one record an update of a library, of a run in context space
-library/versions.jsonl          every version of its library; library.json and library.md: the newest one
+library/versions.jsonl          every version of its library; library.json: the newest one
 ledger/                         what its update under way has paid for, see `training_free/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
@@ -17,29 +17,29 @@ trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights
 report.html
-trackers/, tensorboard/         of `--track`: how far each tracker is, and TensorBoard's own files
+trackers/                       of `--track`: how far each tracker is
 run.lock                        held while training or evaluating
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
-from midstream.runs import checksums, results
+from midstream.runs import results
 from midstream.runs.checkpoint import MANIFEST, Checkpoints
-from midstream.runs.damage import extent_of, file_damage, journal_damage
-from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.info import Extent, Learned, RunInfo, RunState, RunStatus, parse_info, utc_now
+from midstream.runs.files import FileDigest, atomic_write, damaged, digest_of, file_damage, read_file, storage_errors
+from midstream.runs.info import Learned, RunInfo, RunState, RunStatus, parse_info, utc_now
 from midstream.runs.journal import Records, Report, cut_at_damage, filter_records, read_records, skip_damage, warn
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments
+
+_LARGE = ("trajectories/", "policy/")  # files that a resumed run may write again
 
 
 class RunDirectory:
@@ -70,7 +70,7 @@ class RunDirectory:
         self.checkpoints = Checkpoints(root / "checkpoints")
         # Those that only grow, but for `rewind`.
         self.journals = (
-            self.metrics.path, self.timings.path, self.evaluations.path,
+            self.metrics.path, self.timings.path, self.evaluations.path, self.learned.path,
             self.updates_path, self.library_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
         )  # fmt: skip
 
@@ -97,12 +97,8 @@ class RunDirectory:
                 run.trajectories.root.mkdir(exist_ok=True)
                 if info.evaluation is None:
                     run.checkpoints.root.mkdir(exist_ok=True)
-            for component in info.own:
-                for name, source in component.copies().items():
-                    (run.own_dir / name).parent.mkdir(parents=True, exist_ok=True)
-                    atomic_write(run.own_dir / name, source)
             atomic_write(run.recipe_path, recipe_toml.encode())
-            atomic_write(run.info_path, checksums.add(info.model_dump_json(indent=2).encode() + b"\n"))
+            write_info(run, info)
         return run
 
     @classmethod
@@ -128,7 +124,7 @@ class RunDirectory:
     def recipe(self) -> str:
         """The text of `recipe.toml`. Raises `RunError` if it is missing or no text."""
         try:
-            return self.recipe_path.read_text(encoding="utf-8")
+            return read_file(self.recipe_path).decode()
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise damaged_recipe(self.recipe_path, error) from error
 
@@ -137,103 +133,125 @@ class RunDirectory:
         return exclusive_lock(self.lock_path)
 
     def set_status(self, state: RunState, message: str = "", *, step: int | None = None) -> None:
-        """Replace the status; the state "finished" seals the run, exported weights included."""
-        before = self._written_status()
-        whole = [path for path in self.policy_dir.rglob("*") if path.is_file()] if state == "finished" else []
-        files = before.files if before and state != "finished" else self._extents(before, whole)
+        """Replace the status. Any state but "running" seals the run as it is, the exported weights included."""
+        files = self._digests(weights=True) if state != "running" else self._lasting()
         self._write_status(RunStatus(state=state, message=message, step=step, updated_at=utc_now(), files=files))
 
     def seal(self) -> None:
-        """Write the extents of the files into the status, if there is one: from now on, losing a record is damage."""
+        """Write the digests of the files into the status, if there is one: from now on, losing a record is damage."""
         if before := self._written_status():
-            self._write_status(before.model_copy(update={"files": self._extents(before)}))
+            self._write_status(before.model_copy(update={"files": self._digests()}))
 
-    def unseal(self) -> None:
-        """Remove the extents before records are removed: a crash before the next `seal` must not look like damage."""
-        if before := self._written_status():
-            kept = {name: extent for name, extent in before.files.items() if name == self.recipe_path.name}
+    def unseal(self, segment: str | None = None) -> None:
+        """Remove the digests before records are removed, or that of a segment before it is written again.
+
+        So a crash before the next `seal` does not look like damage.
+        """
+        if (before := self._written_status()) is None:
+            return
+        if segment is None:
+            fixed = {path.relative_to(self.root).as_posix() for path in self._fixed()}
+            kept = {name: digest for name, digest in before.files.items() if name in fixed}
+        else:
+            written = self.trajectories.path(segment).relative_to(self.root).as_posix()
+            kept = {name: digest for name, digest in before.files.items() if name != written}
+        if kept != before.files:
             self._write_status(before.model_copy(update={"files": kept}))
 
-    def damage(self) -> dict[str, RunError]:
-        """The damage in the recipe, the status and the journals, and which other files are gone or of another size.
+    def damage(self, *, whole: bool = False) -> dict[str, RunError]:
+        """The damage in the files of the run, by their path in the directory.
 
-        By the file's path in the directory. The content of trajectories, checkpoints and weights is not read.
+        The content of trajectories and weights is read only for the `whole` run, that of checkpoints never.
         """
-        found: dict[str, RunError | None] = {}
-        before = self._written_status()
-        if before is None and any(path.exists() for path in (self.status_path, *self.journals)):
+        found = self._changed(whole=whole)
+        if self._written_status() is None and any(path.exists() for path in (self.status_path, *self.journals)):
             problem = "it is not as it was written" if self.status_path.exists() else "the file is missing"
             fix = f"midstream resume {self.root} writes it again"
             found[self.status_path.name] = damaged(self.status_path, problem, fix)
-        files = dict(before.files) if before else {}
         for path in self.journals:
-            name = path.relative_to(self.root).as_posix()
-            found[name] = journal_damage(path, files.pop(name, None))
-        for name, extent in files.items():
-            in_policy = name.startswith(f"{self.policy_dir.name}/")
-            found[name] = file_damage(self.root / name, extent, read=not in_policy)
-        return {name: error for name, error in found.items() if error is not None}
+            try:
+                for _ in read_records(path):
+                    pass
+            except RunError as error:
+                found.setdefault(path.relative_to(self.root).as_posix(), error)
+        return found
 
-    def extents(self) -> dict[str, Extent]:
-        """The extents of files when they were last known to be whole, by their path in the directory."""
+    def digests(self) -> dict[str, FileDigest]:
+        """The digests of files when they were last known to be whole, by their path in the directory."""
         status = self._written_status()
         return status.files if status else {}
 
     def require_whole(self) -> None:
         """Raise the `RunError` of damage that resuming the run would not restore.
 
-        Training restores its records from a checkpoint before the damage; status and weights are written again, and
-        timings are for people only.
+        Status and weights are written again, and timings are for people only. What training has recorded since its last
+        checkpoint is repeated.
         """
-        damage, steps, intact = self.damage(), self.checkpoints.steps(), self.intact_step()
+        damage = self._changed() if self.info().kind == "training" else self.damage()
         harmless = {self.recipe_path.name, self.status_path.name, self.timings.path.name}  # `resume` compares settings
-        if self.info().kind == "training" and (not steps or intact is None or steps[0] <= intact):
-            harmless |= {self.metrics.path.name, self.evaluations.path.name}
-        restored = ("policy/", "checkpoints/") if steps else ("policy/",)
+        # A copy of your code that is used in place of the original is compared when it is imported.
+        restored = (*_LARGE, f"{self.own_dir.name}/", *["checkpoints/"] * bool(self.checkpoints.steps()))
         for name, error in damage.items():
             if name not in harmless and not name.startswith(restored):
                 raise error
 
     def accept_damage(self) -> None:
-        """Remove damaged records of metrics, timings and evaluations; the old file stays as FILE.damaged."""
-        damage = self.damage()
+        """Take the files as they are now: unreadable records of metrics, timings and evaluations are removed.
+
+        The old file stays as FILE.damaged.
+        """
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            if path.name in damage and path.exists():
+            if path.relative_to(self.root).as_posix() in self.damage():
                 shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
                 filter_records(path, lambda record: True, skip_damage)
+        self.unseal()
         self.seal()
 
-    def intact_step(self) -> int | None:
-        """The last step before the first damage in metrics, timings and evaluations; None if they are whole."""
-        damage, steps = self.damage(), list[int]()
-        for journal in (self.metrics, self.timings, self.evaluations):
-            if journal.path.name not in damage:
-                continue
-            last = 0
-            with suppress(RunError):
-                for _, _, record in read_records(journal.path):
-                    last = record.get("step") or last
-            # A step has one record of metrics and of timings, but several evaluations: not all of them may be left.
-            steps.append(last - (journal is self.evaluations))
-        return min(steps, default=None)
+    def _changed(self, *, whole: bool = False) -> dict[str, RunError]:
+        """The files that are not as they were when they were sealed."""
+        status = self._written_status()
+        if status is None:
+            return {}
+        # Those of a run that was killed, and a library that a person edits.
+        grow = self.journals if status.state == "running" else (self.library_dir / "versions.jsonl",)
+        found: dict[str, RunError | None] = {}
+        for name, digest in status.files.items():
+            path, read = self.root / name, whole or not name.startswith(_LARGE)
+            found[name] = file_damage(path, digest, grows=path in grow, read=read)
+        return {name: error for name, error in found.items() if error is not None}
 
-    def _extents(self, before: RunStatus | None, more: Sequence[Path] = ()) -> dict[str, Extent]:
-        """The extents of all journals, the newest checkpoint's manifest and `more`; the recipe's never changes."""
+    def _fixed(self) -> list[Path]:
+        """The files that never change."""
+        return [self.info_path, self.recipe_path, *self.own_dir.rglob("*.py")]
+
+    def _lasting(self) -> dict[str, FileDigest]:
+        """The digests that hold while the run is at work: not those of what a resumed run may write again."""
+        known = {name: digest for name, digest in self.digests().items() if not name.startswith(_LARGE)}
+        return known or self._digests()
+
+    def _digests(self, *, weights: bool = False) -> dict[str, FileDigest]:
+        """The digests of all files that are whole; those of files that never change once written are kept."""
+        known = self.digests()
         manifests = [self.checkpoints.path(step) / MANIFEST for step in self.checkpoints.steps()[-1:]]
-        paths = [path for path in (self.recipe_path, *self.journals, *manifests, *more) if path.is_file()]
-        files = {path.relative_to(self.root).as_posix(): extent_of(path) for path in paths}
-        kept = before.files if before else {}
-        return files | {name: kept[name] for name in (self.recipe_path.name,) if name in kept}
+        segments = [segment.path for segment in self.trajectories.parts().values()]
+        policy = self.policy_dir.rglob("*") if weights else ()
+        changing = [path for path in (*self.journals, *manifests, *policy) if path.is_file()]
+        files = {path.relative_to(self.root).as_posix(): digest_of(path) for path in changing}
+        for path in (*self._fixed(), *segments):
+            name = path.relative_to(self.root).as_posix()
+            files[name] = known.get(name) or digest_of(path)
+        return files
 
     def _write_status(self, status: RunStatus) -> None:
-        atomic_write(self.status_path, checksums.add(status.model_dump_json().encode() + b"\n"))
+        atomic_write(self.status_path, status.sealed().model_dump_json().encode() + b"\n")
 
     def _written_status(self) -> RunStatus | None:
         """The content of the status file; None without one, and of a damaged one."""
         try:
-            return RunStatus.model_validate(checksums.read_object(self.status_path.read_bytes()))
-        except (FileNotFoundError, ValueError):
+            status = RunStatus.model_validate_json(read_file(self.status_path))
+        except (FileNotFoundError, ValueError, RunError):
             return None
+        return status if status == status.sealed() else None
 
     def status(self) -> RunStatus:
         """The state of the run; "interrupted" without a status file, or if "running" has no live process behind it."""
@@ -261,7 +279,8 @@ class RunDirectory:
         later = [saved for saved in self.checkpoints.steps() if saved > step]
         self.checkpoints.remove(later[::-1])
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            cut_at_damage(path)  # of later steps: `intact_step` bounds the checkpoint that is loaded
+            # Of later steps: `require_whole` has compared those before.
+            cut_at_damage(path)
             filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
         self.trajectories.remove_after(step)
         self.seal()
@@ -282,3 +301,12 @@ def _taken(root: Path) -> RunError:
         code="run-exists",
         fix=f"give another --out, or resume the run in it: `midstream resume {root}`",
     )
+
+
+def write_info(run: RunDirectory, info: RunInfo) -> None:
+    """Write what a run began with, and a copy of each file of your own that it used."""
+    for component in info.own:
+        if component.copy_name:
+            (run.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(run.own_dir / component.copy_name, component.source())
+    atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.runs.files import storage_errors
+from midstream.runs.files import open_file, storage_errors
 from midstream.runs.info import utc_now
 from midstream.runs.journal import Records, skip_damage
 
@@ -70,9 +70,9 @@ def add_feedback(root: Path, said: Mapping[str, str | None]) -> Feedback:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the file, which is created if it is missing; each append follows the checksum before it."""
+    """Hold a lock on the file, which is created if it is missing: a vote keeps what the entry before it said."""
     with storage_errors(path):
-        file = path.open("ab")
+        file = open_file(path, "ab")
     with file:
         if sys.platform != "win32":
             with storage_errors(path):

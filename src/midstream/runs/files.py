@@ -1,24 +1,29 @@
-"""Write files so that a crash or a full disk leaves either the old content or the new one.
+"""Write files so that a crash or a full disk leaves either the old content or the new one; open and compare them.
 
 `atomic_write` replaces a whole file, `journal.Journal` appends lines. Both turn an `OSError` into a `StorageError`,
-which stops a run in a state that it can resume from.
+which stops a run in a state that it can resume from. `open_file` opens the files of a run, which others may have made.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
+from midstream.core.data import Frozen
 from midstream.core.errors import RunError, StorageError
 
+_BLOCK = 1 << 20
+_REFUSED = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 _RESUME = "then give the command again, or `midstream resume` the run"
 # Code, cause and fix by the system's name of the error, because not every platform has every number.
 _PROBLEMS = {
@@ -43,8 +48,63 @@ def storage_error(error: OSError, path: Path) -> StorageError:
 
 def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> RunError:
     """The `RunError` of a run's file that no crash of midstream leaves like this."""
-    cause = "the file was edited, or the disk or a copy lost data"
-    return RunError(f"{path} is damaged: {problem}", code="file-damaged", cause=cause, fix=fix)
+    return RunError(f"{path} is damaged: {problem}", code="file-damaged", fix=fix)
+
+
+class FileDigest(Frozen):
+    """The size of a file in bytes and its SHA-256; of a journal, which may have grown since, of its first part."""
+
+    size: int
+    sha256: str
+
+
+def open_file(path: Path, mode: str = "rb", buffering: int = -1) -> BinaryIO:
+    """Open a file of a run. Raises `RunError` for a link, a pipe or a device: reading it could end nowhere."""
+    try:
+        return cast(BinaryIO, open(path, mode, buffering, opener=_open_regular))
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise damaged(path, "it is a link, a pipe or a device, not a file") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # Without blocking: a pipe would wait for its other end. Windows has neither flag.
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a small file of a run; raises as `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def digest_of(path: Path, size: int | None = None) -> FileDigest:
+    """The digest of a file, or of its first `size` bytes."""
+    with open_file(path) as file:
+        whole = os.fstat(file.fileno()).st_size
+        left = whole = whole if size is None else min(size, whole)
+        digest = hashlib.sha256()
+        while left and (block := file.read(min(_BLOCK, left))):
+            digest.update(block)
+            left -= len(block)
+    return FileDigest(size=whole - left, sha256=digest.hexdigest())
+
+
+def file_damage(path: Path, digest: FileDigest, *, grows: bool = False, read: bool = True) -> RunError | None:
+    """How a file, or the first part of one that `grows`, differs from its digest; without `read` only in its size."""
+    if not path.is_file():
+        return damaged(path, "the file is missing")
+    size = path.stat().st_size
+    if size < digest.size or (size > digest.size and not grows):
+        return damaged(path, f"it has {size:,} bytes, and had {digest.size:,}")
+    if read and digest_of(path, digest.size) != digest:
+        return damaged(path, "it is not as it was written")
+    return None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -23,14 +24,10 @@ from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.text import shorten
 from midstream.core.version import __version__
-from midstream.runs import checksums
-from midstream.runs.files import damaged
+from midstream.runs.files import FileDigest, damaged, read_file
 
-RUN_FORMAT = 2
-"""The version of the run directory's layout and records; raised by any change that older code would misread.
-
-Format 1, which has no checksums, is read too.
-"""
+RUN_FORMAT = 3
+"""The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
 # These settings are listed first: if they differ, two runs are hard to compare.
@@ -98,25 +95,24 @@ class Learned(Frozen):
     keys: tuple[str, ...]
 
 
-class Extent(Frozen):
-    """The size of a file in bytes and its CRC-32; of a journal, which may have grown since, those of its first part."""
-
-    size: int
-    crc32: int
-
-
 class RunStatus(Frozen):
     """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC.
 
-    `files` holds the extents of files that were whole when this was written, by their path in the directory: what
-    checksums inside them cannot show is that they are gone, or were cut off between two records.
+    `files` holds the digests of files that were whole when this was written, by their path in the directory, `sha256`
+    that of this record without it.
     """
 
     state: RunState
     message: str = ""
     step: int | None = None
     updated_at: str = ""
-    files: dict[str, Extent] = {}
+    files: dict[str, FileDigest] = {}
+    sha256: str = ""
+
+    def sealed(self) -> RunStatus:
+        """The same status with its own digest."""
+        plain = self.model_copy(update={"sha256": ""}).model_dump_json()
+        return self.model_copy(update={"sha256": hashlib.sha256(plain.encode()).hexdigest()})
 
 
 def collect_info(
@@ -161,11 +157,10 @@ def collect_info(
 def parse_info(path: Path) -> RunInfo:
     """Read `run.json`. Raises `RunError` if it is missing, damaged, or of another format version."""
     try:
-        data = path.read_bytes()
-        raw = from_json(data)
+        raw = from_json(read_file(path))
         found = raw["format"]
-        if found in (1, RUN_FORMAT):
-            return RunInfo.model_validate(checksums.read_object(data))
+        if found == RUN_FORMAT:
+            return RunInfo.model_validate(raw)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{path.parent} is not a run directory: it has no {path.name}",
@@ -178,7 +173,7 @@ def parse_info(path: Path) -> RunInfo:
         raise damaged(path, problem) from error
     writer = raw.get("midstream", "of an unknown version")
     raise RunError(
-        f"{path.parent} has run format {found}; this midstream {__version__} reads 1 to {RUN_FORMAT}",
+        f"{path.parent} has run format {found}; this midstream {__version__} reads {RUN_FORMAT}",
         code="run-format",
         cause=f"the run was made by midstream {writer}",
         fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',

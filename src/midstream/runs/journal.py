@@ -1,11 +1,9 @@
 """Append-only JSON lines that survive crashes.
 
-A record is a line that ends in a newline and holds a JSON object, whose last field is a checksum (`checksums.py`). Each
-append is one write to the system, so a killed process leaves whole records, and a power cut at most a torn last line.
-Opening a journal cuts such a tail off and reports it; reading skips it. Damage anywhere else is an error, because no
-crash causes it: the chain of checksums names a changed line, and the place where records are missing.
-
-A journal of an older midstream has no checksums. It is read as it is, and what is appended to it gets them.
+A record is a line that ends in a newline and holds a JSON object. Each append is one write to the system, so a killed
+process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and
+reports it; reading skips it. An unreadable line anywhere else is an error, because no crash causes it. What else may
+have changed is found by the digests of the run (`directory.RunDirectory.seal`).
 """
 
 from __future__ import annotations
@@ -16,16 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Self, TypeVar
-from zlib import crc32
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from midstream.core.data import problems_of
 from midstream.core.errors import RunError
-from midstream.runs import checksums
-from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
+from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, open_file, storage_errors
 
 Record = BaseModel | Mapping[str, Any]
 Report = Callable[[str], None]
@@ -34,10 +30,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 warn = logging.getLogger("midstream.runs").warning
 _BLOCK = 1 << 16
-_PROBLEMS = {
-    "changed": "is not as it was written",
-    "misplaced": "does not follow the line before it: records are missing there, or were moved",
-}
+_LARGEST = 1 << 27  # bytes of a file whose records are read at once, far more than any run writes
 
 
 def raise_damage(error: RunError) -> None:
@@ -65,11 +58,12 @@ class Journal:
         self.path = path
         with storage_errors(path):
             is_new = not path.exists()
-            self._file = path.open("ab", buffering=0)
+            self._file = open_file(path, "ab", buffering=0)
             try:
                 if is_new:
                     fsync_directory(path.parent)
-                self._crc = 0 if is_new else _repair_tail(path, report)
+                else:
+                    _repair_tail(path, report)
             except OSError:
                 self._file.close()
                 raise
@@ -80,11 +74,7 @@ class Journal:
 
     def append_many(self, records: Sequence[Record]) -> None:
         """Append all records with one write, or none of them; raises as `append`."""
-        lines, crc = [], self._crc
-        for record in records:
-            lines.append(checksums.add(encode_record(record), crc))
-            crc = crc32(lines[-1], crc)
-        rest = memoryview(b"".join(lines))
+        rest = memoryview(b"".join(map(encode_record, records)))
         with storage_errors(self.path):
             start = self._file.seek(0, os.SEEK_END)
             try:
@@ -96,7 +86,6 @@ class Journal:
                 with suppress(OSError):
                     self._file.truncate(start)
                 raise
-        self._crc = crc
 
     def close(self) -> None:
         """Flush to the disk and close."""
@@ -123,7 +112,12 @@ class Records(Generic[ModelT]):
     model: type[ModelT]
 
     def read(self, on_damage: OnDamage = raise_damage) -> list[ModelT]:
-        """All records in order; empty if the file does not exist yet. Damage: as `read_records`."""
+        """All records in order; empty if the file does not exist yet. Damage: as `read_records`.
+
+        Raises `RunError` for a file that is too large to be one of a run.
+        """
+        if self.path.exists() and (size := self.path.stat().st_size) > _LARGEST:
+            raise damaged(self.path, f"it has {size:,} bytes, more than any run writes")
         return read_models(self.path, self.model, on_damage)
 
     def append(self, record: ModelT) -> None:
@@ -144,7 +138,7 @@ def read_models(path: Path, model: type[ModelT], on_damage: OnDamage = raise_dam
 
 
 def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> int:
-    """Atomically remove the records for which `keep` is false; of the others only checksums change.
+    """Atomically remove the records for which `keep` is false.
 
     Damaged ones are removed, too, if `on_damage` does not raise. Returns how many were removed, and damaged.
     """
@@ -156,17 +150,8 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage
 
     removed = sum(not keep(record) for _, _, record in read_records(path, note))
 
-    def kept() -> Iterator[bytes]:
-        crc = 0
-        for _, line, record in read_records(path, skip_damage):
-            if keep(record):
-                if checksums.crc_after(line) is not None:
-                    line = checksums.add(checksums.remove(line), crc)
-                crc = crc32(line, crc)
-                yield line
-
     if removed or damage:
-        atomic_write(path, kept())
+        atomic_write(path, (line for _, line, record in read_records(path, skip_damage) if keep(record)))
     return removed + len(damage)
 
 
@@ -182,54 +167,25 @@ def cut_at_damage(path: Path) -> None:
 
 
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The line number (from 1), raw line and record, without its checksum, of each record; none without a file.
+    """The line number (from 1), raw line and record of each record; none without a file.
 
-    A torn last line is skipped. Other damage is an error that names file and line: `RunError` is raised, or given to
-    `on_damage` and the next whole record yielded. Memory use does not depend on the number of records.
+    A torn last line is skipped. Any other unreadable line is an error that names file and line: `RunError` is raised,
+    or given to `on_damage` and the next whole record yielded. Memory use does not depend on the number of records.
     """
     if not path.exists():
         return
-    start, done, crc = 0, 0, 0  # bytes, lines, and the CRC-32 of what is read
-    with path.open("rb") as file:
-        while lines := file.readlines(_BLOCK):
-            block, found = b"".join(lines), list(map(_parse, lines))
-            # An older midstream may have left damaged lines, which the checksums after them cover.
-            if None in found or not checksums.covers(block, crc):
-                break
-            for number, (line, record) in enumerate(zip(lines, found, strict=True), start=done + 1):
-                assert record is not None
-                record.pop(checksums.FIELD, None)
+    # The number of an unreadable line, which is torn if no other follows.
+    unreadable = 0
+    with open_file(path) as file:
+        for number, line in enumerate(file, start=1):
+            if unreadable:
+                on_damage(_damaged_line(path, unreadable, "is not a JSON object"))
+                unreadable = 0
+            record = _parse(line)
+            if record is None:
+                unreadable = number
+            else:
                 yield number, line, record
-            start, done, crc = start + len(block), done + len(lines), crc32(block, crc)
-        file.seek(start)
-        yield from _read_each(path, file, done, crc, on_damage)
-
-
-def _read_each(
-    path: Path, file: BinaryIO, done: int, crc: int | None, on_damage: OnDamage
-) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Continue `read_records` after `done` lines, checking each line; `crc` is that of the file so far."""
-    torn, has_checksums = 0, done > 0
-    for number, line in enumerate(file, start=done + 1):
-        if torn:
-            on_damage(_damaged_line(path, torn, "is not a JSON object"))
-            torn = 0
-        record = _parse(line)
-        if record is None:
-            torn, crc = number, None  # torn if no other line follows
-            continue
-        if has_checksums or checksums.FIELD in record:
-            has_checksums = True
-            problem = checksums.problem_of(line, crc)
-            if problem:
-                on_damage(_damaged_line(path, number, _PROBLEMS[problem]))
-            crc = None if problem == "changed" else checksums.crc_after(line)
-            if problem == "changed":
-                continue
-        elif crc is not None:  # of an older midstream
-            crc = crc32(line, crc)
-        record.pop(checksums.FIELD, None)
-        yield number, line, record
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -247,9 +203,9 @@ def _damaged_line(path: Path, line: int, problem: str) -> RunError:
     return damaged(path, f"line {line} {problem}", fix="restore the file from a copy")
 
 
-def _repair_tail(path: Path, report: Report) -> int:
-    """Cut off a torn last line; returns the CRC-32 of the file."""
-    with path.open("r+b") as file:
+def _repair_tail(path: Path, report: Report) -> None:
+    """Cut off a torn last line."""
+    with open_file(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         # Read backwards in blocks until the newline before the last line: a journal may be large.
         line, start = b"", size
@@ -259,12 +215,8 @@ def _repair_tail(path: Path, report: Report) -> int:
             file.seek(start)
             line = file.read(block) + line
         cut = line.rfind(b"\n", 0, -1) + 1  # 0 if the file is one line
-        start, line, end = start + cut, line[cut:], size
+        start, line = start + cut, line[cut:]
         if line and _parse(line) is None:
             file.truncate(start)
             os.fsync(file.fileno())
             report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
-            end = start
-        file.seek(max(0, end - checksums.LENGTH))
-        crc = checksums.crc_after(file.read(checksums.LENGTH))
-    return checksums.crc_of(path, end) if crc is None else crc  # None: of an older midstream, or empty

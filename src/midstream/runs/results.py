@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
-from midstream.runs.files import damaged
+from midstream.runs.files import damaged, open_file
 from midstream.runs.journal import (
     Journal,
     OnDamage,
@@ -71,7 +71,7 @@ def read(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[Result]:
 
 def at(path: Path, starts: Iterable[int]) -> Iterator[Trajectory]:
     """The trajectories of the lines that begin at these offsets. Raises `RunError` if one has none."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for start in starts:
             file.seek(start)
             try:

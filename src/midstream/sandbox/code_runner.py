@@ -90,7 +90,7 @@ class ProgramRunner:
         )
 
     async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
-        """Run a program that calls `tool` as a function of the tool's name (`function_name`).
+        """Run a program that calls `tool` as a function of its name (`function_name`), or as `tool.execute`.
 
         Returns its output as an observation (an error if the code raised or ran too long), and the calls that the tool
         made to an engine. Raises `InfrastructureError` if the tool (its requests so far are in `calls`) or the sandbox

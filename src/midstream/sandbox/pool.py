@@ -73,7 +73,6 @@ class PythonPool:
             raise SandboxError(
                 f"no Python worker was free within {self._queue_s:g} s",
                 code="sandbox-busy",
-                cause=f"{self._limits.workers} workers are too few for so many calls, or each takes too long",
                 fix=f"raise workers in [{self._table}], or lower the rollout's concurrency",
             ) from error
         try:
@@ -86,7 +85,6 @@ class PythonPool:
                 raise SandboxError(
                     "a Python worker died in the middle of a call",
                     code="worker-died",
-                    cause="the system ended its processes, for example for lack of memory",
                     fix=f"free some memory, or lower memory_mb and workers in [{self._table}]",
                 ) from error
             finally:
@@ -132,8 +130,5 @@ class PythonPool:
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxError(
-                "the Python sandbox is closed",
-                code="sandbox-closed",
-                cause="a tool was called after its close()",
-                fix="close tools once the last rollout has ended",
+                "the Python sandbox is closed", code="sandbox-closed", fix="close tools once the last rollout has ended"
             )

@@ -110,7 +110,6 @@ class Worker:
             raise SandboxError(
                 f"could not start a Python worker: {error}",
                 code="worker-not-started",
-                cause="the system is out of processes, memory or room for temporary files, or a program was moved",
                 fix=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
         finally:

@@ -116,7 +116,6 @@ class BenchmarkConfig(TasksConfig):
             raise RecipeError(
                 f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
                 code="setting-conflict",
-                cause="its questions are made here" if benchmark.tasks else "a file has no revisions",
                 fix=f"leave out {' and '.join(names)}",
             )
         if made:

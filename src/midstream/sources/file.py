@@ -135,8 +135,7 @@ class RowTasks(Finite):
         if not isinstance(question, str):
             raise BadRowError(f"{config.question_field!r} must be text, not {json_excerpt(question)}")
         question = as_text(question, config.question_field)
-        gold = row.pop(config.answer_field)
-        answers = as_texts(gold, config.answer_field)
+        answers = as_texts(row.pop(config.answer_field), config.answer_field)
         if (aliases := row.pop("aliases", None)) not in (None, []):
             answers += as_texts(from_json(aliases), "aliases")
         own_id, family, reward = (row.pop(name, None) for name in (config.id_field, config.family_field, "reward"))
@@ -148,9 +147,7 @@ class RowTasks(Finite):
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = Path(self.what).name.split(".")[0]
-        # A gold answer that JSON has as a number is meant as one: compared as text with 215.0, "215" would be wrong.
-        number = {type(value) for value in (gold if isinstance(gold, list | tuple) else [gold])} <= {int, float}
-        by_gold = "multiple_choice" if options else "numeric" if number else "exact_match"
+        named = config.reward or ("multiple_choice" if options else "")
         task = make_task(
             Fields(
                 question=question,
@@ -161,7 +158,7 @@ class RowTasks(Finite):
             ),
             prefix=name,
             family=name if family is None else as_text(family, config.family_field),
-            reward=(config.reward or by_gold) if reward is None else as_text(reward, "reward"),
+            reward=named if reward is None else as_text(reward, "reward"),
             instruction=config.instruction,
         )
         return split, task if own_id is None else task.model_copy(update={"id": as_text(own_id, config.id_field)})
@@ -249,7 +246,6 @@ class FunctionTasks(RowTasks):
                 raise RecipeError(
                     f"{self._reference} returns the same rows for split {other!r} and {split!r}",
                     code="tasks-failed",
-                    cause="the rows do not depend on `split`, and no question may be in two splits",
                     fix="return other rows for each split, [] for none; or leave the parameter `split` out",
                 )
             earlier[repr(rows)] = split
@@ -272,8 +268,7 @@ class RowsConfig(TasksConfig):
             its split
         split_seed: another seed draws other shares
         counts: a fixed draw of so many tasks stands for the whole split, e.g. `{ train = 100 }`
-        reward: the reward of rows that name none; `""`: `multiple_choice` with options, `numeric` where the answer is a
-            JSON number, else `exact_match`
+        reward: the reward of rows that name none; `""`: `multiple_choice` with options, else that of the recipe
         instruction: ends every question
         duplicates: `error`, or `drop`: leave out a row that repeats question and answer of an earlier one
     """

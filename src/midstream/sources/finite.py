@@ -105,7 +105,6 @@ class Finite:
             raise RecipeError(
                 f"{wanted} tasks of {self.what} ({where}) were asked for, and there are {available}",
                 code="too-few-tasks",
-                cause="a question is never taken twice",
                 fix=f"lower {setting} to {available} or less",
             )
 

@@ -66,8 +66,5 @@ def reading(what: str, fix: str) -> Iterator[None]:
         yield
     except (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
         raise RecipeError(
-            f"{what} cannot be read: {type(error).__name__}: {error}",
-            code="data-invalid",
-            cause="files or packages are missing or broken, or this version has another layout",
-            fix=fix,
+            f"{what} cannot be read: {type(error).__name__}: {error}", code="data-invalid", fix=fix
         ) from error

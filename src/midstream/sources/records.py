@@ -88,12 +88,7 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UsageError(
-            f"{path} cannot be unpacked: {error}",
-            code="file-invalid",
-            cause="it is truncated, or not gzipped",
-            fix=f"gzip -t {path}",
-        ) from error
+        raise UsageError(f"{path} cannot be unpacked: {error}", code="file-invalid", fix=f"gzip -t {path}") from error
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}") from error
     except OSError as error:

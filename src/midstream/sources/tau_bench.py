@@ -306,7 +306,6 @@ def load_domain(path: Path, name: str) -> Domain:
         raise RecipeError(
             f"no tau-bench domain {name!r} at {path}",
             code="data-not-found",
-            cause=f"there is no directory {directory}",
             fix=f"run `{_CLONE}`, and name its directory as `path`",
         )
     own = f"{_ROOT}.envs.{name}"

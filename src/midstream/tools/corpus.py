@@ -35,7 +35,6 @@ class Corpus:
             raise RecipeError(
                 f"{setting} has no documents to draw from",
                 code="world-missing",
-                cause="the recipe's tasks have no facts of their own",
                 fix=f"midstream index build DOCUMENTS.jsonl, then --set {setting}.index=FILE",
             )
 

@@ -385,7 +385,6 @@ def _named(reference: str, found: Any, name: str) -> Tool:
         raise RecipeError(
             f"the parameters of {reference} cannot be used: {why}",
             code="tool-schema-invalid",
-            cause="they are not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
     return Renamed(found, checked_name(name))

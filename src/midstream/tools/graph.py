@@ -106,7 +106,6 @@ class GraphTool:
             raise UnsupportedError(
                 "the tool graph does not work on sandbox tier arithmetic",
                 code="no-sandbox",
-                cause="it evaluates single expressions, and runs no programs",
                 fix='set sandbox.tier = "auto"; midstream doctor shows what this machine lacks for it',
             )
         if sandbox.tier != "remote":  # there, the container's image has NetworkX
@@ -162,7 +161,6 @@ class GraphTool:
             raise SandboxError(
                 f"NetworkX cannot be used in the sandbox: {text}",
                 code="missing-extra",
-                cause="the container's image does not have it",
                 fix="set sandbox.image to one with NetworkX, or another sandbox.tier",
                 retryable=False,
             )

@@ -150,7 +150,6 @@ class LocalSearch:
             raise ToolServerError(
                 f"the search index {self._config.index or ':memory:'} could not be read: {error}",
                 code="storage",
-                cause="the file was damaged or replaced while it was open, or the tool was closed",
                 fix="build it again: midstream index build DOCUMENTS.jsonl",
             ) from error
 

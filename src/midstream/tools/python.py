@@ -77,7 +77,7 @@ class PythonCoder:
     """
 
     name = "python"
-    parameters: Mapping[str, Any] = text_arguments(request="what to compute, with every value and fact it needs")
+    parameters: Mapping[str, Any] = text_arguments(query="what to compute, with every value and fact it needs")
     timeout_s = CODER_TIMEOUT_S
 
     def __init__(self, python: PythonTool, engine: Engine, sampling: Sampling) -> None:
@@ -92,13 +92,13 @@ class PythonCoder:
         )
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """Run the program that the engine writes for `arguments["request"]`.
+        """Run the program that the engine writes for `arguments["query"]`.
 
         Raises:
             ToolServerError: the engine failed.
             SandboxError: no process could run the program; its `calls` hold the request.
         """
-        values = {"libraries": self._python.libraries, "request": str(arguments["request"])}
+        values = {"libraries": self._python.libraries, "query": str(arguments["query"])}
         written = await ask(self._engine, self.name, fill(self._prompt, values), self._sampling)
         if not written.ok:
             return written

@@ -141,7 +141,6 @@ class Recording:
                     f"{self.directory} holds results of [tools.{origin.table}] from sandbox {known[0]!r}, "
                     f"not {origin.sandbox!r}",
                     code="setting-conflict",
-                    cause="it was recorded on another machine, or with other settings of [sandbox]",
                     fix="record into another directory, or choose that sandbox.tier",
                 )
             connection.execute("DELETE FROM tools WHERE origin = ?", (origin.key,))

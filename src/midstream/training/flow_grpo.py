@@ -5,6 +5,7 @@ Source: arXiv 2510.05592, equations 4 to 7 and 10. One step is `FlowGRPO.step`; 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -19,12 +20,12 @@ from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, to
 from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
 from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
-from midstream.core.sequences import joined, splits, trainable
+from midstream.core.sequences import splits, trainable
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
-from midstream.training.rows import RowBatch, build_rows, split_minibatches, tokens_after_prompt
+from midstream.training.rows import RowBatch, build_rows, runs_of, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.02  # weight of the newest trajectory in a family's running success
@@ -112,7 +113,7 @@ class FlowGRPO:
         self.progress = Progress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
-        except BudgetError:
+        except (BudgetError, asyncio.CancelledError):
             self.success = success  # the step was not made
             raise
         kept = self._kept(groups)
@@ -214,8 +215,7 @@ class FlowGRPO:
                 f"{len(errors)} of {len(everyone)} trajectories failed, and no group has two that finished; one of the "
                 f"errors:\n{errors[0].message if errors else 'none'}",
                 code="all-rollouts-failed",
-                cause="what all trajectories need (the model's server, a tool, the reward) is down",
-                fix="fix it",
+                fix="check what they all need: the model's server, the tools, the reward",
             )
         return batches
 
@@ -276,19 +276,16 @@ class FlowGRPO:
         replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
         if replaced:
             left_out["uniform group, left out (training.resample_uniform)"] = replaced
-        runs = [
-            run
-            for trajectory in trajectories
-            for run in joined([call for call in trajectory.calls if call.role == self.role and call.prompt_ids])
-        ]
+        asked = [[call for call in each.calls if call.role == self.role and call.prompt_ids] for each in trajectories]
+        runs = [run for calls in asked for run in runs_of(calls, self.config.turns)]
         sampled = sum(len(call.completion_ids) for run in runs for call in run)
-        trained = [
+        merged = [
             [call for call in trajectory.calls if call.role == self.role and trainable(call)]
-            for group in kept
+            for group in (kept if self.config.turns == "merged" else ())
             for trajectory in group.trajectories
         ]
         # A conversation of its own begins a row by design.
-        whys = Counter(split.why for calls in trained for split in splits(calls) if split.why != "another conversation")
+        whys = Counter(split.why for calls in merged for split in splits(calls) if split.why != "another conversation")
         return {
             "reward_mean": fmean(rewards) if rewards else 0.0,
             "reward_by_family": {family: fmean(values) for family, values in sorted(by_family.items())},

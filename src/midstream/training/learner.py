@@ -7,7 +7,9 @@ cannot attend over a trie.
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,6 +41,8 @@ from midstream.training.passes import (
     require_plain_head,
 )
 from midstream.training.settings import LearnerConfig, LoraConfig
+
+_RETURNED_FROM = 2**28  # bytes of weights
 
 
 class LocalLearner:
@@ -143,6 +147,8 @@ class LocalLearner:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if sum(weights.nbytes for weights in self.parameters) >= _RETURNED_FROM:
+            return_memory()
         return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -218,8 +224,7 @@ class LocalLearner:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
                 code="write-failed",
-                cause="the disk is full, or the directory cannot be written",
-                fix="make room, then resume the run",
+                fix="make room on the disk, then resume the run",
             ) from failure
 
     def save(self, directory: Path) -> None:
@@ -253,7 +258,6 @@ class LocalLearner:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
                 code="checkpoint-unfit",
-                cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             ) from failure
 
@@ -307,6 +311,12 @@ class LocalLearner:
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
 
 
+def return_memory() -> None:
+    """Give freed memory back to the system, which glibc keeps: a process would grow from update to update."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def any_sampled(rows: Sequence[Row]) -> bool:
     """Whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
@@ -343,7 +353,6 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
                 f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
                 f"{trained.lora_alpha}",
                 code="setting-conflict",
-                cause="an adapter that is trained further keeps its shape",
                 fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
             )
         return model  # type: ignore[return-value]

@@ -149,6 +149,8 @@ class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
+        surrogate: `ppo`: the clipped ratio times the advantage. `cispo`: the ratio, at most 1 + `clip_high` and without
+            a gradient, weighs advantage times log-probability, so that no token loses its gradient (arXiv 2506.13585)
         clip_low: the lower bound of the ratio is 1 - `clip_low`
         clip_high: the upper bound of the ratio is 1 + `clip_high`
         dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
@@ -160,6 +162,7 @@ class PolicyLoss(Settings):
         type: a function of your own in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
     """
 
+    surrogate: Literal["ppo", "cispo"] = "ppo"
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
@@ -168,6 +171,12 @@ class PolicyLoss(Settings):
     aggregation: Aggregation = "trajectory-turn-token"
     horizon: int | None = Field(default=None, ge=1)
     type: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the clipped ratio alone, without KL, dual clip or a function of your own."""
+        no_more = not self.kl_coefficient and self.dual_clip is None
+        return type(self) is PolicyLoss and self.surrogate == "ppo" and no_more
 
     def per_token(
         self,
@@ -196,6 +205,9 @@ class PolicyLoss(Settings):
         self, logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy loss of each token, unweighted and with gradient, and which tokens were clipped; all [_N]."""
+        if self.surrogate == "cispo":
+            ratio = _ratio(logprobs.detach(), old_logprobs)
+            return -ratio.clamp(max=1 + self.clip_high) * advantages * logprobs, ratio > 1 + self.clip_high
         clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         loss = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)
         return loss, clipped_tokens(logprobs, old_logprobs, advantages, **clip)

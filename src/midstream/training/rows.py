@@ -1,9 +1,9 @@
 """From groups of trajectories to training rows: who is left out, who gets which advantage, and every weight.
 
 The environment of this RL problem is the agent loop with its tools; its actions are the calls of one role (the
-planner, or a policy that writes one stream). A planner is asked from scratch in every turn, so each of its calls is a
-row. Calls of a stream continue one another and make one row, as do those of each conversation in a session of an agent
-that holds several at once (`core/sequences.py`):
+planner, or a policy that writes one stream). With `training.turns = "calls"` each call is a row, a turn of equation 5.
+With "merged", calls that continue one another make one row, as those of a stream do, and those of each conversation in
+a session of an agent that holds several at once (`core/sequences.py`):
 
     call 1   prompt | <think>..</think><python>..</python>
     call 2   prompt | <think>..</think><python>..</python><output>5</output> | <answer>5</answer>
@@ -28,9 +28,9 @@ from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import joined
 from midstream.core.trajectory import CUT_OFF, Call, Trajectory
-from midstream.training.losses import row_weights
+from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.own import Advantage
-from midstream.training.settings import Baseline, TrainingConfig
+from midstream.training.settings import Baseline, TrainingConfig, Turns
 
 GroupT = TypeVar("GroupT")
 _Runs = list[tuple[list[Call], bool]]  # the calls of each row of a trajectory; whether its last call is among them
@@ -42,7 +42,7 @@ class RowBatch:
 
     `groups` counts all groups that came in, `groups_uniform` those with equal rewards, `groups_broken` those with fewer
     than two finished trajectories. `trajectories` is the number that the rows' weights average over. `left_out` maps a
-    reason to how many trajectories, or for a reason that begins with "call" how many calls, it left out.
+    reason to how many trajectories, or for a reason that begins with "call" or "row" how many of these, it left out.
     """
 
     rows: tuple[Row, ...] = ()
@@ -68,8 +68,8 @@ def build_rows(
     by the finished trajectories of the remaining groups that have at least one row: what failed is not counted, because
     an infrastructure error must not shrink the others' gradient. A uniform group
     has advantage 0 and counts in every average; with `uniform_kl_fraction` below 1 it is kept by a draw with that
-    probability and its KL weight divided by it, so that the expected loss stays the same. Averages are taken before the
-    draw.
+    probability and its KL weight divided by it, so that the expected loss stays the same. A row whose gradient is 0
+    (advantage 0, and no KL term counts) is left out, too. Averages are taken before that.
 
     `role` is the module that is trained, `seed` that of the draw of uniform groups: a group gets the same draw in any
     split into mini-batches. `advantage` gives the advantages of a group in place of `group_advantages`.
@@ -81,7 +81,7 @@ def build_rows(
     """
     left_out: Counter[str] = Counter()
     usable = [finished for group in groups if len(finished := _finished(group, left_out)) > 1]
-    runs = [[_trained_runs(trajectory, role, left_out) for trajectory in group] for group in usable]
+    runs = [[_trained_runs(trajectory, role, config.turns, left_out) for trajectory in group] for group in usable]
     if usable and not any(own for group in runs for own in group):
         raise _nothing_to_train_on(usable, role)
 
@@ -118,8 +118,9 @@ def build_rows(
                 ]
             )
 
+    calls = [call for group in runs for own in group for run, _ in own for call in run]
     return RowBatch(
-        rows=_weighted(drafts, config, [call for group in runs for own in group for run, _ in own for call in run]),
+        rows=_weighted(drafts, config, calls, left_out),
         groups=len(groups),
         groups_uniform=uniform,
         groups_broken=len(groups) - len(usable),
@@ -147,7 +148,7 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
 
 
 def row_of(run: Sequence[Call], *, advantage: float, kl_weight: float, trajectory_id: str) -> Row:
-    """One run of `joined` as a row of weight 1: the first call's prompt, then everything after it."""
+    """One run of `runs_of` as a row of weight 1: the first call's prompt, then everything after it."""
     prompt = run[0].prompt_ids
     ids: tuple[int, ...] = ()
     sampled: tuple[bool, ...] = ()
@@ -168,6 +169,11 @@ def row_of(run: Sequence[Call], *, advantage: float, kl_weight: float, trajector
         temperature=run[0].sampling.temperature or 1.0,  # greedy calls record log-probabilities at temperature 1
         trajectory_id=trajectory_id,
     )
+
+
+def runs_of(calls: Sequence[Call], turns: Turns) -> list[list[Call]]:
+    """The calls of each row of a trajectory; all have token ids."""
+    return joined(calls) if turns == "merged" else [[call] for call in calls]
 
 
 def tokens_after_prompt(run: Sequence[Call]) -> int:
@@ -200,7 +206,6 @@ def group_advantages(
             raise TrainingError(
                 f"reward {reward} at place {place} in group {task!r} is not finite",
                 code="not-finite",
-                cause="the reward function divided by zero or passed on a broken score",
                 fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
             )
     if len(set(rewards)) < 2:
@@ -241,7 +246,7 @@ def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Traje
     return finished
 
 
-def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Runs:
+def _trained_runs(trajectory: Trajectory, role: str, turns: Turns, left_out: Counter[str]) -> _Runs:
     """The calls of `role` that have token ids and reached the agent, as the rows they make."""
     # A refused request, such as a prompt that was too long, sampled nothing.
     sampled = [call for call in trajectory.calls if call.role == role and call.error is None]
@@ -256,15 +261,14 @@ def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> 
         if len(call.completion_ids) != len(call.logprobs):
             raise EngineError(
                 f"a {role} call of trajectory {trajectory.id} has {len(call.completion_ids)} completion ids "
-                f"but {len(call.logprobs)} log-probabilities",
+                f"but {len(call.logprobs)} log-probabilities of engine {call.engine!r}",
                 code="token-ids-missing",
-                cause=f"the engine {call.engine!r} did not record them together at sampling",
                 fix="train on an engine whose token_exact is true, such as transformers_local",
             )
         trained.append(call)
     if not trained:
         left_out["trajectory without a row (its reward still counts in its group)"] += 1
-    return [(run, run[-1] is calls[-1]) for run in joined(trained)]
+    return [(run, run[-1] is calls[-1]) for run in runs_of(trained, turns)]
 
 
 def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> UnsupportedError:
@@ -274,7 +278,6 @@ def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> U
         return UnsupportedError(
             f"none of {seen[role]} {role} calls has token ids and log-probabilities",
             code="token-ids-missing",
-            cause="the engine returns text only; what was not recorded at sampling cannot be trained on",
             fix=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
         )
     return UnsupportedError(
@@ -293,15 +296,22 @@ def _reward(trajectory: Trajectory, runs: _Runs, config: TrainingConfig) -> floa
     return value + config.overlong.added(max((tokens_after_prompt(run) for run, _ in runs), default=0))
 
 
-def _weighted(drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Sequence[Call]) -> tuple[Row, ...]:
-    """Multiply in the normalizer, taken over all rows, then drop those that were not drawn."""
+def _weighted(
+    drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Sequence[Call], left_out: Counter[str]
+) -> tuple[Row, ...]:
+    """Multiply in the normalizer, taken over all rows, then drop those not drawn and those whose gradient is 0."""
     rows = [row for own in drafts for row in own]
     places = [place for place, own in enumerate(drafts) for _ in own]  # ids of trajectories might repeat, places cannot
     lengths = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
     horizon = config.loss.horizon or max((call.sampling.max_tokens for call in calls), default=None)
     weights = row_weights(lengths, config.loss.aggregation, places, horizon=horizon)
-    return tuple(
+    drawn = [
         replace(row, weight=weight, kl_weight=weight * row.kl_weight)
         for row, weight in zip(rows, weights, strict=True)
         if row.kl_weight  # 0: of a uniform group that was not drawn
-    )
+    ]
+    if config.loss.kl_coefficient or type(config.loss) is not PolicyLoss:
+        return tuple(drawn)  # what a loss of your own is at advantage 0 is not known
+    kept = tuple(row for row in drawn if row.advantage)
+    left_out["row whose gradient is 0 (advantage 0, no KL term)"] += len(drawn) - len(kept)
+    return kept

@@ -10,6 +10,7 @@ resumed writes the same metrics and weights, bit for bit on CPU, as one that was
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,6 +39,7 @@ from midstream.training.supervised import SupervisedTraining, collected_tasks, w
 
 WARM, BEFORE, TRAINED = "warm start", "before training", "trained"  # policies of evaluations
 _CURVE_POINTS = 10
+_SAVE_AFTER_S = 600.0  # of steps without a checkpoint
 _MODEL_CARD = """---
 base_model: {model}
 library_name: peft
@@ -85,10 +87,16 @@ class Parts:
 
 
 class TrainingSession(Session):
-    """One training run in one run directory; `listener` receives its events. The caller closes the parts."""
+    """One training run in one run directory; `listener` receives its events. The caller closes the parts.
 
-    def __init__(self, parts: Parts, run: RunDirectory, listener: Listener) -> None:
-        self.parts, self.run_directory, self.listener = parts, run, listener
+    `clock` gives the seconds between checkpoints.
+    """
+
+    def __init__(
+        self, parts: Parts, run: RunDirectory, listener: Listener, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.parts, self.run_directory, self.listener, self.clock = parts, run, listener, clock
+        self._saved_at = clock()
         self.store = JournalStore(run.results_path, report=self.note)
         self.algorithm: FlowGRPO | SupervisedTraining
         if parts.training.algorithm == "supervised":
@@ -122,13 +130,17 @@ class TrainingSession(Session):
         """Train to the end, from the newest checkpoint if there is one; returns "". Raises `BudgetError` at a limit."""
         try:
             return await super().run()
+        except asyncio.CancelledError:  # Ctrl-C or SIGTERM
+            if getattr(self.parts.learner, "ranks", 1) == 1:  # of several, the others are ended, too
+                self._save_last()
+            raise
         finally:
             self.store.close()
 
     async def begin(self) -> range:
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
         parts, run = self.parts, self.run_directory
-        loaded = run.checkpoints.load_latest(self._load, max_step=run.intact_step(), report=self.note)
+        loaded = run.checkpoints.load_latest(self._load, report=self.note)
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.
@@ -183,8 +195,9 @@ class TrainingSession(Session):
             cpu_s=time.process_time() - cpu,
             tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
         )
-        if step == 1 and (why := metrics.no_contrast):
-            self.note(f"step 1 has nothing to learn from: {why}.{malformed_example(outcome.trajectories)}")
+        if (why := metrics.no_contrast) and (step == 1 or metrics.tool_use.unreadable):
+            example = malformed_example(outcome.trajectories, run.root)
+            self.note(f"step {step} has nothing to learn from: {why}.{example}")
         if not self._warned:
             warning = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
             if warning is not None:
@@ -198,13 +211,13 @@ class TrainingSession(Session):
         self.listener(StepFinished(metrics, timing))
         self._done = step
         await self._evaluate_due()
-        if step % parts.training.checkpoint_every == 0 or step == parts.training.steps:
+        late = self.clock() - self._saved_at >= _SAVE_AFTER_S
+        if late or step % parts.training.checkpoint_every == 0 or step == parts.training.steps:
             self._save()
 
     def at_limit(self, error: BudgetError) -> str:
         """Save a checkpoint of the last step that was made, from which a resumed run continues, and raise `error`."""
-        if self._done >= 0 and self._done not in self.run_directory.checkpoints.steps():
-            self._save()
+        self._save_last()
         raise error
 
     async def finish(self) -> None:
@@ -246,12 +259,18 @@ class TrainingSession(Session):
         ):
             name, sampling = evaluation.chosen.name, sampling_name(evaluation.temperature)
             self._phase(f"evaluation {when}: {name}, {sampling}")
-            result = await evaluate_set(self.run_directory, evaluation, self.store)
+            result = await evaluate_set(self.run_directory, evaluation, self.store, note=self.note)
             if result is not None:
                 self.listener(EvaluationFinished(result))
 
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))
+
+    def _save_last(self) -> None:
+        """Save a checkpoint of the last step that was made, unless there is one."""
+        if self._done >= 0 and self._done not in self.run_directory.checkpoints.steps():
+            self._phase(f"saving a checkpoint of step {self._done}")
+            self._save()
 
     def _save(self) -> None:
         def write(directory: Path) -> None:
@@ -260,6 +279,7 @@ class TrainingSession(Session):
 
         self.run_directory.checkpoints.save(self._done, write)
         self.run_directory.seal()
+        self._saved_at = self.clock()
 
     def _load(self, directory: Path) -> None:
         self.parts.learner.load(directory)

@@ -20,6 +20,7 @@ from midstream.training.losses import PolicyLoss
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
 Baseline = Literal["group_mean", "leave_one_out"]
+Turns = Literal["calls", "merged"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -256,21 +257,30 @@ class OverlongConfig(Settings):
 # | `dr_grpo` | arXiv 2503.20783                | seq-mean-token-sum-norm | 0.2, 0.2  | group_mean    | no     | 0     |
 # | `dapo`    | arXiv 2503.14476                | token-mean              | 0.2, 0.28 | group_mean    | yes    | 0     |
 # | `rloo`    | arXiv 2402.14740                | seq-mean-token-sum      | 0.2, 0.2  | leave_one_out | no     | 0.001 |
+# | `cispo`   | MiniMax-M1, arXiv 2506.13585    | token-mean              | -, 4      | group_mean    | yes    | 0     |
 #
-# DAPO's other parts, `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's
-# paper subtracts the KL from the reward; here it is the same term of the loss as in all the others.
+# All but Flow-GRPO have `turns = "merged"`: their papers know one response a trajectory. DAPO's other parts,
+# `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's paper subtracts the
+# KL from the reward; here it is the same term of the loss as in all the others. CISPO's paper leaves its bound open;
+# 1 + 4 is what TRL and ScaleRL (arXiv 2510.13786) recommend.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
     "bnpo": {"loss": {"aggregation": "token-mean"}},
     "dr_grpo": {"loss": {"aggregation": "seq-mean-token-sum-norm", "kl_coefficient": 0.0}, "normalize_by_std": False},
     "dapo": {"loss": {"aggregation": "token-mean", "clip_high": 0.28, "kl_coefficient": 0.0}},
     "rloo": {"loss": {"aggregation": "seq-mean-token-sum"}, "baseline": "leave_one_out", "normalize_by_std": False},
+    "cispo": {
+        "loss": {"surrogate": "cispo", "aggregation": "token-mean", "clip_high": 4.0, "kl_coefficient": 0.0},
+    },
 }
 
-_OTHER_LOSSES = {
-    "gspo": "gspo takes one ratio per sequence; only losses with a clipped ratio per token are supported",
-    "cispo": "cispo clips a weight and not the ratio; only losses with a clipped ratio per token are supported",
-    "sapo": "sapo has a soft gate; only losses with a clipped ratio per token are supported",
+_ELSEWHERE = {
+    "arpo": "it branches rollouts where entropy rises after a tool call; here a task's rollouts are independent. "
+    'The nearest: variant = "grpo" with a larger group_size',
+    "gigpo": "it adds an advantage of each step over equal states; here an advantage is a trajectory's. The nearest: "
+    "training.advantage, a function of your own of a group's trajectories",
+    "gspo": "it takes one ratio a sequence; losses here are per token. The nearest: grpo",
+    "sapo": "its clip is a soft gate. The nearest: training.loss.type, a function of your own of each token",
 }
 
 
@@ -281,7 +291,7 @@ class TrainingConfig(Settings):
 
     Attributes:
         algorithm: `flow_grpo`, or `supervised` (a control)
-        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo` or `rloo`: its settings are the defaults
+        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo` or `cispo`: its settings are the defaults
         weights: the engine whose weights are trained, if not the planner's own; a served planner gets them as a LoRA
             adapter before every step (needs `learner.lora`)
         steps: 0 only evaluates
@@ -293,6 +303,8 @@ class TrainingConfig(Settings):
         decay_steps: steps at the end of linear fall to a tenth
         loss: see `training.loss`
         advantage_over: `trajectories` (the paper) or `turns` (its released code)
+        turns: `calls`: each call is a turn of equation 5 and a row (the paper). `merged`: calls that continue one
+            another are one row; by default so with a `variant`, and for the agents `interleaved` and `direct`
         credit: `broadcast` to every turn (the paper), or `final`: only the last turn
         baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
         advantage: a function of your own in place of `baseline` and `normalize_by_std`: `"my_advantage.py:name"`, or a
@@ -307,7 +319,7 @@ class TrainingConfig(Settings):
         family_sampling: `uniform`, or `failure`: families that fail are drawn more often
         shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
         supervised: see `training.supervised`
-        checkpoint_every: steps between checkpoints
+        checkpoint_every: steps between checkpoints; where that takes longer, one is written every ten minutes
         validate_every: steps between validations
     """
 
@@ -323,6 +335,7 @@ class TrainingConfig(Settings):
     decay_steps: int = Field(default=0, ge=0)
     loss: SerializeAsAny[PolicyLoss] = PolicyLoss()
     advantage_over: Literal["trajectories", "turns"] = "trajectories"
+    turns: Turns = "calls"
     credit: Literal["broadcast", "final"] = "broadcast"
     baseline: Baseline = "group_mean"
     normalize_by_std: bool = True
@@ -348,15 +361,22 @@ class TrainingConfig(Settings):
             raise UnsupportedError(
                 f"training.variant = {name!r} is not supported",
                 code="unknown-type",
-                cause=_OTHER_LOSSES.get(name, "it is misspelled"),
-                fix=f"{did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
+                cause=_ELSEWHERE.get(name, ""),
+                fix=f"{'' if name in _ELSEWHERE else did_you_mean(name, VARIANTS)}use one of {', '.join(VARIANTS)}",
             )
-        filled = {**VARIANTS[name], **table}
+        filled = {"turns": "merged", **VARIANTS[name], **table}
         loss = table.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
         if isinstance(given, Mapping):  # anything else fails validation
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _no_variant(cls, name: Any) -> Any:
+        if isinstance(name, str) and name in VARIANTS:
+            raise ValueError(f'it is a variant: set training.variant = "{name}"')
+        return name
 
     @field_validator("loss", mode="before")
     @classmethod

@@ -120,7 +120,6 @@ async def collect(
         raise TrainingError(
             f"{broken} of {config.transcripts} transcripts ended in an error of a tool or its sandbox",
             code="no-transcripts",
-            cause="they were cut short, and would teach that",
             fix="fix the tool; `midstream eval` of the recipe names its errors",
         )
     return rows

@@ -134,7 +134,6 @@ class Passes:
             f"gradient of a row moved it {ratios['sum']:.2f} times as far ({ratios['mean']:.2f} times, if means are "
             "multiplied out)",
             code="gradient-divided",
-            cause="it divides a batch's loss by a number that midstream does not know",
             fix="report it with the name and version of the server; train with [learner] on a device here",
         )
 
@@ -209,7 +208,7 @@ class TinkerLearner:
                 cause="its passes compute log-probabilities at temperature 1",
                 fix="set the trained module's sampling.temperature = 1",
             )
-        one_pass = type(loss) is PolicyLoss and not loss.kl_coefficient and loss.dual_clip is None
+        one_pass = loss.is_plain
         current = self.server.ppo(self.client, rows, loss) if one_pass else self.server.logprobs(self.client, rows)
         reference = self.server.logprobs(self._reference, rows) if loss.kl_coefficient else None
         new = torch.from_numpy(_sampled(rows, current)).requires_grad_(not one_pass)
@@ -323,7 +322,6 @@ class TinkerLearner:
             raise CheckpointError(
                 f"{directory} has {different[0]} {record.get(different[0])!r}, the recipe {of_recipe[different[0]]!r}",
                 code="checkpoint-unfit",
-                cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             )
         state = record["state"]

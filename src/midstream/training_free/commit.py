@@ -12,7 +12,7 @@ ledger/              is emptied
 Every version of a library is kept in `library/` of its run, with the changes that led to it:
 
 versions.jsonl              one Version a line, append-only
-library.json, library.md    the newest one, for people; written again with each version
+library.json                the newest one; written again with each version
 library.lock                held while a version is added
 """
 
@@ -31,15 +31,15 @@ from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse, no_contrast
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
-from midstream.runs import RunDirectory, checksums
-from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage, warn
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
+from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage
 from midstream.runs.lock import exclusive_lock
 from midstream.training_free.feedback import Vote, VoteFile
 from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, next_number
-from midstream.training_free.library_text import from_json, from_markdown, to_json, to_markdown
+from midstream.training_free.library_text import from_json, to_json
 from midstream.training_free.operations import Operation, Outcome
 
 
@@ -170,7 +170,7 @@ class Committer:
 
     def commit(self, update: MadeUpdate) -> None:
         """Write an update to disk, completely."""
-        atomic_write(self.path, checksums.add(update.model_dump_json().encode() + b"\n"))
+        atomic_write(self.path, update.model_dump_json().encode() + b"\n")
         self._complete(update)
 
     def recover(self) -> None:
@@ -179,7 +179,7 @@ class Committer:
         if not self.path.exists():
             return
         try:
-            update = MadeUpdate.model_validate(checksums.read_object(self.path.read_bytes()))
+            update = MadeUpdate.model_validate_json(read_file(self.path))
         except ValueError as error:
             problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
@@ -286,7 +286,6 @@ class History:
                     f"the library in {self.directory} has changed meanwhile: it was version {self._seen}, now it is "
                     f"{len(before)}",
                     code="library-changed",
-                    cause="another midstream learned or edited in the same run directory",
                     fix=f"midstream library diff shows the change; make yours again on version {len(before)}",
                 )
             number, parent = len(before) + 1, len(before) or None
@@ -308,11 +307,10 @@ class History:
         return self.add(library, by="rollback", note=f"back to version {number}")
 
     def write_files(self) -> None:
-        """Write the newest version's `library.json` and `library.md`, which a crash in `add` may have prevented."""
+        """Write the newest version's `library.json`, which a crash in `add` may have prevented."""
         current = self.current()
         if current is not None:
             atomic_write(self.directory / "library.json", to_json(current.library).encode())
-            atomic_write(self.directory / "library.md", to_markdown(current.library).encode())
 
     def _read(self) -> list[Version]:
         versions = read_models(self.path, Version)
@@ -330,7 +328,7 @@ def name_damage(path: Path) -> None:
 
 
 def read_library(path: Path) -> Library:
-    """The library in a JSON or Markdown (.md) file, or the current one of a run directory or of its `library/`.
+    """The library in a JSON file, or the current one of a run directory or of its `library/`.
 
     Raises `RunError` without a library, `UsageError` if the file does not hold one.
     """
@@ -342,16 +340,8 @@ def read_library(path: Path) -> Library:
         raise RunError(
             f"{path} holds no library",
             code="no-library",
-            cause="it is no practice run, or one that has not begun",
             fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
         )
-    text = read_text(path, error=RunError, fix="name a practice run, or a .json or .md file with a library")
-    try:
-        checksums.read_object(text.encode())
-    except ValueError:
-        if f'"{checksums.FIELD}"' in text:
-            warn(
-                f"{path} is not as midstream wrote it: it was edited, or is damaged; restore it if you did not edit it"
-            )
+    text = read_text(path, error=RunError, fix="name a practice run, or a .json file with a library")
     with name_place(str(path)):
-        return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)
+        return from_json(text)

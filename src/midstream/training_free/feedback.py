@@ -82,7 +82,6 @@ class VoteFile(SqliteFile):
             raise UsageError(
                 f"there are no votes in {str(path)!r}",
                 code="file-not-found",
-                cause="no such file; a project's votes begin with its first vote",
                 fix="correct the path, or vote: midstream library vote TEXT --against",
             )
         super().__init__(

@@ -35,7 +35,6 @@ ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # i
 FILE = "practice.sqlite"
 _TRAJECTORY = TypeAdapter(Trajectory)
 _CALLS = TypeAdapter(tuple[Call, ...])
-_REPLY = "optimiser"  # label of replies' keys, as in caches that exist  # words: allow
 
 
 class Cache:
@@ -67,11 +66,11 @@ class Cache:
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
         """The reflector's calls under a ledger's `key`, which holds a digest of the request."""
-        return self._file.find_json(self._key(_REPLY, key), _CALLS)
+        return self._file.find_json(self._key("reply", key), _CALLS)
 
     def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
         """Keep a reply of the reflector."""
-        self._file.keep(self._key(_REPLY, key), _CALLS.dump_json(tuple(calls)).decode())
+        self._file.keep(self._key("reply", key), _CALLS.dump_json(tuple(calls)).decode())
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""

@@ -129,8 +129,7 @@ class Pairs:
             raise InfrastructureError(
                 f"none of {len(matches)} pairs of validation rollouts has a result on both sides",
                 code="all-rollouts-failed",
-                cause="what every rollout needs is broken: a server, a tool, the reward",
-                fix="fix it; pairs with a result are kept",
+                fix="repair the server, tool or reward that failed; pairs with a result are kept",
             )
         return differences
 

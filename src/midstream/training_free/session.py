@@ -181,8 +181,9 @@ class PracticeSession(Session):
         self.committer.commit(made)
         self.listener(made.record.event)
         self.updates.append(made.record)
-        if step == 1 and (why := made.record.no_contrast):
-            self.note(f"update 1 has nothing to learn from: {why}.{malformed_example(made.trajectories)}")
+        if (why := made.record.no_contrast) and (step == 1 or made.record.tool_use.unreadable):
+            example = malformed_example(made.trajectories, self.run_directory.root)
+            self.note(f"update {step} has nothing to learn from: {why}.{example}")
 
     async def finish(self) -> None:
         """Evaluate with the newest library, unless there was no update."""
@@ -209,7 +210,7 @@ class PracticeSession(Session):
                 result = first.model_copy(update={"policy": policy, "step": step})
                 run.evaluations.append(result)
             else:
-                result = await evaluate_set(run, work, store)
+                result = await evaluate_set(run, work, store, note=self.note)
             if result is not None:
                 self.listener(EvaluationFinished(result))
 

@@ -183,15 +183,6 @@ class PracticeConfig(Settings):
     shuffle_rewards: bool = False
     cache: Path | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_reflector(cls, value: Any) -> Any:
-        """Read the settings of runs that were made when the reflector had another name."""
-        old = "optimiser"  # words: allow
-        if isinstance(value, dict) and old in value:
-            return {"reflector": value[old], **{key: item for key, item in value.items() if key != old}}
-        return value
-
     def role(self, name: str) -> RoleConfig:
         """The settings of one of `ROLES`."""
         return {"summariser": self.summariser, "critic": self.critic, "merger": self.merger}[name] or self.reflector

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
@@ -99,7 +99,7 @@ class Documents:
         listed: list[dict[str, Any]] = []
         if not not_files(run.root):
             try:
-                page = self._pages.get((name, states.get(name)), lambda: _with_given(run_page(run), run))
+                page = self._pages.get((name, states.get(name)), lambda: safe(_with_given(run_page(run), run)))
             except _NOT_WHOLE as error:
                 warnings.append(f"the overview cannot be made: {_line(error)}")
             try:
@@ -107,7 +107,7 @@ class Documents:
                 if summary["state"] != "running":
                     damage = self._pages.get(("damage", name, states.get(name)), run.damage)
                     warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage.values()]
-            except OSError as error:
+            except (OSError, RunError) as error:
                 warnings.append(f"its rollouts cannot be listed: {_line(error)}")
         warnings = list(dict.fromkeys([*summary["damage"], *warnings]))
         return {
@@ -323,8 +323,8 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str
         there.discard(name)
         try:
             found.append(_part(run, name, "step", step, f"step {step}", count, mean, errors))
-        except OSError as error:
-            warnings.append(f"the trajectories of step {step} cannot be read: {error.strerror}")
+        except (OSError, RunError) as error:
+            warnings.append(f"the trajectories of step {step} cannot be read: {_line(error)}")
     if missing := sorted(set(steps) - set(run.trajectories.steps())):
         warnings.append(f"the trajectories of step {', '.join(map(str, missing[:10]))} are missing")
     for result in run.evaluations.read(skip_damage):

@@ -6,14 +6,14 @@ are kept at some places (about 40 KB each), and reading from any place continues
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+from midstream.runs.files import open_file
 
 WHOLE = 1 << 20  # bytes of a line that is held whole
 _READ = 1 << 16  # packed bytes that are read at once
@@ -25,9 +25,8 @@ class OpenFile:
     """A file that stays open as long as something refers to it, also when it is replaced meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which opens a pipe, too, without waiting
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
+        with open_file(path) as file:
+            self._descriptor = os.dup(file.fileno())
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

@@ -73,20 +73,15 @@ class SegmentPart:
         self.path, self.damage = path, ""
         self._file = OpenFile(path)
         self.identity = (str(path), *identity(self._file.stat()))
-        self._size, self._blocks = self._file.stat().st_size, list[Block]()
+        self._blocks: list[Block] = []
         try:
             with self._file.stream() as stream:
                 self._blocks.extend(read_blocks(stream))
         except TROUBLES as error:
             self.damage = str(error)
-        if not self._blocks and not self.damage:  # of an earlier version: it has no index
-            self.damage = "" if self._size else "the file is empty"
 
     def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
         """Place and index entry of each trajectory from `start` on."""
-        if not self._blocks:
-            yield from ((line.place, entry_of(line)) for line in self.lines(start))
-            return
         first = 0
         for block in self._blocks:
             if start < first + block.lines:
@@ -104,8 +99,6 @@ class SegmentPart:
 
     def lines(self, start: int = 0) -> Iterator[Line]:
         """The lines from `start` on."""
-        if not self._blocks:
-            yield from self._of(PackedText(self._file, 0, self._size), 0, start)
         first = 0
         for block in self._blocks:
             if start < first + block.lines:
@@ -233,11 +226,11 @@ class Kept:
 
 
 def _record(line: bytes | None, *, trailing: bool = False) -> dict[str, Any] | None:
-    """The record of a line, {} of a damaged one; `trailing`: more than the record may follow."""
+    """The record of a line, {} of a damaged one; `trailing`: the brace of a result follows it."""
     if line is None:
         return None
-    if trailing:  # the result's checksum
-        line = line[: line.rfind(b',"checksum":')] if b',"checksum":' in line else line.rstrip()[:-1]
+    if trailing:
+        line = line.rstrip()[:-1]
     try:
         found = from_json(line)
     except ValueError:

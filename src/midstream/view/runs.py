@@ -63,9 +63,11 @@ class Runs:
         found = [root for root in dict.fromkeys(found) if root in kept]
         for root in found:
             if root not in self._names:
-                name, taken, number = root.name or "run", set(self._names.values()), 2
+                # A name that is not UTF-8 can be in no document.
+                name = os.fsencode(root.name).decode("utf-8", "replace") or "run"
+                taken, number = set(self._names.values()), 2
                 while name in taken:
-                    name, number = f"{root.name}~{number}", number + 1
+                    name, number = f"{name.rpartition('~')[0] or name}~{number}", number + 1
                 self._names[root] = name
         return {self._names[root]: root for root in found}
 
@@ -130,11 +132,11 @@ def state_of(root: Path) -> int:
 
 
 def not_files(root: Path) -> list[str]:
-    """What stands in the place of a run's files and could never be read to its end: pipes and devices."""
+    """What stands in the place of a run's files and is not read: links, pipes and devices."""
     found = []
     for name in _WATCHED:
         try:
-            mode = os.stat(root / name).st_mode
+            mode = os.lstat(root / name).st_mode
         except OSError:
             continue
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -144,7 +146,7 @@ def not_files(root: Path) -> list[str]:
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """What a list of runs says of one; what cannot be read is named under "damage"."""
-    damage = [f"{name} is a pipe or a device, not a file" for name in not_files(run.root)]
+    damage = [f"{name} is a link, a pipe or a device, not a file" for name in not_files(run.root)]
     found: dict[str, Any] = {
         "path": str(run.root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
         "started": "", "updated": _updated(run.root), "step": 0, "steps": None, "success": None, "interval": None,
@@ -155,6 +157,8 @@ def summary(run: RunDirectory) -> dict[str, Any]:
             found |= _contents(run, damage)
         except OSError as error:
             damage.append(f"{Path(error.filename or run.root).name} cannot be read: {error.strerror}")
+        except RunError as error:
+            damage.append(error.what.replace(f"{run.root}{os.sep}", ""))
     return safe(found)
 
 
@@ -214,13 +218,13 @@ def _learning(run: RunDirectory, kind: str) -> tuple[list[float], int, float]:
 def _losses(run: RunDirectory) -> list[str]:
     """The files that are gone or shorter than they were when they were whole; their content is not read."""
     found = []
-    for name, extent in run.extents().items():
+    for name, digest in run.digests().items():
         path = run.root / name
         if not path.is_file():
             found.append(f"{name} is missing")
-        elif path.stat().st_size < extent.size:
-            found.append(f"{name} has {path.stat().st_size:,} bytes, and had {extent.size:,}")
-    if run.info_path.exists() and not run.status_path.exists():
+        elif path.stat().st_size < digest.size:
+            found.append(f"{name} has {path.stat().st_size:,} bytes, and had {digest.size:,}")
+    if run.info_path.exists() and not run.status_path.is_file():
         found.append(f"{run.status_path.name} is missing")
     return found
 

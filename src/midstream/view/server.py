@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
-from midstream.gateway.http import Asgi, body_of, listen, parsed, serve
+from midstream.gateway.http import Asgi, body_of, listen, parsed, refusal, serve
 from midstream.view.documents import Documents
 from midstream.view.runs import changed_since, cursor_of
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 warn = logging.getLogger("midstream.view").warning
 _LOOK_S, _BEAT_S = 0.4, 15.0  # seconds between two looks at the files, and between two signs of life
+LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 1 << 20
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
@@ -54,15 +55,15 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 class Viewer:
     """The server of the runs in some places."""
 
-    def __init__(self, places: Sequence[Path], *, port: int = 0, token: str = "") -> None:
+    def __init__(self, places: Sequence[Path], *, host: str = LOOPBACK, port: int = 0, token: str = "") -> None:
         self.documents = Documents(places)
-        self.port, self.token = port, token or secrets.token_urlsafe(18)
+        self.host, self.port, self.token = host, port, token or secrets.token_urlsafe(18)
         self._server: Any = None
 
     @property
     def address(self) -> str:
         """The address of the page, once the server runs."""
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
+        return f"http://{self.host}:{self.port}/{self.token}/"
 
     def run(self, ready: Callable[[str], Any]) -> None:
         """Serve until Ctrl-C; `ready` gets the address. Raises `UsageError` if the port is taken."""
@@ -70,7 +71,7 @@ class Viewer:
             import uvicorn
         if not 0 <= self.port < 1 << 16:
             raise UsageError(f"{self.port} is no port", code="setting-range", fix="give one of 1 to 65535, or none")
-        listening = listen("127.0.0.1", self.port, "the viewer", "give another --port, or none for any free one")
+        listening = listen(self.host, self.port, "the viewer", "give another --port, or none for any free one")
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
             self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
@@ -127,17 +128,13 @@ class Viewer:
 
     def _refusal(self, scope: Asgi) -> str:
         """Why a request is refused; "" if it may pass."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if host not in hosts:
-            return "the viewer answers only at the address that it printed"
-        if origin is not None and origin != f"http://{host}":
-            return "pages of other origins may not read runs"
+        # Elsewhere the machine's names are not known; there the token has to do.
+        if error := refusal(scope, local=self.host == LOOPBACK):
+            return error.message
         path, _ = _pieces(scope)
         if not secrets.compare_digest(path[0].encode(errors="replace"), self.token.encode()):
             return "the address lacks the token that was printed with it"
-        if scope["method"] == "POST" and headers.get(b"x-midstream") != "view":
+        if scope["method"] == "POST" and dict(scope["headers"]).get(b"x-midstream") != b"view":
             return "the header X-Midstream: view is missing"
         return ""
 

@@ -74,9 +74,8 @@ class Endless:
                 attempts += 1
                 if attempts > _ATTEMPTS * wanted:
                     raise RecipeError(
-                        f"only {made} different {family!r} tasks of {self.what} were found in the {split} split",
+                        f"{self.what} has {made} different {family!r} tasks of {wanted} in the {split} split",
                         code="too-few-tasks",
-                        cause=f"{wanted} were asked for",
                         fix="lower `per_family`, or make the world of [tasks] larger",
                     )
                 task = self.make(split, family, draws, f"{split}-{family}-{made}")
@@ -111,7 +110,6 @@ class WarmStartWorld:
             raise TrainingError(
                 f"after the warm start the {what} is {rate:.2f}, below {least}",
                 code="warm-start-failed",
-                cause="the warm start was too short or its learning rate too low",
                 fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
             )
         return f"{what} {rate:.2f}"

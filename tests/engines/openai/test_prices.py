@@ -31,7 +31,7 @@ def price(model: str, **settings) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("provider", price_list(OURS))
-def test_each_row_prices_its_model_at_the_providers_own_server_alone(provider):
+def test_each_row_prices_its_model_at_the_providers_own_server_and_behind_a_proxy_on_loopback(provider):
     listed = price_list(OURS)[provider]
     assert listed.source.startswith("https://")
     assert date(2026, 1, 1) < listed.as_of <= date.today()
@@ -39,7 +39,8 @@ def test_each_row_prices_its_model_at_the_providers_own_server_alone(provider):
     for model, (prompt, completion) in listed.models.items():
         assert 0 < prompt < completion
         assert price(model, provider=provider) == (prompt, completion)
-        assert price(model, provider=provider, base_url="http://localhost:8000/v1") == (0, 0)
+        assert price(model, provider=provider, base_url="http://localhost:8401/v1") == (prompt, completion)
+        assert price(model, provider=provider, base_url="https://proxy.example/v1") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,6 @@ def test_a_recorded_price_stays_until_the_model_or_its_server_changes(monkeypatc
     assert price(**{**recorded, "price_completion_usd": 5.0}) == (0, 5)
     assert price(**{**recorded, "model": "gpt-4o-mini"}) == (0.15, 0.6)
     assert price(**{**recorded, "model": "gpt-9"}) == (0, 0)
-    assert price(**{**recorded, "base_url": "http://localhost:1/v1"}) == (0, 0)
+    assert price(**{**recorded, "base_url": "https://proxy.example/v1"}) == (0, 0)
     # Runs from before there were lists recorded a price of 0, or one of their own.
     assert price(**{key: value for key, value in recorded.items() if key != "listed_price"}) == (0, 0)

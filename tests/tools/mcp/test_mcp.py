@@ -157,6 +157,10 @@ def test_names_have_the_tables_name_as_a_prefix():
     assert [tool.name for tool in made] == ["my_server_add", "my_server_half_pair_name"]
     assert call(made, "my_server_half_pair_name").text == "here"
     close(made)
+    for prefix in ("shop", "shop_"):
+        made = mcp.make(over("stdio", "", prefix=prefix, include=("add",)), "my-server")
+        assert [tool.name for tool in made] == ["shop_add"]
+        close(made)
 
 
 def test_tools_can_be_chosen(url):

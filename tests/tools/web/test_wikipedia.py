@@ -304,7 +304,7 @@ def test_an_error_of_the_wiki_is_final():
 def test_a_wiki_without_extracts_is_named():
     with MediaWikiServer(PAGES, extracts=False) as server, pytest.raises(ToolServerError) as caught:
         look_up(server, {"query": "Toubkal"})
-    assert "TextExtracts" in caught.value.cause
+    assert "TextExtracts" in caught.value.fix
     assert not caught.value.retryable
 
 

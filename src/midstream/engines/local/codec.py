@@ -79,7 +79,6 @@ class TokenizerCodec:
             raise RecipeError(
                 f"the chat template of {self.name} leaves out the {len(request.tools)} tools that it was given",
                 code="chat-template",
-                cause="the model was not made to call tools in its own form",
                 fix="use an agent template that describes its tools in the prompt, or name another model",
             )
         return ids
@@ -99,7 +98,6 @@ class TokenizerCodec:
                 raise RecipeError(
                     f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
                     code="chat-template",
-                    cause="the model was made for chats without them",
                     fix='set output_role = "user" in the agent\'s template, or name another model',
                 )
             self._known_roles.add(role)
@@ -171,7 +169,6 @@ class TokenizerCodec:
             raise RecipeError(
                 f"{self.name} was sent chat messages but has no chat template",
                 code="chat-template",
-                cause="it is a base model or a small planner that reads plain text",
                 fix='set the planner\'s type to "compact", or name an instruction-tuned model',
             )
         try:
@@ -187,7 +184,6 @@ class TokenizerCodec:
                 f"the chat template of {self.name} refuses {'+'.join(message.role for message in messages)} "
                 f"messages with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
                 code="chat-template",
-                cause="it knows no such role (Gemma's first versions take no system message) or setting",
                 fix="name another model, or correct chat_template_kwargs",
             ) from failure
 

@@ -58,7 +58,6 @@ class ContinuousLocal(Engine):
             raise UnsupportedError(
                 f"{engine.name} cannot batch requests that arrive at different times",
                 code="cache-unsupported",
-                cause=f"{type(engine.model).__name__} keeps more of a prompt than keys and values of its tokens",
                 fix="ask the engine without continuous batching, or name another model",
             )
         self._engine = engine
@@ -85,6 +84,7 @@ class ContinuousLocal(Engine):
     async def sample(self, request: Request) -> Call:
         """Join the batch, or wait for a place in it, and answer. Errors are those of `TransformersLocal`."""
         prompt_ids = self._engine.prompt_of(request)
+        request = self._engine.limited(request, prompt_ids)
         asked = _Asked(request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future())
         with self._changed:
             self._closed = False

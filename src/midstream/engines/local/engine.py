@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,12 +87,11 @@ class TransformersLocal(Engine):
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
                 code="engine-busy",
-                cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
                 fix="await a trajectory's requests one after the other, and rollouts too",
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting[request.order] = _Waiting(
-            request=request, prompt_ids=prompt_ids, future=future, reference=reference
+            request=self.limited(request, prompt_ids), prompt_ids=prompt_ids, future=future, reference=reference
         )
         try:
             self._sample_if_all_wait()
@@ -107,10 +106,9 @@ class TransformersLocal(Engine):
             raise EngineError(
                 f"{self.name} was asked to continue a prompt of no tokens",
                 code="empty-prompt",
-                cause="the task's question and what the agent puts around it are empty",
                 fix="put something into the prompt",
             )
-        limit, max_tokens = self.positions, request.sampling.max_tokens
+        limit, max_tokens = self.positions, request.max_tokens or 1
         if limit is not None and len(prompt_ids) + max_tokens > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
@@ -120,12 +118,18 @@ class TransformersLocal(Engine):
             )
         return prompt_ids
 
+    def limited(self, request: Request, prompt_ids: Sequence[int]) -> Request:
+        """The request, with the rest of the model's positions as its limit if it has none."""
+        if request.max_tokens is not None or self.positions is None:
+            return request
+        limit = {"max_tokens": self.positions - len(prompt_ids)}
+        return replace(request, sampling=request.sampling.model_copy(update=limit))
+
     def sampling_failed(self, count: int, failure: Exception) -> EngineError:
         """The error of each of `count` requests that were sampled together."""
         error = EngineError(
             f"{self.name} could not sample {count} completions: {failure}",
             code="sampling-failed",
-            cause="the device is out of memory, or the model and its tokenizer do not fit",
             fix="lower max_batch or max_tokens",
         )
         error.__cause__ = failure

@@ -34,7 +34,6 @@ def load_model(
         raise RecipeError(
             f"model {name!r} is a LoRA adapter, not a whole model",
             code="model-not-loaded",
-            cause="it is the policy of a run with [learner.lora]",
             fix=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
         )
     try:
@@ -45,14 +44,12 @@ def load_model(
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
-            cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
             fix="correct the name or path in the recipe's [engines.*] table",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
         raise RecipeError(
             f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
             code="model-not-loaded",
-            cause="it is not a causal language model (an encoder, a classifier), or its files are incomplete",
             fix="name another model, or save it again",
         )
     if adapter is not None:
@@ -68,7 +65,6 @@ def require_device(device: str) -> None:
         raise RecipeError(
             f"device {device!r} cannot be used: {one_line(failure)}",
             code="no-device",
-            cause="the name is unknown, or this machine or this build of PyTorch has no such device",
             fix='set device = "cpu", or install PyTorch for the device',
         ) from failure
 
@@ -103,8 +99,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         raise RecipeError(
             f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
             code="adapter-invalid",
-            cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
-            fix="correct `adapter` in the recipe's [engines.*] table",
+            fix="set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]",
         ) from failure
     return config
 
@@ -113,7 +108,6 @@ def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
     return RecipeError(
         f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
         code="adapter-invalid",
-        cause="an adapter changes the weights of the one model that it was trained on",
         fix="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
         f"{_ADAPTER_CONFIG}",
     )

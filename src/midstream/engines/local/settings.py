@@ -119,7 +119,6 @@ class TinyTextConfig(InProcessConfig):
                     f"the model in {str(self.weights)!r} has {model.config.get_text_config().vocab_size} tokens, and "
                     f"its tokenizer {len(tokenizer)}",  # type: ignore[arg-type]
                     code="model-not-loaded",
-                    cause="weights and tokenizer were not saved together",
                     fix="save both again, or name another directory",
                 )
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)

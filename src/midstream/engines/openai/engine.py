@@ -38,6 +38,8 @@ class OpenAICompatibleEngine:
     With `codec` set, prompts are sent as the token ids that it gives; a server that reads other ids is an error.
     """
 
+    takes_options = True
+
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self.config, self.name = config, name
         self.token_exact = config.token_ids
@@ -133,7 +135,6 @@ class OpenAICompatibleEngine:
         return EngineError(
             f"{self.name} was sent {len(sent)} token ids and read {len(read)}, the same up to number {same}",
             code="prompt-changed",
-            cause="the server changes prompts: it cuts them off, adds a token at their start, or has another tokenizer",
             fix=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
             retryable=False,
         )

@@ -88,11 +88,14 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
     chat = prompt_ids is None and not request.prompt
     sampling = request.sampling
     limit = limit_field(config) if chat else "max_tokens"
-    fields: dict[str, Any] = {"model": model, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    fields |= {"seed": request.seed % 2**31, limit: sampling.max_tokens}
+    fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    fields = {"model": model, **(fields if request.options is None else request.options)}
+    fields.setdefault("seed", request.seed % 2**31)
+    if fields.pop("max_tokens", None) or request.options is None:
+        fields[limit] = sampling.max_tokens
     for name in PROVIDERS[config.provider].unsent:
-        if name != "top_p" or sampling.top_p == 1:
-            del fields[name]
+        if name not in (request.options or ()) and (name != "top_p" or sampling.top_p == 1):
+            fields.pop(name, None)
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
@@ -189,7 +192,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 code="key-echoed",
-                cause="the server repeats what it was sent as a header, and a trace must not hold it",
                 fix="do not send this server a key, and make a new one",
                 retryable=False,
             )
@@ -266,7 +268,6 @@ class Exchange:
             raise RecipeError(
                 f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
                 code="key-invalid",
-                cause="a line break or an accented letter was copied with it",
                 fix=f"export {self._config.api_key_env}=<your key>",
             )
         headers = _HEADERS | key_header(self._config, key)
@@ -296,7 +297,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: {failure}",
                 code="too-many-open-files",
-                cause="each concurrent request has a connection, and this process may not open more",
                 fix="ulimit -n 4096, or lower max_concurrency",
             ) from failure
         if self._reached:  # it may be a server that restarts
@@ -305,7 +305,6 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
                 code="certificate-untrusted",
-                cause="its certificate is not trusted here, or it speaks plain HTTP",
                 fix='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
             ) from failure
         raise EngineError(

@@ -39,14 +39,14 @@ class ModelContext:
     async def check(self, request: Request, ids: Sequence[int] | None) -> None:
         """Raise `PromptTooLongError` if the request is too long for the model, as far as this is known."""
         size = _size(request, ids, CHARACTERS_PER_TOKEN if self._alone else _MOST_CHARACTERS)
-        if self.tokens is None and not self._asked and size - request.sampling.max_tokens > _SHORT:
+        if self.tokens is None and not self._asked and size - (request.max_tokens or 0) > _SHORT:
             self._asked = True
             self.tokens = await served_context(self._config)
             # Ollama gives the context of models that are loaded, and loads one for its first request.
             self._asked = self.tokens is not None or self._config.provider != "ollama"
         if self.tokens is not None and size > self.tokens:
             raise PromptTooLongError(
-                f"{self._name}: {'about ' if ids is None else ''}{size} tokens, {request.sampling.max_tokens} of them "
+                f"{self._name}: {'about ' if ids is None else ''}{size} tokens, {request.max_tokens or 0} of them "
                 f"new, do not fit its context of {self.tokens}",
                 **refusal_advice(self._config, self._config.model, 400, too_long=True),
             )
@@ -59,9 +59,9 @@ class ModelContext:
 def _size(request: Request, ids: Sequence[int] | None, characters: int) -> int:
     """Tokens of prompt and reply; without ids, `characters` of the prompt's text count as one."""
     if ids is not None:
-        return len(ids) + request.sampling.max_tokens
+        return len(ids) + (request.max_tokens or 0)
     texts = [request.prompt, *(message.content for message in request.messages), *map(str, request.tools)]
-    return sum(map(len, texts)) // characters + request.sampling.max_tokens
+    return sum(map(len, texts)) // characters + (request.max_tokens or 0)
 
 
 async def served_context(config: OpenAIConfig) -> int | None:

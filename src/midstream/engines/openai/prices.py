@@ -11,6 +11,7 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat
 
@@ -19,7 +20,7 @@ from midstream.core.data import Settings
 from midstream.core.errors import name_place
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
-from midstream.engines.openai.providers import ProviderName, is_own
+from midstream.engines.openai.providers import LOOPBACK, ProviderName, is_own
 
 if TYPE_CHECKING:
     from midstream.engines.openai.settings import OpenAIConfig
@@ -52,16 +53,21 @@ class ListedPrice(Settings):
 
 
 def listed_price(config: OpenAIConfig) -> ListedPrice | None:
-    """The price of an engine's model; None without one, or if the server is not the provider's own."""
+    """The price of an engine's model; None without one, or at an address where nothing is known to bill it."""
     named = os.environ.get(VARIABLE)
     for path in (Path(named).expanduser().absolute(), OURS) if named else (OURS,):
-        if not is_own(config) or (table := price_list(path).get(config.provider)) is None:
+        if not has_listed_price(config) or (table := price_list(path).get(config.provider)) is None:
             continue
         if (price := table.models.get(config.model)) is not None:
             origin = f"midstream's prices of {table.as_of}" if path == OURS else f"prices of {table.as_of} in {path}"
             model = f"{config.provider}/{config.model}"
             return ListedPrice(model=model, prompt_usd=price[0], completion_usd=price[1], origin=origin)
     return None
+
+
+def has_listed_price(config: OpenAIConfig) -> bool:
+    """Whether a list applies to the server: it is the provider's own, or on loopback, a proxy in front of that one."""
+    return is_own(config) or urlsplit(config.base_url).hostname in LOOPBACK
 
 
 @cache

@@ -119,7 +119,6 @@ def no_token_ids(seen: str) -> UnsupportedError:
     return UnsupportedError(
         f"training is impossible with this server: {seen}",
         code="token-ids-missing",
-        cause="training needs the exact record of what was sampled, and this server does not return it",
         fix="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
         "transformers_local; or set token_ids = false to run and evaluate only",
     )

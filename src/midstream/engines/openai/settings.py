@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
-from midstream.engines.openai.prices import ListedPrice, listed_price
+from midstream.engines.openai.prices import ListedPrice, has_listed_price, listed_price
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class OpenAIConfig(EngineConfig):
             raise RecipeError(  # pydantic would show the value of a ValueError, which may be the key
                 "api_key_env is not the name of an environment variable",
                 code="secret-in-recipe",
-                cause="the key itself may stand there; it would be written into run directories",
                 fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
             )
         return value
@@ -94,7 +93,6 @@ class OpenAIConfig(EngineConfig):
             raise RecipeError(  # pydantic would show the address
                 "base_url holds a user name, a password, a query or a fragment",
                 code="secret-in-recipe",
-                cause="it is written into run directories, where no secret belongs",
                 fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
             )
         try:
@@ -126,7 +124,6 @@ class OpenAIConfig(EngineConfig):
                 raise RecipeError(
                     "serve holds what looks like a key or a password",
                     code="secret-in-recipe",
-                    cause="it is written into run directories, where no secret belongs",
                     fix="leave it out: a server at an address such as localhost answers this machine alone",
                 )
         return self
@@ -137,7 +134,7 @@ class OpenAIConfig(EngineConfig):
         # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
-        elif price is None or price.model != f"{self.provider}/{self.model}" or not is_own(self):
+        elif price is None or price.model != f"{self.provider}/{self.model}" or not has_listed_price(self):
             price = listed_price(self)  # a recorded one stays until the model or its address is changed
         object.__setattr__(self, "listed_price", price)
         return self

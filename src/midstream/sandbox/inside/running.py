@@ -141,13 +141,14 @@ def tool_function(channel: int, name: str, parameters: list[str]) -> types.Funct
 
 
 def unpack(request: bytes, channel: int) -> tuple[str, dict[str, object]]:
-    """A program's source, and the names that are defined for it."""
+    """A program's source, and the names that are defined for it: the tool's function, which `tool.execute` is too."""
     import json
 
     program = json.loads(request)
     name = program["name"]
     send(channel, READY)
-    return program["code"], {"ToolError": ToolError, name: tool_function(channel, name, program["parameters"])}
+    call = tool_function(channel, name, program["parameters"])
+    return program["code"], {"ToolError": ToolError, "tool": types.SimpleNamespace(execute=call), name: call}
 
 
 def read(fd: int, size: int) -> bytes | None:

@@ -56,7 +56,7 @@ class McpConfig(ToolConfig):
             a bearer token
         include: tools to use, by the server's names; empty: all
         exclude: tools to leave out
-        prefix: precedes each name; by default the table's name and `_`
+        prefix: precedes each name, with `_` between; by default the table's name, and "" for none
         max_tools: a server with more is refused, because each takes space in every prompt
         connect_timeout_s: seconds to start, connect and list the tools
         timeout_s: seconds of one call
@@ -153,7 +153,6 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
             raise RecipeError(
                 f"${variable} is not set",
                 code="missing-key",
-                cause=f"tools.{name} passes it to its MCP server",
                 fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
             )
     secrets = {variable: os.environ[variable].strip() for variable in passed}
@@ -162,7 +161,6 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
             raise RecipeError(
                 f"${variable} holds a character that no HTTP header can carry",
                 code="key-invalid",
-                cause="a line break or an accented letter was copied with it",
                 fix=f"export {variable}=<its value>",
             )
     hide = hider(secrets.values())
@@ -172,7 +170,8 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
 
     server = Server(name, config, lambda: _link(config, secrets, hide), cleaned)
     listed = server.start()
-    prefix = f"{name}_" if config.prefix is None else config.prefix
+    prefix = name if config.prefix is None else config.prefix
+    prefix += "_" * prefix[-1:].isalnum()
     wanted = [
         tool for tool in listed if tool.name in (config.include or [tool.name]) and tool.name not in config.exclude
     ]
@@ -238,7 +237,6 @@ def _check(
         raise RecipeError(
             f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
             code="mcp-tools-invalid",
-            cause="every tool makes every prompt longer",
             fix=f"choose some with tools.{name}.include = [...]: {names}",
         )
     if all(tool.name in refused for tool in wanted):

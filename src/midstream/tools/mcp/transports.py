@@ -242,7 +242,6 @@ class StdioLink(Link):
             raise RecipeError(
                 f"MCP server {self._command[0]!r} cannot be started: {failure}",
                 code="command-not-found",
-                cause="it is not installed, not on PATH, or `cwd` is missing",
                 fix="install it, or give the program's absolute path as the first word of `command`",
             ) from failure
         assert process.stdin

@@ -90,7 +90,6 @@ async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, ser
         raise ToolServerError(
             f"{service} failed {config.max_attempts} times, the last time with: {failure}",
             code="service-failed",
-            cause="the service is down, overloaded, out of reach, or limits the rate of requests",
             fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
         ) from failure
 
@@ -203,7 +202,6 @@ class Service:
         if key and key in shown:
             raise final(
                 f"{self._label} answered with the key that it was sent",
-                cause="the server repeats headers, and a trace must not hold a key",
                 fix="do not send this server a key, and make a new one",
             )
         return data, pause_s
@@ -219,6 +217,6 @@ def _quote(text: str, key: str) -> str:
     return " ".join(redacted(text[: 4 * _LONGEST_QUOTE], key).split())[:_LONGEST_QUOTE]
 
 
-def final(what: str, *, cause: str, fix: str) -> ToolServerError:
+def final(what: str, *, fix: str, cause: str = "") -> ToolServerError:
     """The error for a failure that another attempt does not fix."""
     return ToolServerError(what, code="service-refused", cause=cause, fix=fix, retryable=False)

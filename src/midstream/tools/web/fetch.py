@@ -72,9 +72,11 @@ def parsed(address: str, base: URL | None = None) -> URL:
         url = URL(f"{parts.scheme}://{parts.netloc}") if parts.netloc else URL()
         rest = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
         url = URL(f"{url}{quote(rest, safe=_WRITTEN + '#')}", encoded=True)
+        # Read here, because a name that claims to be internationalized ("xn--") may not decode.
+        complete = bool(url.scheme and url.host)
     except ValueError as error:
         raise NoPage(f"{address[:200]!r} is not the address of a page: {error}") from error
-    if not url.scheme or not url.host:
+    if not complete:
         raise NoPage(f"{address[:200]!r} is not a complete address; give one such as https://example.org/page")
     return url
 
@@ -110,7 +112,6 @@ async def targets_of(
                 raise ToolServerError(
                     f"{raw_host} could not be resolved: {error.strerror}",
                     code="network",
-                    cause="this machine has no network, or its name server does not answer",
                     fix=f"try: getent hosts {raw_host}",
                 ) from error
             targets = []
@@ -279,7 +280,6 @@ class Fetcher:
                 raise ToolServerError(
                     f"the proxy for {url.scheme}:// addresses does not answer: {failure}",
                     code="network",
-                    cause="the proxy that the environment names is down, or its address is wrong",
                     fix=f"correct {url.scheme}_proxy, or unset it",
                 ) from failure
             raise NoPage(f"no connection to {url.host}: {failure}") from failure

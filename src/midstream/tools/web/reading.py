@@ -155,7 +155,6 @@ class Embeddings:
         if len(lengths) > 1:
             raise api.final(
                 f"the embeddings endpoint gives vectors of different lengths: {lengths}",
-                cause="several models answer at one address",
                 fix="set the tool's embeddings.base_url and embeddings.model to one model",
             )
         others = {text: vector for text, vector in self._kept.items() if text not in vectors}

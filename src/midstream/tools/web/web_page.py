@@ -166,7 +166,6 @@ class PageParser:
             raise ToolServerError(
                 f"no process to read pages in: {problem}",
                 code="worker-not-started",
-                cause="this machine is short of memory or processes, or the libraries of the extra `web` are broken",
                 fix=f"see its output: {' '.join(command)} < /dev/null",
             )
         return answer

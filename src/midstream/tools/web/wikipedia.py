@@ -112,8 +112,7 @@ class MediaWiki:
             if "extract" not in page:
                 raise api.final(
                     f"MediaWiki gives no text of {page['title']!r}",
-                    cause="the wiki lacks the extension TextExtracts",
-                    fix="set the tool's base_url to a wiki that has it, as Wikipedia does",
+                    fix="set the tool's base_url to a wiki with the extension TextExtracts, as Wikipedia is",
                 )
 
         query = await self._query(wanted, check)
@@ -137,7 +136,6 @@ class MediaWiki:
                     raise QueryError(f"the wiki does not accept this: {info or code}")
                 raise api.final(
                     f"MediaWiki answered with the error {code!r}: {info}",
-                    cause="this wiki does not offer the request",
                     fix="check the tool's base_url: it is the address of a wiki's api.php",
                 )
             if not isinstance(data.get("query"), dict):

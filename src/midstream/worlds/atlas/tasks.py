@@ -201,7 +201,6 @@ class Atlas(WarmStartWorld, Endless):
             raise RecipeError(
                 "no question of evaluation.validation names a place of the atlas",
                 code="setting-conflict",
-                cause="they are of another source, or of families that ask about none; the copy gate asks them",
                 fix="give it questions of the atlas that name places, or set warm_start.min_copy_rate = 0",
             )
 

@@ -90,7 +90,6 @@ def foreign(question: str) -> RecipeError:
     return RecipeError(
         f"the teacher of the atlas got the question {question[:100]!r}, which the atlas did not make",
         code="foreign-prompt",
-        cause="it answers questions of the recipe's own [tasks] alone",
         fix="give the policy a model, or ask questions of the atlas",
     )
 
@@ -228,7 +227,6 @@ class AtlasTeacherConfig(ComponentConfig):
             raise RecipeError(
                 f"the teacher of the atlas cannot write the template {template.name!r}",
                 code="template-mismatch",
-                cause="it writes JSON calls between marks and reads results in messages",
                 fix='set agent.template = "native"',
             )
 

@@ -91,7 +91,6 @@ def agent_reply(template: Template, skill: float) -> Reply:
         raise RecipeError(
             f"a simulated agent cannot write in the template {template.name!r}",
             code="template-mismatch",
-            cause="it writes JSON calls between marks and reads results in messages",
             fix='set agent.template = "artist-function-calling", or give the policy another engine',
         )
 
@@ -142,7 +141,6 @@ def _read(messages: Sequence[Message], template: Template) -> _Chat:
         raise RecipeError(
             "a simulated agent of the desks got a chat without a user turn",
             code="foreign-prompt",
-            cause="it plays the policy in dialogues at the desks",
             fix="give other modules another engine",
         )
     return chat

@@ -108,10 +108,7 @@ class Desks(TinyWorld, Endless):
             return DeskDialogue(Plan.model_validate(task.metadata))
         except (ValidationError, KeyError) as error:
             raise RecipeError(
-                f"task {task.id!r} holds no plan for the desks",
-                code="foreign-task",
-                cause="the plan is a part of the metadata of tasks at the desks",
-                fix='take tasks of type = "desks"',
+                f"task {task.id!r} holds no plan for the desks", code="foreign-task", fix='take tasks of type = "desks"'
             ) from error
 
     def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:

@@ -77,7 +77,6 @@ def scripted_marks(template: Template) -> tuple[Marks, Marks, Marks]:
         raise RecipeError(
             f"the scripted policy (type clumsy) cannot write the template {template.name!r}",
             code="template-mismatch",
-            cause="it writes thoughts, calls and answers between marks, each tool's own, to a prompt of plain text",
             fix='set agent.template = "tiny", or learn from others: warm_start.file, training.supervised.planner',
         )
     return template.think, template.call, template.answer

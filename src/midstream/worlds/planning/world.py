@@ -56,7 +56,6 @@ class PlannedWorld(TinyWorld, Endless):
             raise RecipeError(
                 f"{setting} = {count} cannot be made",
                 code="setting-range",
-                cause=f"each needs {kinds} of {len(every)} names, and every split needs names that no other has",
                 fix=f"set `{setting}` between 20 and {most}, except 21",
             )
         rng.shuffle(every)
@@ -106,7 +105,6 @@ class PlannedWorld(TinyWorld, Endless):
         raise UsageError(
             f"the planner does not know {', '.join(map(repr, words))}",
             code="question-unknown",
-            cause="it is tiny, and knows its made-up world alone: its names, their facts, and numbers",
             fix=f'ask "{examples[0]}" or "{examples[1]}"; a question about the real world needs a real model: '
             f'midstream solve "{question}" --provider ollama --model qwen2.5:7b',
         )
@@ -127,7 +125,6 @@ class PlannedWorld(TinyWorld, Endless):
             raise RecipeError(
                 f"no question of evaluation.validation names anything of {self.what}",
                 code="setting-conflict",
-                cause="they are of another source, or of families that name nothing; the copy gate asks them",
                 fix="give it questions of the world that do, or set warm_start.min_copy_rate = 0",
             )
 

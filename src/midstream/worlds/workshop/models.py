@@ -179,7 +179,6 @@ def reflector_reply(world: Workshop) -> Reply:
             raise RecipeError(
                 f"a simulated reflector was given a prompt that begins with {heading[:80]!r}",
                 code="foreign-prompt",
-                cause="it recognizes its role by the first heading of the prompts that midstream contains",
                 fix=f"begin prompt files with '# ' and one of: {', '.join(roles)}",
             )
         draws = random.Random(derive_seed(seed, "optimiser", whole))  # words: allow

@@ -133,7 +133,6 @@ class Workshop(Finite):
             raise RecipeError(
                 "a simulated model of the workshop got a prompt without an order",
                 code="foreign-prompt",
-                cause="it can be the planner or the reflector on tasks of type workshop, and no other module",
                 fix='set tasks.type = "workshop" and give other modules programs or another engine, as '
                 "recipes/training-free-simulated.toml does",
             )
