@@ -202,7 +202,6 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
         raise RecipeError(
             f"{reference} is an object of the program that started this run",
             code="component-not-here",
-            cause="no file holds it, so that only that program has it",
             fix="run the program or notebook again, with the same `out`; or define the object in a file",
         )
     module = import_place(place, example)

@@ -114,7 +114,6 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         raise UsageError(
             f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common",
             code="not-comparable",
-            cause="their sets of this name hold other tasks (another seed, count or file)",
             fix="evaluate both on the same set with the same seed",
         )
     pairs = []
@@ -179,7 +178,6 @@ def check_rewards(results: Sequence[tuple[str, EvaluationResult]]) -> None:
             raise UsageError(
                 f"{head.set_name!r} was scored by {ours} in {first} and by {theirs} in {other}",
                 code="not-comparable",
-                cause="scores of two rewards are two quantities: their difference says nothing about the agents",
                 fix="evaluate both with the same reward",
             )
 
