@@ -25,14 +25,14 @@ from support.gateway_sessions import Model, ask, chat, client, open_session
 
 
 async def raw(gateway: Gateway, *parts: bytes, end: bool = True) -> bytes:
-    """What the server sends back for bytes as they are, until it is silent for a moment or closes."""
+    """What the server sends back for bytes as they are, until it has answered and is silent for a moment, or closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.address.rpartition(":")[2]))
     got = b""
     try:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        while chunk := await asyncio.wait_for(reader.read(1 << 16), 0.2):
+        while chunk := await asyncio.wait_for(reader.read(1 << 16), 0.2 if got else 5):
             got += chunk
     except (TimeoutError, ConnectionError):  # the server may close before it has read all
         pass
