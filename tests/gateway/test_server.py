@@ -281,18 +281,6 @@ def test_other_hosts_origins_and_lengths_are_refused(monkeypatch):
     assert (calls, elsewhere) == (2, 200)
 
 
-def test_a_call_takes_milliseconds():
-    async def both():
-        async with open_session() as (_, _, url), client() as http:
-            await ask(http, url)
-            began = time.monotonic()
-            for number in range(50):
-                await ask(http, url, chat(str(number)))
-            return (time.monotonic() - began) / 50
-
-    assert asyncio.run(both()) < 0.02  # 2 ms on an idle machine; with Nagle's algorithm it was 45 ms
-
-
 def test_it_closes_at_once_and_leaves_nothing(caplog):
     """With an idle connection; two gateways in one process; in several event loops, one after another."""
 
