@@ -196,7 +196,6 @@ async def run_each(
             wave = list(filter(None, map(run_at, range(start, min(start + limit, total)))))
             if wave:
                 on_ended(await _run_wave(wave, engine))
-                failures.check()
         return
     orders = iter(range(total))  # shared by the workers
 
@@ -204,7 +203,6 @@ async def run_each(
         for order in orders:
             if (run := run_at(order)) is not None:
                 on_ended([(order, await run.trajectory())])
-                failures.check()
 
     await run_concurrently(work() for _ in range(min(limit, total)))
 
@@ -261,41 +259,34 @@ def shuffle_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[t
     ]
 
 
-@dataclass(slots=True)
 class _Failures:
-    """How often in a row runs ended in the same failure of a component; outages of servers do not count."""
+    """Counts how often in a row runs ended in the same failure of a component; outages of servers do not count."""
 
-    last: Exception | SystemExit | None = None
-    alike: str = ""
-    count: int = 0
+    def __init__(self) -> None:
+        self._last, self._count = "", 0
 
     def add(self, failure: Exception | SystemExit | None, task: Task) -> None:
-        """Count how a run ended; `failure` is None for one with a score."""
+        """Count a run that ended in `failure`, None for one with a score. Raises `RepeatedError`."""
         outage = isinstance(failure, EngineError | SandboxError | DeadlineError | BudgetError) or (
             isinstance(failure, ToolServerError) and failure.retryable
         )
-        text = "" if failure is None or outage else f"{type(failure).__name__} {_text_of(failure)}"
+        text = "" if failure is None or outage else _text_of(failure)
         alike = re.sub(r"[0-9]+", "", text.replace(task.id, ""))
-        self.count = self.count + 1 if alike == self.alike else 1
-        self.last, self.alike = failure, alike
-
-    def check(self) -> None:
-        """Raise `RepeatedError` if the last failures are the same ones."""
-        if not self.alike or self.count < SAME_FAILURES:
-            return
-        known = self.last if isinstance(self.last, MidstreamError) else None
-        raise RepeatedError(
-            f"the last {self.count} runs failed in the same way: {known.what if known else _text_of(self.last)}",
-            code=known.code if known else "",
-            cause=known.cause if known else "",
-            fix=f"{known.fix if known and known.fix else 'correct it'}; midstream resume continues the run",
-        )
+        self._count = self._count + 1 if alike == self._last else 1
+        self._last = alike
+        if alike and self._count >= SAME_FAILURES:
+            known = failure if isinstance(failure, MidstreamError) else RepeatedError(text)
+            raise RepeatedError(
+                f"the last {self._count} runs failed in the same way: {known.what}",
+                code=known.code,
+                cause=known.cause,
+                fix=f"{known.fix or 'correct it'}; midstream resume continues the run",
+            )
 
 
-def _text_of(failure: BaseException | None) -> str:
-    if isinstance(failure, MidstreamError) or failure is None:
-        return str(failure)
-    return "".join(traceback.format_exception(failure, limit=-3))
+def _text_of(failure: BaseException) -> str:
+    known = isinstance(failure, MidstreamError)
+    return str(failure) if known else "".join(traceback.format_exception(failure, limit=-3))
 
 
 @dataclass(frozen=True, slots=True)

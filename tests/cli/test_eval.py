@@ -297,6 +297,7 @@ def test_benchmarks_of_every_form_are_evaluated_from_files(server, recipe, tmp_p
             question = row["query"] or row["question"].partition("\n")[0]
             gold = row["answer"] if isinstance(row["answer"], str) else row["answer"][0]
             server.answers[question] = "nobody knows" if number == 0 else REPLIES.get(name) or gold
+    recipe.write_text(recipe.read_text() + '\n[reward]\ntype = "exact_match"\n')
     code, out, err = run(capsys, "eval", recipe, *words, "--out", tmp_path / "evaluation", "--json", "--quiet")
     assert code == 0, err
     found = {one.set_name: one for one in results(out)}

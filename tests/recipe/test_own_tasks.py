@@ -7,8 +7,10 @@ import json
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.text_file import parse_toml
 from midstream.recipe.check import check, set_reward
 from midstream.recipe.overrides import changed_recipe, evaluation_recipe
+from midstream.recipe.schema import parse_recipe, to_toml
 
 ROWS = '''
 def rows():
@@ -62,7 +64,7 @@ def scored_by(source, **changes):
     """The types of the rewards that score the first set of an evaluation's recipe."""
     recipe = evaluation_recipe(source, **changes)
     used = set_reward(recipe, recipe.evaluation.sets[0])
-    return [used.type, *(part.type for part in getattr(used.config, "parts", {}).values())]
+    return [used.type, *(part.type for part in (getattr(used.config, "parts", None) or {}).values())]
 
 
 def test_the_recipes_reward_scores_questions_unless_they_or_the_caller_name_one(mine):
@@ -75,7 +77,9 @@ def test_the_recipes_reward_scores_questions_unless_they_or_the_caller_name_one(
     assert scored_by("direct", **questions, reward="judge", overrides=["reward.engine=model"]) == ["judge"]
     assert scored_by("direct", benchmarks=["bamboogle"], overrides=judged) == ["judge"]
     assert scored_by("direct", **questions, reward="f1") == ["f1"]
-    check(evaluation_recipe("artist-prompted", **questions))
+    for source in ("artist-prompted", "direct"):  # as a run writes it, and reads it again
+        resolved = check(evaluation_recipe(source, **questions))
+        assert check(parse_recipe(parse_toml(to_toml(resolved)))) == resolved
 
 
 def test_train_takes_model_tasks_and_reward_as_options(mine, capsys):

@@ -170,7 +170,7 @@ def _evaluation_sets(recipe: Recipe) -> dict[str, SetConfig]:
 def with_parts(where: str, component: Component) -> Iterator[tuple[str, Component]]:
     """A component, and those that it is made of."""
     yield where, component
-    for name, part in getattr(component.config, "parts", {}).items():
+    for name, part in (getattr(component.config, "parts", None) or {}).items():
         yield from with_parts(f"{where}.parts.{name}", part)
 
 

@@ -83,12 +83,12 @@ class PerTaskConfig(RewardConfig):
         parts: `otherwise` scores the tasks that name no reward
     """
 
-    parts: Parts = {}
+    parts: Parts | None = None
 
     @field_validator("parts")
     @classmethod
-    def _check_names(cls, parts: Parts) -> Parts:
-        if other := parts.keys() - {"otherwise"}:
+    def _check_names(cls, parts: Parts | None) -> Parts | None:
+        if parts and (other := parts.keys() - {"otherwise"}):
             raise ValueError(f'its one part is called "otherwise", not {min(other)!r}')
         return parts
 
@@ -96,7 +96,7 @@ class PerTaskConfig(RewardConfig):
         """Build it."""
 
         def make(name: str) -> Reward:
-            part = self.parts.get(name) or parse_component("reward", {"type": name}, "reward")
+            part = (self.parts or {}).get(name) or parse_component("reward", {"type": name}, "reward")
             return context.reward(part)
 
         return PerTask(make, rules(), otherwise="otherwise" if self.parts else "")

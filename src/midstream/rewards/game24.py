@@ -38,7 +38,6 @@ _KNOWN = frozenset(
 _WORD = re.compile("[^\\W\\d_]+(?:'[a-z]+)?")
 _DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
 _SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
-_ITALIC = re.compile(r"\A\*([^ ].*[^ ])\*\Z")
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
 _SAID = re.compile(
     r"(?<=[0-9)\]]) ?(?:==+|[(\[] ?=|(?:is|equals|gives|makes|evaluates to)\b) ?(?=[0-9.]+(?![0-9 ]*[-+*/(\\]))"
@@ -130,7 +129,7 @@ def _runs(sentence: str) -> Iterator[str]:
         cut = (re.match(r"[\w.,]", before) and not run[0].startswith(" ")) or (
             re.match(r"\w|[.,:]\w", after) and not run[0].endswith((" ", " (", " ["))
         )
-        yield "" if cut else _ITALIC.sub(r"\1", run[0].lstrip("= ").rstrip("= (["))
+        yield "" if cut else run[0].lstrip("= ").rstrip("= ([")
 
 
 def _sides(run: str) -> list[Side]:

@@ -19,7 +19,7 @@ _ANSWER = frozenset("answer answers ans solution correct right true antwort rich
 _CHOICE = frozenset(
     "choose chose choosing choice pick picked select selected selection go opt settle lock submit mark so thus hence "
     "therefore consequently accordingly conclude conclusion final finally best better must guess say think believe "
-    "verdict result leaves leaving leave left remains remaining most only points corresponds supported match".split()
+    "verdict result leaves leaving leave left remains remaining most only points corresponds supported vote".split()
 )
 _KNOWN = (_ANSWER | _CHOICE).union(
     "a am an the this that these it is are was be do does would could should will has have i i'd i'll i'm i've me my "

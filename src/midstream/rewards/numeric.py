@@ -90,9 +90,8 @@ class NumericConfig(RewardConfig):
 
 
 def _accepted(task: Task) -> list[Number]:
-    accepted = [
-        number for gold in task.answers if (number := number_of(with_point(state(gold, gold).formula))) is not None
-    ]
+    golds = [number_of(with_point(state(gold, gold).formula)) for gold in task.answers]
+    accepted = [number for number in golds if number is not None]
     if not accepted:
         raise RecipeError(
             f"the answer of task {task.id!r} is not a number: {task.answer[:80]!r}",
