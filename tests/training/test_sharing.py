@@ -123,7 +123,7 @@ def test_long_replies_are_reported_as_what_the_policy_wrote():
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=1, plan=plan)
     text = warning_of(played)
     prompt = len(played[0].calls[0].prompt_ids)
-    assert f"first differ in what the policy wrote, {prompt:,} tokens in" in text
+    assert f"share all of their prompt and first differ in what the policy wrote, {prompt:,} tokens in:" in text
 
 
 def test_a_prompt_without_headings_is_reported_by_the_line_before():

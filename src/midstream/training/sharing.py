@@ -20,6 +20,7 @@ from midstream.core.sequences import joined, trainable
 from midstream.core.trajectory import Call, Trajectory
 
 WARN_BELOW = 1.5  # tokens for each unique one
+_IN_REPLY = "in what the policy wrote"
 _SHOWN = 40  # characters of a line
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t#]*$", re.MULTILINE)
 
@@ -39,10 +40,14 @@ def sharing_warning(metrics: StepMetrics, trajectories: Sequence[Trajectory], ro
         return None
     [(where, _)] = Counter(where for where, _ in places).most_common(1)
     shared = sorted(tokens for place, tokens in places if place == where)
+    differ = f"first differ {where}, {shared[len(shared) // 2]:,} tokens in"
+    if where == _IN_REPLY:
+        advice = f"share all of their prompt and {differ}: no other order of the prompt would save more."
+    else:
+        advice = f"{differ}. What is fixed (instructions, tools) belongs before it (docs/policy-update.md)."
     return (
-        f"step {metrics.step}: the rows of the update hold only {metrics.sharing:.2f} tokens for each unique one. The "
-        f"rows of a task first differ {where}, {shared[len(shared) // 2]:,} tokens in. What is fixed (instructions, "
-        "tools) belongs before it (docs/policy-update.md)."
+        f"step {metrics.step}: the rows of the update hold only {metrics.sharing:.2f} tokens for each unique one. "
+        f"The rows of a task {advice}"
     )
 
 
@@ -54,7 +59,7 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> tuple[st
     first, last = min(prompts), max(prompts)  # what these have in common all have
     shared = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     if shared >= min(map(len, prompts.values())):
-        return "in what the policy wrote", shared
+        return _IN_REPLY, shared
     before = decode(next(iter(prompts))[:shared])
     prompt = decode(min(prompts.values(), key=len))
     if headings := [match[1] for match in _HEADING.finditer(prompt) if match.start() < len(before)]:
