@@ -134,8 +134,7 @@ def serve_sessions(
                 try:
                     [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
                     keep(group.trajectories)
-                # Whatever a caller brought ends only its own session.
-                except Exception as failure:  # noqa: BLE001
+                except Exception as failure:  # noqa: BLE001  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
                     if isinstance(failure, StorageError) and not full.done():
                         full.set_exception(failure)  # no session can be recorded any more

@@ -18,7 +18,7 @@ from midstream.recipe.library import history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
-from midstream.training_free.library import Lesson, Library, identity, proven, render_modules
+from midstream.training_free.library import Bundle, Effect, Lesson, Library, identity, proven, render_modules
 from midstream.training_free.library_text import to_draft, to_json
 from midstream.worlds.workshop.models import make_rules
 from support.errors import coded, printed
@@ -104,6 +104,18 @@ def test_every_lesson_is_shown_with_its_origin_counters_and_effect(library, run_
     assert "executor L2 Round to whole numbers." in out
     main(["library", "show", str(run_path)])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_bundle_is_shown_with_its_effect_and_what_only_it_has_shown(library, tmp_path):
+    bundle = Bundle(changes=("L1", "L2", "L3"), mean=0.146, interval=(0.03, 0.26), pairs=32)
+    surely = Effect(mean=0.05, interval=(0.01, 0.09), pairs=64, bundle=bundle)
+    unsure = Effect(mean=0.02, interval=(-0.02, 0.06), pairs=64, bundle=bundle)
+    lessons = (Lesson(id="L1", text="Look.", effect=surely), Lesson(id="L2", text="Act.", effect=unsure))
+    (tmp_path / "l.json").write_text(to_json(Library(lessons=lessons)))
+    _, out, _ = library("show", tmp_path / "l.json")
+    assert "tested together: L1 L2 and 1 other change: +14.6 (+3.0 to +26.0) points, 32 pairs" in out
+    assert out.count("accepted only as a part of its bundle") == 1
+    assert "+2.0 (-2.0 to +6.0) points, 64 pairs; accepted only as a part of its bundle" in out
 
 
 def test_programs_get_all_of_it(library, run_path, capsys):

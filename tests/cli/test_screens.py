@@ -93,7 +93,7 @@ def test_train(screen: Screen) -> None:
 
 
 def test_plan(screen: Screen) -> None:
-    screen("plan", "agentflow-7b", "--gpus", "8xH100", "--price", "3")
+    screen("plan", "agentflow-7b", "--gpus", "8xH100")
 
 
 def test_resume(screen: Screen, finished_run: Path) -> None:

@@ -25,14 +25,14 @@ from support.gateway_sessions import Model, ask, chat, client, open_session
 
 
 async def raw(gateway: Gateway, *parts: bytes, end: bool = True) -> bytes:
-    """What the server sends back for bytes as they are, until it is silent for a moment or closes."""
+    """What the server sends back for bytes as they are, until it has answered and is silent for a moment, or closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.address.rpartition(":")[2]))
     got = b""
     try:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        while chunk := await asyncio.wait_for(reader.read(1 << 16), 0.2):
+        while chunk := await asyncio.wait_for(reader.read(1 << 16), 0.2 if got else 5):
             got += chunk
     except (TimeoutError, ConnectionError):  # the server may close before it has read all
         pass
@@ -279,18 +279,6 @@ def test_other_hosts_origins_and_lengths_are_refused(monkeypatch):
         *[(b"200", 1)] * 2,
     ]
     assert (calls, elsewhere) == (2, 200)
-
-
-def test_a_call_takes_milliseconds():
-    async def both():
-        async with open_session() as (_, _, url), client() as http:
-            await ask(http, url)
-            began = time.monotonic()
-            for number in range(50):
-                await ask(http, url, chat(str(number)))
-            return (time.monotonic() - began) / 50
-
-    assert asyncio.run(both()) < 0.02  # 2 ms on an idle machine; with Nagle's algorithm it was 45 ms
 
 
 def test_it_closes_at_once_and_leaves_nothing(caplog):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -123,16 +124,37 @@ def test_the_numbers_of_a_decision_stay_the_same():
     """Golden numbers: equal seeds draw equal pairs and give equal statistics, from version to version."""
     decision = decided(batch(0.12, -0.2, 0.12, -0.2))
     whole, kept = decision.tests
-    assert (whole.pairs, whole.mean, whole.evidence) == (256, -0.12109375, 0.0)
-    assert whole.interval == pytest.approx((-0.20194668544073838, -0.04024081455926162), rel=1e-12)
-    assert (kept.pairs, kept.mean) == (64, 0.328125)
+    assert (whole.pairs, whole.mean, whole.evidence) == (256, -0.0862288726898102, 0.0)
+    assert whole.interval == pytest.approx((-0.16708180813054857, -0.005375937249071816), rel=1e-12)
+    assert (kept.pairs, kept.mean) == (64, 0.296296875)
     assert kept.evidence == pytest.approx(6.79934813050712, rel=1e-12)
     assert kept.needed == pytest.approx(4.787491742782046, rel=1e-12)
     effects = [change.effect for change in decision.changes if change.effect]
-    assert [effect.mean for effect in effects] == pytest.approx([0.0869140625, -0.1474609375] * 2, rel=1e-12)
-    assert effects[0].interval == pytest.approx((-0.07762309537683414, 0.25145122037683415), rel=1e-12)
+    assert [effect.mean for effect in effects] == pytest.approx([0.1481484375, -0.13874471817245254] * 2, rel=1e-12)
+    assert effects[0].interval == pytest.approx((-0.03080774832993488, 0.3271046233299349), rel=1e-12)
     assert [effect.helped for effect in effects] == [9, 4, 9, 4]
     assert decision.bisect_pairs == 32
+
+
+def test_effects_are_right_on_average_and_those_of_a_bundle_sum_to_the_bundles():
+    """A test that stops early overstates what it tested; over seeds neither the batch nor its changes may be off."""
+    true = (0.1, 0.05, -0.05, 0.03)
+    found = [decided(batch(*true), Agent(seed), seed=seed) for seed in range(30)]
+    means = [[change.effect.mean for change in one.changes if change.effect] for one in found]
+    for i, effect in enumerate(true):
+        assert fmean(row[i] for row in means) == pytest.approx(effect, abs=0.025)
+    assert fmean(one.tests[0].mean for one in found) == pytest.approx(sum(true), abs=0.025)
+    accepted = [
+        [change.effect for change in one.changes if change.fate == "accepted" and change.effect] for one in found
+    ]
+    bundles = [effects for effects in accepted if len(effects) > 1]
+    assert len(bundles) > 10
+    for effects in bundles:
+        bundle = effects[0].bundle
+        assert bundle is not None
+        assert all(effect.bundle == bundle for effect in effects)
+        assert sum(effect.mean for effect in effects) == pytest.approx(bundle.mean)
+    assert all(effect.bundle is None for effects in accepted if len(effects) == 1 for effect in effects)
 
 
 def test_a_batch_that_passes_is_rid_of_its_bad_changes():

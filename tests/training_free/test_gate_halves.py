@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from midstream.core.task import Task
-from midstream.training_free.gate import Halved, halved, random_half
+from midstream.training_free.gate import Halved, Test, halved, random_half
 from midstream.training_free.library import Library
 from midstream.training_free.operations import Operation
 from midstream.training_free.paired_test import Differences, Pairs
@@ -40,7 +40,15 @@ def halve(
     for _ in range(10_000):
         total.add(sum(effects))
     pairs = Pairs(TASKS, play, name="halves", limit=limit, size=20, seed=seed)
-    return asyncio.run(halved(Library(), batch(effects), total=total, pairs=pairs, enough=enough))
+    whole = whole_test(len(effects), total)
+    return asyncio.run(halved(Library(), batch(effects), whole=whole, total=total, pairs=pairs, enough=enough))
+
+
+def whole_test(count: int, total: Differences) -> Test:
+    changes = tuple(range(count))
+    return Test(
+        name="whole", changes=changes, pairs=total.pairs, mean=total.mean, error=total.error, verdict="undecided"
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
@@ -95,7 +103,9 @@ def test_rewards_too_small_to_square_are_no_error():
 
     pairs = Pairs(TASKS, play, name="halves", limit=20, size=10, seed=0)
     total = Differences(pairs=10, total=1e-199, above=10)
-    assert asyncio.run(halved(Library(), batch([1.0, 2.0]), total=total, pairs=pairs, enough=0.02)).pairs == 10
+    changes, whole = batch([1.0, 2.0]), whole_test(2, total)
+    found = asyncio.run(halved(Library(), changes, whole=whole, total=total, pairs=pairs, enough=0.02))
+    assert found.pairs == 10
 
 
 def test_it_stops_when_choices_are_clear():

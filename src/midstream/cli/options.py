@@ -192,7 +192,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         plan = [] if work == "other" else describe(recipe, training=work == "train")
         if work == "train" and recipe.training and recipe.training.algorithm != "supervised":
             alone = "The memory is that of one process. " if getattr(options, "nproc", 1) > 1 else ""
-            plan.append(f"{alone}Time, and other hardware: midstream plan RECIPE --gpus 8xH100")
+            plan.append(f"{alone}Other hardware: midstream plan RECIPE --gpus 8xH100")
         if work == "train" and recipe.cluster is not None:
             plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]
         if not options.json:

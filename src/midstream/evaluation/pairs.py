@@ -177,7 +177,6 @@ def check_rewards(results: Sequence[tuple[str, EvaluationResult]]) -> None:
             raise UsageError(
                 f"{head.set_name!r} was scored by {ours} in {first} and by {theirs} in {other}",
                 code="not-comparable",
-                cause="scores of two rewards are two quantities: their difference says nothing about the agents",
                 fix="evaluate both with the same reward",
             )
 

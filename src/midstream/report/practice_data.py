@@ -13,7 +13,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.report.evaluation_tables import comparisons
-from midstream.report.numbers import dollars, gain, gains, number, summed
+from midstream.report.numbers import counted, dollars, gain, gains, number, summed
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, read_spent
 from midstream.runs.journal import skip_damage, warn_of_damage
@@ -326,6 +326,19 @@ def changes_of(test: Test, count: int) -> str:
 def evidence(test: Test) -> str:
     """The log of a test's evidence, and of what it needed."""
     return f"{test.evidence:.1f} of {test.needed:.1f}"
+
+
+def bundles(library: Library) -> list[str]:
+    """A line for each bundle of changes that a test accepted together: its effect, and the lessons there are of it."""
+    effects = {lesson.id: lesson.effect for lesson in library.lessons if lesson.effect}
+    lines = []
+    for bundle in dict.fromkeys(effect.bundle for effect in effects.values() if effect.bundle):
+        lessons = [name for name, effect in effects.items() if effect.bundle == bundle]
+        tested = f"{gain(bundle.mean)} ({gains(bundle.interval)}) points, {counted(bundle.pairs, 'pair')}"
+        others = len(bundle.changes) - len(lessons)
+        more = f" and {counted(others, 'other change')}" if others else ""
+        lines.append(f"tested together: {' '.join(lessons)}{more}: {tested}")
+    return lines
 
 
 def by_effect(lessons: Sequence[Lesson]) -> list[Lesson]:

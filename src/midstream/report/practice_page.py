@@ -238,7 +238,8 @@ def lessons(data: PracticeData) -> list[Block | None]:
         )
     here = {lesson.id for lesson in practice_data.learned(data.versions)}
     found = [_lesson(data, lesson, span, here=lesson.id in here) for lesson in by_effect(library.lessons)]
-    return [text(words, "soft"), *_folded(found, "more lesson")]
+    tested = [text(line) for line in practice_data.bundles(library)]
+    return [text(words, "soft"), *tested, *_folded(found, "more lesson")]
 
 
 def _lesson(data: PracticeData, lesson: Lesson, span: float, *, here: bool) -> dict[str, Any]:
@@ -246,6 +247,7 @@ def _lesson(data: PracticeData, lesson: Lesson, span: float, *, here: bool) -> d
     effect = "effect not measured"
     if lesson.effect is not None:
         effect = points(lesson.effect) + ("" if lesson.effect.alone else ", measured only together with others")
+        effect += ", accepted only as a part of its bundle" if lesson.effect.only_in_bundle else ""
     used = f"in {counted(lesson.used, 'rollout')}"
     used += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
     origin, more = lesson.origin, list[Block | None]()

@@ -195,6 +195,7 @@ def library_screen(title: str, library: Library) -> Group:
     parts: list[RenderableType] = [
         Text(title, "bold"),
         Text(proven(library), "green" if library.proven_for else "yellow"),
+        *(Text(line) for line in practice_data.bundles(library)),
     ]
     modules: dict[str, list[tuple[str, Group]]] = {}
     for lesson in library.lessons:
@@ -220,6 +221,7 @@ def _measured(lesson: Lesson) -> str:
     if lesson.effect is not None:
         together = "" if lesson.effect.alone else " together with others"
         parts.append(f"effect {points(lesson.effect)} points{together}, {counted(lesson.effect.pairs, 'pair')}")
+        parts += ["accepted only as a part of its bundle"] * lesson.effect.only_in_bundle
     if lesson.used:
         parts.append(f"used in {counted(lesson.used, 'rollout')}")
     if lesson.helped or lesson.harmed:

@@ -134,7 +134,9 @@ class RunDirectory:
 
     def set_status(self, state: RunState, message: str = "", *, step: int | None = None) -> None:
         """Replace the status. Any state but "running" seals the run as it is, the exported weights included."""
-        files = self._digests(weights=True) if state != "running" else self._lasting()
+        files = {name: digest for name, digest in self.digests().items() if not name.startswith(_LARGE)}
+        if state != "running" or not files:
+            files = self._digests(weights=state != "running")
         self._write_status(RunStatus(state=state, message=message, step=step, updated_at=utc_now(), files=files))
 
     def seal(self) -> None:
@@ -150,7 +152,7 @@ class RunDirectory:
         if (before := self._written_status()) is None:
             return
         if segment is None:
-            fixed = {path.relative_to(self.root).as_posix() for path in self._fixed()}
+            fixed = {path.relative_to(self.root).as_posix() for path in _fixed(self)}
             kept = {name: digest for name, digest in before.files.items() if name in fixed}
         else:
             written = self.trajectories.path(segment).relative_to(self.root).as_posix()
@@ -220,15 +222,6 @@ class RunDirectory:
             found[name] = file_damage(path, digest, grows=path in grow, read=read)
         return {name: error for name, error in found.items() if error is not None}
 
-    def _fixed(self) -> list[Path]:
-        """The files that never change."""
-        return [self.info_path, self.recipe_path, *self.own_dir.rglob("*.py")]
-
-    def _lasting(self) -> dict[str, FileDigest]:
-        """The digests that hold while the run is at work: not those of what a resumed run may write again."""
-        known = {name: digest for name, digest in self.digests().items() if not name.startswith(_LARGE)}
-        return known or self._digests()
-
     def _digests(self, *, weights: bool = False) -> dict[str, FileDigest]:
         """The digests of all files that are whole; those of files that never change once written are kept."""
         known = self.digests()
@@ -237,7 +230,7 @@ class RunDirectory:
         policy = self.policy_dir.rglob("*") if weights else ()
         changing = [path for path in (*self.journals, *manifests, *policy) if path.is_file()]
         files = {path.relative_to(self.root).as_posix(): digest_of(path) for path in changing}
-        for path in (*self._fixed(), *segments):
+        for path in (*_fixed(self), *segments):
             name = path.relative_to(self.root).as_posix()
             files[name] = known.get(name) or digest_of(path)
         return files
@@ -284,6 +277,11 @@ class RunDirectory:
             filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
         self.trajectories.remove_after(step)
         self.seal()
+
+
+def _fixed(run: RunDirectory) -> list[Path]:
+    """The files of a run that never change."""
+    return [run.info_path, run.recipe_path, *run.own_dir.rglob("*.py")]
 
 
 def damaged_recipe(path: Path, error: Exception) -> RunError:

@@ -175,7 +175,6 @@ def parse_info(path: Path) -> RunInfo:
     raise RunError(
         f"{path.parent} has run format {found}; this midstream {__version__} reads {RUN_FORMAT}",
         code="run-format",
-        cause=f"the run was made by midstream {writer}",
         fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
     )
 

@@ -319,7 +319,6 @@ class Segment:
             raise RunError(
                 f"there is no segment {path.name} in {path.parent}",
                 code="file-not-found",
-                cause="the step or evaluation was not run, or wrote no trajectories",
                 fix=f"see what there is: `ls {path.parent}`",
             ) from error
         except (EOFError, ValueError, zlib.error) as error:

@@ -18,9 +18,9 @@ either side equally often, so in the mean of the differences, each with the sign
 out. Every pair is evidence about every change, and all effects are estimated as precisely as one of them would be from
 the same pairs; testing the changes one by one would multiply the cost by their number. The halves are of equal size:
 halves of very different quality would say little about single changes, least where a bad half fails at everything.
-Halves measure how a change differs from the others; the test of the whole batch measures the sum (`total`), and both
-together give a change's effect. If effects add up, that is its effect in the new library; if they do not, it is its
-mean effect in the company of random others.
+Halves measure how a change differs from the others; a test measures the sum of its changes, and both together give a
+change's effect (`_effects`). For what is accepted that is the test that accepted it, so the effects of a bundle sum to
+the bundle's, also where the whole batch held changes that hid them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import Literal
 from midstream.core.data import Frozen
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.training_free.library import Effect, Library
+from midstream.training_free.library import Bundle, Effect, Library
 from midstream.training_free.operations import Operation, applied
-from midstream.training_free.paired_test import Differences, Pairs, Play, Sequential, Verdict
+from midstream.training_free.paired_test import Differences, Pairs, Play, Sequential, Verdict, unbiased_mean
 from midstream.training_free.settings import GateConfig
 
 Fate = Literal["accepted", "rejected", "pending"]
@@ -52,8 +52,8 @@ class Test(Frozen):
 
     `changes` are the indices of the tested changes in the update's list. `pairs` counts those with a result on both
     sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
-    the value that it had to reach: log(1 / its share of the error rate). `mean` and `interval` (95 %) are the
-    difference in reward.
+    the value that it had to reach: log(1 / its share of the error rate). `mean`, `interval` (95 %) and `error` (of the
+    mean) are of the difference in reward, without what stopping early adds to it (`paired_test.unbiased_mean`).
     """
 
     __test__ = False  # pytest would collect it by its name
@@ -64,6 +64,7 @@ class Test(Frozen):
     left_out: int = 0
     mean: float = 0.0
     interval: tuple[float, float] = (-1.0, 1.0)
+    error: float = 0.0
     evidence: float = 0.0
     needed: float = 0.0
     verdict: Verdict
@@ -117,11 +118,19 @@ async def decide(
         tests.append((await trial.test("kept", kept))[0])
 
     # Accept the changes of the last test that passed. If none passed, the kept changes get the last test's verdict.
-    passed = [test.changes for test in tests if test.verdict == "better"]
-    chosen, fate = (passed[-1], "accepted") if passed else (kept, _FATES[tests[-1].verdict])
+    passed = [test for test in tests if test.verdict == "better"]
+    chosen, fate = (passed[-1].changes, "accepted") if passed else (kept, _FATES[tests[-1].verdict])
+    effects = list(halves.effects)
+    if passed and len(chosen) > 1:
+        accepted = passed[-1]
+        names = tuple(changes[i].id for i in chosen)
+        bundle = Bundle(changes=names, mean=accepted.mean, interval=accepted.interval, pairs=accepted.pairs)
+        measured = _effects(halves.signed, accepted) if halves.signed else effects
+        for i in chosen:
+            effects[i] = measured[i].model_copy(update={"bundle": bundle})
     records = tuple(
-        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=halves.effects[i])
-        for i, change in enumerate(changes)
+        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=effect)
+        for i, (change, effect) in enumerate(zip(changes, effects, strict=True))
     )
     return Decision(
         library=applied(library, [record.operation for record in records if record.fate == "accepted"]),
@@ -134,10 +143,14 @@ async def decide(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halved:
-    """The effect of each change, in their order, and which of them are worth keeping."""
+    """The effect of each change, in their order, and which of them are worth keeping.
+
+    `signed` are the differences of each change, with the sign of its side; empty where no halves were run.
+    """
 
     effects: tuple[Effect, ...]
     kept: tuple[int, ...]
+    signed: tuple[Differences, ...] = ()
     pairs: int = 0
     left_out: int = 0
 
@@ -157,24 +170,33 @@ class Trial:
     async def measure(self) -> tuple[Test, Halved]:
         """Test all changes together, then measure each by random halves, unless there is one or `bisect_pairs` is 0."""
         everything, config = tuple(range(len(self.changes))), self.config
-        whole, differences = await self.test("whole", everything)
+        whole, total = await self.test("whole", everything)
         if len(everything) == 1 or not config.bisect_pairs:
-            effect = differences.effect(alone=len(everything) == 1)
+            effect = total.effect(alone=len(everything) == 1, mean=whole.mean)
             return whole, Halved(effects=(effect,) * len(everything), kept=everything)
         pairs = self._pairs("halves", config.bisect_pairs)
-        return whole, await halved(self.library, self.changes, total=differences, pairs=pairs, enough=config.min_effect)
+        return whole, await halved(
+            self.library, self.changes, whole=whole, total=total, pairs=pairs, enough=config.min_effect
+        )
 
     async def test(self, name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
         """Test the library with the changes at these places against the one without; returns all differences, too."""
-        pairs, found = self._pairs(name, self.config.test_pairs), Differences()
+        pairs, found, seen = self._pairs(name, self.config.test_pairs), Differences(), list[float]()
         changed = applied(self.library, [self.changes[i] for i in places])
-        test = Sequential(level=self.level, min_effect=self.config.min_effect, futility=self.config.futility_rate)
+
+        def begin() -> Sequential:
+            config = self.config
+            return Sequential(level=self.level, min_effect=config.min_effect, futility=config.futility_rate)
+
+        test = begin()
         while test.verdict == "undecided" and not pairs.spent:
             values = [value for value in await pairs.block(lambda _: (self.library, changed)) if value is not None]
             for value in values:
                 found.add(value)
+            seen += values
             test.add(values)
-        measured = found.effect(alone=False)
+        mean = unbiased_mean(seen, begin, limit=pairs.limit, size=pairs.size, seed=derive_seed(self.seed, name, "mean"))
+        measured = found.effect(alone=False, mean=mean)
         return Test(
             name=name,
             changes=places,
@@ -183,6 +205,7 @@ class Trial:
             mean=measured.mean,
             interval=measured.interval,
             evidence=test.evidence,
+            error=found.error,
             needed=test.needed,
             verdict=test.verdict,
         ), found
@@ -193,15 +216,21 @@ class Trial:
 
 
 async def halved(
-    library: Library, changes: Sequence[Operation], *, total: Differences, pairs: Pairs, enough: float
+    library: Library,
+    changes: Sequence[Operation],
+    *,
+    whole: Test,
+    total: Differences,
+    pairs: Pairs,
+    enough: float,
 ) -> Halved:
     """Run `pairs` until wrong choices are expected to cost less than `enough` of mean reward, or all are used.
 
-    `total` are the differences of all changes together to `library`. Kept is what helps; of a batch that does harm as a
-    whole, what is better than its average, which is as good a guess as there is: a change that bad company hides shows
-    when the kept ones are tested together.
+    `whole` is the test of all changes together, on the differences `total`. Kept is what helps; of a batch that does
+    harm as a whole, what is better than its average, which is as good a guess as there is: a change that bad company
+    hides shows when the kept ones are tested together.
     """
-    signed = [Differences() for _ in changes]  # of each change, with the sign of its side
+    signed = tuple(Differences() for _ in changes)
     threshold = min(0.0, total.mean / len(changes))  # the effect that a change must exceed to be kept
     chosen: list[frozenset[int]] = []  # the halves of the block under way
 
@@ -227,13 +256,10 @@ async def halved(
             if error:  # 0 where the squares of all differences underflow
                 z = abs(mean - threshold) / error
                 expected_loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
-    estimates = _estimates(signed, total)
     return Halved(
-        effects=tuple(
-            differences.effect(alone=True, mean=mean, error=error)
-            for differences, (mean, error) in zip(signed, estimates, strict=True)
-        ),
-        kept=tuple(i for i, (mean, _) in enumerate(estimates) if mean > threshold),
+        effects=tuple(_effects(signed, whole)),
+        kept=tuple(i for i, (mean, _) in enumerate(_estimates(signed, total)) if mean > threshold),
+        signed=signed,
         pairs=signed[0].pairs,
         left_out=pairs.left_out,
     )
@@ -246,10 +272,30 @@ def _estimates(signed: Sequence[Differences], total: Differences) -> list[tuple[
     m = e + r (T - e), r the correlation of two changes' sides and T the effect of all. Of n changes, n even, n/2
     are on each side, so r = -1/(n - 1); r = -1/n if n is odd.
     """
-    r = -1 / (len(signed) - 1 + len(signed) % 2)
+    r = _correlation(len(signed))
     means = [(change.mean - r * total.mean) / (1 - r) for change in signed]
     errors = [math.hypot(change.error, r * total.error) / (1 - r) for change in signed]
     return list(zip(means, errors, strict=True))
+
+
+def _correlation(count: int) -> float:
+    return -1 / (count - 1 + count % 2)
+
+
+def _effects(signed: Sequence[Differences], test: Test) -> list[Effect]:
+    """The effect of each change, with a sum over the changes of `test` that is the test's.
+
+    As in `_estimates`, e = m / (1 - r) + c with one c for all changes. Here c is what the test leaves for it.
+    """
+    share = 1 / (1 - _correlation(len(signed)))
+    count = len(test.changes)
+    rest = (test.mean - sum(signed[i].mean * share for i in test.changes)) / count
+    return [
+        change.effect(
+            alone=True, mean=change.mean * share + rest, error=math.hypot(change.error * share, test.error / count)
+        )
+        for change in signed
+    ]
 
 
 def random_half(count: int, draw: random.Random) -> frozenset[int]:

@@ -52,11 +52,20 @@ class Origin(Frozen):
     why: str = ""
 
 
+class Bundle(Frozen):
+    """Changes that passed a test together: their ids, and the effect of all of them with its 95 % interval."""
+
+    changes: tuple[str, ...]
+    mean: float
+    interval: tuple[float, float]
+    pairs: int
+
+
 class Effect(Frozen):
     """The effect of a change on the mean reward: estimate, 95 % interval, and the pairs of rollouts behind it.
 
     In `helped` of the pairs the side with the change earned more, in `harmed` less. `alone`: it was measured apart from
-    the other changes of its batch, not only together with them.
+    the other changes of its batch, not only together with them. `bundle`: it was accepted as a part of this one.
     """
 
     mean: float
@@ -65,6 +74,12 @@ class Effect(Frozen):
     helped: int = 0
     harmed: int = 0
     alone: bool = True
+    bundle: Bundle | None = None
+
+    @property
+    def only_in_bundle(self) -> bool:
+        """Whether the bundle alone was shown to help, and not this change."""
+        return self.bundle is not None and (not self.alone or self.interval[0] <= 0)
 
 
 class Lesson(Frozen):

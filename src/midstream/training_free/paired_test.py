@@ -39,6 +39,7 @@ Sides = Callable[[random.Random], tuple[Library, Library]]
 
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # best for means of about 0.02 to 0.4 where the variance is about 0.5
 Z = NormalDist().inv_cdf(0.975)
+_REPEATS = 100
 
 
 class Bets:
@@ -89,6 +90,25 @@ class Sequential:
             elif against >= self._give_up:
                 self.verdict = "not better"
         return self.verdict
+
+
+def unbiased_mean(
+    values: Sequence[float], begin: Callable[[], Sequential], *, limit: int, size: int, seed: int
+) -> float:
+    """The mean difference of a test's `values`, without what its stopping adds on average.
+
+    A test that stops while luck is on its side has a mean that is too far from 0. How far is found by repeating the
+    test, a block of `size` at a time up to `limit`, on values drawn from its own (the bootstrap's estimate of bias).
+    """
+    mean, draw, means = fmean(values), random.Random(seed), list[float]()
+    for _ in range(_REPEATS):
+        test, drawn = begin(), list[float]()
+        while test.verdict == "undecided" and len(drawn) < limit:
+            block = draw.choices(values, k=min(size, limit - len(drawn)))
+            test.add(block)
+            drawn += block
+        means.append(fmean(drawn))
+    return max(-1.0, min(1.0, 2 * mean - fmean(means)))
 
 
 class Pairs:
