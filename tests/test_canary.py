@@ -130,6 +130,7 @@ def execute(body: dict) -> str:
     return json.dumps({"python": {"code": SPY}, "guess": {"question": said}}.get(action["tool"], {"query": said}))
 
 
+@pytest.mark.slow
 def test_a_training_run_leaves_no_key(ten_steps, tmp_path):
     shutil.copy(ten_steps, tmp_path)
     recipe = tmp_path / "canary.toml"
@@ -179,6 +180,7 @@ def solve_each(servers: Everything, tools: list[str], home: Path, *form: str) ->
     return said
 
 
+@pytest.mark.slow
 def test_no_tool_leaves_a_key(tmp_path):
     with every_tool(tmp_path) as servers:
         said = solve_each(servers, list(servers.arguments), tmp_path, "--json")
@@ -191,6 +193,7 @@ def test_no_tool_leaves_a_key(tmp_path):
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [("--quiet",), ()])
 def test_no_screen_shows_a_key(tmp_path, form):
     with every_tool(tmp_path) as servers:
@@ -218,6 +221,7 @@ def remote(tmp_path):
         server.wait(20)
 
 
+@pytest.mark.slow
 def test_a_key_in_a_header_of_mcp_is_not_left(tmp_path, remote):
     with every_tool(tmp_path) as servers:
         headers = f'headers_env = {{ Authorization = "{MCP_VARIABLE}" }}'
@@ -248,6 +252,7 @@ def test_a_server_that_shows_the_key_in_its_error_does_not_get_it_onto_the_scree
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_search_that_shows_the_key_in_its_error_does_not_get_it_into_a_trace(tmp_path):
     def show(asked: Asked) -> Answer:
         return Answer(status=403, body=json.dumps({"message": f"Unauthorized: {asked.headers['x-api-key']}"}))

@@ -32,6 +32,7 @@ def write_sets(directory: Path) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts", [(9, None), pytest.param((1, 9, 15, 23, 9, None), marks=pytest.mark.slow)], ids=["once", "five times"]
 )
@@ -65,6 +66,7 @@ def test_killed_again_and_again_no_finished_run_is_asked_for_twice(tmp_path, cou
     assert len(ended(root)) == 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(8,), pytest.param((4, 16), marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_an_in_process_planner_ends_bit_for_bit_as_if_nobody_had_killed_it(finished_run, tmp_path, counts):
     """In lockstep a batch's composition decides the last bits: waves are kept whole or not at all."""

@@ -29,6 +29,7 @@ def test_the_algorithm_fits_into_one_file():
     assert len(MINIMAL.read_text(encoding="utf-8").splitlines()) < 250
 
 
+@pytest.mark.slow
 def test_the_algorithm_runs():
     lines = run("flow_grpo_minimal.py", "--steps", "2", "--warm-steps", "5").splitlines()
     steps = [line for line in lines if re.fullmatch(r"step +\d+  reward [01]\.\d\d  #*", line)]

@@ -73,6 +73,7 @@ def test_a_page_is_complete(read, page):
     assert len((DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_every_block_runs(read):
     own = {name: text for page in KINDS for name, text in read(page).items()}
     assert "scored by  close" in own["runs/close"]

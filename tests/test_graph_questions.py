@@ -239,6 +239,7 @@ def conclude(text: str) -> str:
 # --- the test ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_hundred_questions_are_answered_by_the_right_algorithm(files):
     asked = questions(files)
     assert len({question for question, *_ in asked}) > QUESTIONS / 2

@@ -137,6 +137,7 @@ def test_the_policy_version_is_the_number_of_updates_behind_it(trained):
         assert {call.policy_version for call in planner_calls(trained, metrics.step)} == {metrics.policy_version}
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_the_checkpointed_adapter(run_and_checkpoints, model_directory):
     """What step n + 1 recorded is what a new model with the adapter of checkpoint n says, and only with that one."""
     run, kept = run_and_checkpoints
@@ -180,6 +181,7 @@ def test_eval_samples_from_the_adapter_as_the_run_did(trained, model_directory, 
 # -- an adapter to begin with -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_further(trained, model_directory, tmp_path, checkpoints):
     """It starts at the adapter's weights, and the reference policy is the model without it."""
     adapter = f"engines.policy.adapter={trained.policy_dir}"
@@ -191,6 +193,7 @@ def test_an_adapter_is_trained_further(trained, model_directory, tmp_path, check
     assert RunDirectory.open(tmp_path / "run").metrics.read()[0].kl > 0.01
 
 
+@pytest.mark.slow
 def test_all_weights_are_trained_from_a_merged_adapter(trained, model_directory, tmp_path):
     """Without `learner.lora` the reference policy is the model with the adapter."""
     shipped = (recipes_directory() / "flow-grpo-lora.toml").read_text().splitlines()

@@ -72,6 +72,7 @@ def killed(tmp_path_factory):
     return out, process.returncode, output
 
 
+@pytest.mark.slow
 def test_one_rank_killed_stops_the_run_with_a_clear_error(killed):
     out, code, output = killed
     assert code == 1
@@ -82,6 +83,7 @@ def test_one_rank_killed_stops_the_run_with_a_clear_error(killed):
     assert RunDirectory.open(out).status().state in ("interrupted", "failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_it_resumes_on_any_number_and_ends_as_one_process(killed, one_process, processes, tmp_path):
     run = tmp_path / "run"
@@ -94,6 +96,7 @@ def test_it_resumes_on_any_number_and_ends_as_one_process(killed, one_process, p
     assert max((resumed[name] - expected[name]).abs().max().item() for name in expected) < 2e-4
 
 
+@pytest.mark.slow
 def test_rank_0_alone_speaks_and_says_why_it_stops(tmp_path):
     code, output = finish("train", "flow-grpo-tiny", "--nproc", "2", "--out", str(tmp_path / "run"))
     assert code == 2
@@ -102,6 +105,7 @@ def test_rank_0_alone_speaks_and_says_why_it_stops(tmp_path):
     assert "learner.parallel = ddp" in output
 
 
+@pytest.mark.slow
 def test_an_error_that_every_rank_meets_is_reported_once(tmp_path):
     for words in (("train", "nowhere"), ("resume", str(tmp_path))):
         code, output = finish(*words, "--nproc", "2")
@@ -109,11 +113,13 @@ def test_an_error_that_every_rank_meets_is_reported_once(tmp_path):
         assert "rank-lost" not in output
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_reported_once(one_process):
     code, output = finish("resume", str(one_process), "--nproc", "2")
     assert (code, output.count("Report:")) == (0, 1), output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "says"), [(signal.SIGINT, "stopped; resume with"), (signal.SIGKILL, "")])
 def test_ranks_end_with_their_launcher(killed, tmp_path, number, says):
     run = tmp_path / "run"
@@ -139,6 +145,7 @@ def test_a_number_of_processes_is_at_least_one(number):
     assert "is not a whole number" in output
 
 
+@pytest.mark.slow
 def test_a_recipe_that_trains_no_weights_needs_one_process(tmp_path):
     code, output = finish("train", "training-free-simulated", "--nproc", "2", "--out", str(tmp_path / "run"))
     assert code == 2

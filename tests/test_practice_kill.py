@@ -69,6 +69,7 @@ def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monke
         killed_after_write(count, whole, tmp_path / str(count), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [67, pytest.param(11, marks=pytest.mark.slow)])
 def test_killed_within_a_request_only_what_was_under_way_is_asked_again(every, whole, tmp_path, monkeypatch):
     expected, calls, written = whole
@@ -103,6 +104,7 @@ def test_killed_again_and_again(whole, tmp_path, monkeypatch):
     assert asked.calls == calls
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
 @pytest.mark.parametrize("records", [(30,), pytest.param((5, 30, 45, 20), marks=pytest.mark.slow)])
 def test_a_real_kill_through_real_servers_with_faults(tmp_path, records):

@@ -76,6 +76,7 @@ def _key(monkeypatch):
     monkeypatch.setenv(MCP_VARIABLE, "a key")
 
 
+@pytest.mark.slow
 def test_every_tool_there_is_is_replayed_to_the_byte_with_the_network_off(tmp_path, no_network, monkeypatch):
     with every_tool(tmp_path) as servers:
         recorded = run(servers, record=tmp_path / "kept")
@@ -99,12 +100,14 @@ def test_every_tool_there_is_is_replayed_to_the_byte_with_the_network_off(tmp_pa
     assert {one.sandbox for one in replayed} == {one.sandbox for one in recorded} != {""}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_recorded_leaves_the_same_trajectories(tmp_path):
     with every_tool(tmp_path) as servers:
         plain = run(servers)
         assert shown(run(servers, record=tmp_path / "kept")) == shown(plain)
 
 
+@pytest.mark.slow
 def test_programs_are_replayed(tmp_path, no_network):
     """Programs run again in the sandbox; the calls they make are answered by the recording."""
     code = ("agent.executor.mode=code", "agent.max_turns=1")
@@ -141,6 +144,7 @@ def command(capsys, *words: object) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_solve_is_recorded_and_replayed(tmp_path, capsys):
     kept = tmp_path / "kept"
     with every_tool(tmp_path) as servers:
@@ -188,6 +192,7 @@ def test_eval_and_its_replay_agree(tmp_path, capsys):
     assert "sandbox" not in err
 
 
+@pytest.mark.slow
 def test_training_replays(ten_steps, tmp_path, capsys):
     """A whole training run on recorded tools is the run that was recorded."""
     for out, option in (("first", "--record"), ("second", "--replay")):

@@ -144,6 +144,7 @@ def test_from_python_and_for_one_question(capsys: pytest.CaptureFixture[str]):
     assert str(trajectory.answer) in shown
 
 
+@pytest.mark.slow
 def test_an_evaluation_from_python(tmp_path: Path):
     done = ms.evaluate(str(EXAMPLE), strategy=STRATEGY, out=tmp_path / "run", quiet=True, settings={"seed": 3})
     assert done.evaluations[0].tasks == 60
@@ -213,6 +214,7 @@ def served(server: LLMServer, tasks: Path, root: Path, strategy: str = STRATEGY)
     return [*words, "--strategy", strategy, "--out", str(root)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
 def test_after_kill_9_nothing_on_disk_is_asked_again(tmp_path: Path):
     tasks, root, size = questions(tmp_path / "sums.jsonl", 5), tmp_path / "run", 5

@@ -197,6 +197,7 @@ def test_every_fault_is_counted_where_it_happened(flaky):
     assert counted == Counter(dealt)
 
 
+@pytest.mark.slow
 def test_where_retries_are_spent_there_is_an_error_and_no_reward():
     """Four copies of each task; the even tasks' generator, or their verifier of turn 2, is broken for good."""
 

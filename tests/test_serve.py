@@ -170,6 +170,7 @@ async def _in_client(words: list[str], use: Any, **client: Any) -> Any:
         return await use(connected)
 
 
+@pytest.mark.slow
 def test_mcp_clients_get_steps_answers_and_lessons(recipe, tmp_path):
     lessons = tmp_path / "lessons.json"
     steps: list[str] = []
@@ -199,6 +200,7 @@ def test_mcp_clients_get_steps_answers_and_lessons(recipe, tmp_path):
     assert answer == "a lesson"
 
 
+@pytest.mark.slow
 def test_the_clients_own_model_may_be_the_engine(recipe):
     import mcp_types as types
 
@@ -287,6 +289,7 @@ def test_an_address_that_cannot_be_had_is_a_plain_error(recipe, tmp_path, monkey
                 serve.serve_sessions(str(recipe), tmp_path / code, config=ServeConfig(**config))
 
 
+@pytest.mark.slow
 def test_callers_run_the_agent_that_learns(tmp_path):
     small = ["training.steps=1", "training.tasks_per_step=2", "training.group_size=2", "training.minibatches=1"]
     small += ["training.warmup_steps=1", "training.decay_steps=0", "evaluation.at=none", "learner.threads=1"]

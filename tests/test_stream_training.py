@@ -90,11 +90,13 @@ def check(run):
     assert any(step.grad_norm > 0 for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [[], [LORA, "training.variant=dapo"]], ids=["all weights", "lora"])
 def test_a_chat_model_in_process(trained, settings):
     check(trained("agent.policy.engine=weights", *settings))
 
 
+@pytest.mark.slow
 def test_a_chat_model_behind_a_server(trained, model):
     served = ServedPolicy(model)
     with LLMServer(served) as server:

@@ -73,6 +73,7 @@ def test_a_run_learns_and_names_its_states(whole, model):
     assert (recipe.engines["policy"].type, recipe.learner.type) == ("tinker", "tinker")
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_from_the_named_state_on_a_server_that_restarted(whole, model, tmp_path, monkeypatch):
     states = {}
     with TinkerServer(model, states=states) as server, monkeypatch.context() as patch:
@@ -100,6 +101,7 @@ def killed_at(number):
     return spy
 
 
+@pytest.mark.slow
 def test_a_run_without_its_state_says_so(whole, model, tmp_path, capsys):
     states = {}
     with TinkerServer(model, states=states) as server:
@@ -117,6 +119,7 @@ def test_a_dry_run_needs_no_server(model, capsys):
     assert 'type = "tinker"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_processes_are_refused(model, tmp_path, capfd):
     class Nowhere:
         url = "http://127.0.0.1:9"

@@ -83,6 +83,7 @@ def test_cards_of_one_family_have_their_own_peaks(card, peak, monkeypatch):
     assert update_gpu.peak("cuda") == peak
 
 
+@pytest.mark.slow
 def test_the_offload_benchmark_compares_with_the_dry_runs_formula(model):
     """Each setting steps, and its formula is that of the model it measures."""
     lines = update_gpu.offload_table(argparse.Namespace(device="cpu", tiny=True))

@@ -97,6 +97,7 @@ class Spelling(Simulated):
         return found.model_copy(update={"answer": random.Random(context.seed).choice(ways)})
 
 
+@pytest.mark.slow
 def test_an_early_stop_never_changes_the_answer():
     """200 tasks with several wrong answers, each in three random orders of completion, against the full run."""
     draw, fewer = random.Random(1), 0

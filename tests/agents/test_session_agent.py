@@ -177,6 +177,7 @@ def test_an_error_is_tried_again_and_its_key_is_in_no_record():
     assert not [key for key in keys if key in found.model_dump_json()]
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_and_a_limit_that_is_the_policys_own():
     async def solve(session):
         async with client() as http:

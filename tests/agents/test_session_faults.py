@@ -85,6 +85,7 @@ def write_tasks(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_two_hundred_sessions_with_faults(tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "model.py").write_text(MODEL)
@@ -135,6 +136,7 @@ def running(tag: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 def test_a_killed_evaluation_leaves_no_command_and_runs_none_twice(tmp_path):
     tag = f"scratch-{random.getrandbits(64):x}"

@@ -49,6 +49,7 @@ def test_without_a_terminal_the_questions_are_given(demo):
     assert text.index("How high is Mount Everest?") < text.rindex("I do not know.") < text.index("\nNext\n")
 
 
+@pytest.mark.slow
 def test_it_says_how_long_it_takes_and_ends_on_one_screen(tmp_path):
     """In a terminal of 100 columns and 40 lines."""
     settings = [word for setting in TINY.split() for word in ("--set", setting)]

@@ -35,6 +35,7 @@ def recipe(*overrides):
     return changed_recipe("text-tiny", overrides=[*SETTINGS, *overrides])
 
 
+@pytest.mark.slow
 def test_the_weights_are_exported_and_evaluated(verl, tmp_path):
     verl("trains")
     run = api.train(recipe(), tmp_path / "run")

@@ -145,6 +145,7 @@ def test_a_server_that_is_down_ends_the_screen(capsys: pytest.CaptureFixture[str
     assert out.endswith("The roles were not examined: a key or a server failed.\n")
 
 
+@pytest.mark.slow
 def test_the_whole_machine_and_no_key_anywhere(tmp_path: Path) -> None:
     """The command as people run it, every check for real; no canary key is in anything that it prints."""
     keys = ("OPENAI_API_KEY", "SERPER_API_KEY", "OPENROUTER_API_KEY")

@@ -32,6 +32,7 @@ SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 # --- intervals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_the_bootstrap_of_300_tasks_holds_the_truth_as_often_as_it_says(share):
     assert 0.93 <= coverage(share, 300) <= 0.97
@@ -59,6 +60,7 @@ def test_a_much_better_agent_is_found():
     assert detections(0.4, 60, better_by=0.4, repetitions=50) > 0.9
 
 
+@pytest.mark.slow
 def test_bootstrap_is_that_of_a_normal_mean_where_there_are_many_tasks():
     values = [random.Random(i).random() for i in range(2000)]
     half = 1.96 * stdev(values) / math.sqrt(len(values))

@@ -173,6 +173,7 @@ def test_it_advises_against_what_does_not_help(start: float, p: float, q: float)
     assert study(start, p, q).advice == "do not refine"
 
 
+@pytest.mark.slow
 def test_a_vote_over_single_runs_may_do_as_well():
     """The limit is hardly above what one run scores, and a vote needs many of them."""
     found = study(0.70, 0.30, 0.10, tasks=800, K=4, T=4, budget=9)

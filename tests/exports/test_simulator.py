@@ -273,6 +273,7 @@ POLICY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_simulator_learns_from_searches_and_a_policy_from_the_simulator(tmp_path: Path) -> None:
     world = Gazetteer(GazetteerConfig(countries=40))
     train = set(world.names("train"))

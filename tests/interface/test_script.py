@@ -49,6 +49,7 @@ def test_it_is_short(script):
     assert len(list(filter(None, script.splitlines()))) <= 15
 
 
+@pytest.mark.slow
 def test_as_a_file(tmp_path):
     (tmp_path / "script.py").write_text(BLOCK + "print(run.lessons[0].text)\n")
     done = subprocess.run([sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, check=False)

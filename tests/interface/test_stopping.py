@@ -132,6 +132,7 @@ def records(root: Path) -> list[bytes]:
     return [(root / name).read_bytes() for name in names if (root / name).exists()]
 
 
+@pytest.mark.slow
 def test_a_recipe_leaves_the_same_records_either_way(ten_steps, finished_run, tmp_path):
     mine = ms.train(ten_steps, out=tmp_path / "mine", quiet=True)
     assert records(mine.path) == records(finished_run)

@@ -215,6 +215,7 @@ def test_recomputed_activations_leave_the_layers_inputs(dtype, tmp_path):
     assert one_layer > inputs / shape.layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_padded_rows_take_at_most_the_estimate(lora, recompute, small_head, tmp_path):
@@ -225,6 +226,7 @@ def test_padded_rows_take_at_most_the_estimate(lora, recompute, small_head, tmp_
     assert taken <= bound <= 1.5 * taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_a_whole_trie_takes_at_most_the_estimate(lora, recompute, small_head, tmp_path):
@@ -236,6 +238,7 @@ def test_a_whole_trie_takes_at_most_the_estimate(lora, recompute, small_head, tm
     assert taken <= bound <= 3 * taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", [150, 300, 700], ids=["three trunks", "two trunks", "one trunk"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_stages_on_trunks_take_at_most_the_estimate(recompute, chunk_tokens, small_head, tmp_path):
@@ -245,6 +248,7 @@ def test_stages_on_trunks_take_at_most_the_estimate(recompute, chunk_tokens, sma
     assert taken_by(make_learner(directory, "float32", config), agent_rows()) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "chunk_tokens"), [("rows", 640), ("cascade", 350)])
 def test_half_precision_takes_at_most_the_estimate(attention, chunk_tokens, small_head, tmp_path):
     directory = save_model(tmp_path / "model")
@@ -254,6 +258,7 @@ def test_half_precision_takes_at_most_the_estimate(attention, chunk_tokens, smal
     assert taken <= bound <= 3 * taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_a_large_vocabulary_is_made_a_piece_at_a_time(lora, monkeypatch, tmp_path):
     monkeypatch.setattr("midstream.training.passes.LOGITS", 2**20)
@@ -333,6 +338,7 @@ def all_parts(directory, dtype, config):
     return [weights(shape, dtype), *added]
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("offload", ["none", "reference", "optimizer", "all"])
 @pytest.mark.parametrize(

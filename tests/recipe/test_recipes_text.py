@@ -82,6 +82,7 @@ def test_the_template_is_the_chat_models_own_without_instructions():
     )
 
 
+@pytest.mark.slow
 def test_a_warm_start_makes_weights_of_the_form_that_midstream_ships(tmp_path, monkeypatch, capsys):
     few = ["tasks.regions=1", "warm_start.transcripts=32", "warm_start.steps=2", "warm_start.min_copy_rate=0"]
     few += ["evaluation.sets=[]", "evaluation.validation.per_family=1", "learner.threads=1"]
@@ -146,6 +147,7 @@ def shipped():
 ASK_ONE = ["lookup", "hop", "scale", "sum"]  # families that need the rule of one attribute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "least"), [("test", 0.85), ("unseen", 0.75), ("real", 0.75)])
 def test_the_shipped_weights_answer_about_places_they_never_saw(shipped, split, least):
     assert shipped.share(split, FAMILIES, 6) >= least
@@ -155,6 +157,7 @@ def test_the_shipped_weights_decline_where_nothing_is_known(shipped):
     assert shipped.share("unseen", ["unknown"], 12) >= 0.9
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_follow_a_rule_in_the_prompt_and_none_without(shipped):
     gold, lessons = shipped.rules("test", ASK_ONE, 6)
     assert shipped.share("test", ASK_ONE, 6, gold, lessons) >= 0.75

@@ -143,6 +143,7 @@ def test_aliases_count_as_right():
 HOSTILE = ["$9^{9^{9^9}}$", "9**9**9**9**9", "$\\sum_{n=1}^{9999999} \\frac{1}{n^3}$", "$100000000!$"]
 
 
+@pytest.mark.slow
 def test_answers_that_hang_are_wrong_and_say_so():
     hung = scores(make(timeout_s=0.2, workers=2), *(("7", text) for text in HOSTILE))
     assert {one.value for one in hung} == {0.0}
@@ -150,6 +151,7 @@ def test_answers_that_hang_are_wrong_and_say_so():
     assert Score(value=0.0, parts={"timed_out": 1.0}) in hung
 
 
+@pytest.mark.slow
 def test_a_formula_that_eats_memory_is_not_right():
     async def run() -> bool | None:
         reward = make(timeout_s=60, memory_mb=64)
@@ -188,11 +190,13 @@ def test_a_gold_answer_without_anything_to_compare_is_an_error(warm, gold):
     assert not caught.value.retryable
 
 
+@pytest.mark.slow
 def test_a_gold_answer_that_hangs_is_an_error_not_a_wrong_answer():
     with pytest.raises(RewardError, check=coded("task-unfit", "'t'", HOSTILE[0].strip("$"))):
         scores(make(timeout_s=0.2), (HOSTILE[0], "7"))
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_an_error_not_a_wrong_answer(monkeypatch):
     async def run() -> None:
         reward = make()

@@ -153,6 +153,7 @@ def python(*arguments, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_download_conditions_and_working_offline_afterwards(tmp_path):
     """The library reads its address from the environment when it is first imported: so, other processes."""
     environment = {"HF_HOME": str(tmp_path), "HF_TOKEN": "", "HF_HUB_OFFLINE": "0"}

@@ -35,6 +35,7 @@ def only_the_first(job: Job) -> Seed:
     return Seed(seed=job.overrides[0])
 
 
+@pytest.mark.slow
 def test_a_job_that_ended_is_kept_when_one_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     jobs = [Job(recipe="training-free-simulated", overrides=(f"seed={seed}",), root=tmp_path) for seed in range(2)]

@@ -14,6 +14,7 @@ from studies import feedback
 QUICK = ("tasks.rules=1", "tasks.share_true=0", "tasks.base=0.6", "tasks.harm=0.5", "practice.epochs=3")
 
 
+@pytest.mark.slow
 def test_a_run_without_anything_held_back_is_the_same_in_both_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "RUNS", 5)
     overrides = (*SMALL, *QUICK, FILTER, "tasks.seed=1")

@@ -39,6 +39,7 @@ def harms(tmp_path_factory: pytest.TempPathFactory, _two_harms: None) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_row_a_harm_and_an_arm(harms: Path) -> None:
     record = json.loads((harms / "gate-training-free-simulated.json").read_text())
     assert [(row["harm"], row["arm"]) for row in record["gate"]] == [
@@ -50,6 +51,7 @@ def test_a_row_a_harm_and_an_arm(harms: Path) -> None:
     assert all(one > two for one, two in zip(free["gains"], harmful["gains"], strict=True))  # harm alone differs
 
 
+@pytest.mark.slow
 def test_nothing_is_run_twice_and_the_table_is_shown(harms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in harms.glob("*.json") if "simulated" not in path.name}
     assert len(before) == 8
@@ -58,6 +60,7 @@ def test_nothing_is_run_twice_and_the_table_is_shown(harms: Path, capsys: pytest
     assert "Exact gain on the test orders" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_controls_count_the_runs_that_accepted_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*study(tmp_path, "--only", "controls", "--json", seeds=1)]) == 0
     rows = json.loads(capsys.readouterr().out)["controls"]

@@ -99,6 +99,7 @@ def test_the_arms(whole: Path) -> None:
     assert runs == {f"flow-grpo-tiny{arm}-s0" for arm in arms}
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_done_again(small_file: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def written() -> dict[Path, int]:
         kept = [*small.glob("*/metrics.jsonl"), *small.glob("evaluations/*")]
@@ -114,6 +115,7 @@ def test_what_is_there_is_not_done_again(small_file: Path, small: Path, capsys: 
     assert "Flow-GRPO" in text
 
 
+@pytest.mark.slow
 def test_the_shares_of_tools_add_up(small: Path) -> None:
     for metric in ("before", "after"):
         for family in ("all", "sum", "lookup"):
@@ -124,12 +126,14 @@ def test_the_shares_of_tools_add_up(small: Path) -> None:
             assert sum(shares) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_more_turns_are_allowed_and_used(small: Path) -> None:
     rows = {(row["name"], row["metric"]): row["values"][0] for row in analyses(small)["turns"]}
     assert rows["1", "turns, test, frozen"] == rows["1", "turns, long, Flow-GRPO"] == 1
     assert 1 < rows["2", "turns, test, frozen"] <= 2
 
 
+@pytest.mark.slow
 def test_before_training_is_before_training(finished_run: Path, ten_steps: Path, tmp_path: Path) -> None:
     """Weights of the first checkpoint are gone by then; the reference policy of the last one is what they were."""
     run, unchanged = RunDirectory.open(finished_run), tmp_path / "unchanged"
@@ -149,6 +153,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
         assert not all(tensor.equal(weights[name]) for name, tensor in trained.items())
 
 
+@pytest.mark.slow
 def test_an_empty_change_of_tools_is_what_the_run_evaluated(small: Path) -> None:
     here, plain = study(small), Condition(set_name="test", temperature=1.0)
     assert measured(here, "trained", 0, Condition(set_name="test", temperature=1.0, tools="all facts")) == measured(

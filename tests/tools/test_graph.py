@@ -684,6 +684,7 @@ def calls(*arguments: dict[str, Any], **settings: Any) -> list[Answer]:
     return asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_the_sandbox_says_the_same():
     graph = weighted(connected(5), 5)
     text = json.dumps(nx.node_link_data(graph, edges="edges"))
@@ -714,6 +715,7 @@ def test_too_much_work_is_an_answer():
     assert (large.ok, large.code) == (False, "too-much-work")
 
 
+@pytest.mark.slow
 def test_a_million_nodes_are_too_many():
     million = "\n".join(f"{n} {n + 1}" for n in range(1_000_000))
     assert calls({"graph": million, "algorithm": "number_of_nodes"})[0].code == "graph-too-large"

@@ -421,6 +421,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_processes_write_at_once_and_one_that_is_killed_breaks_nothing(tmp_path):
     """Several start at once on no file, all are killed in the middle: every answer is one writer's, whole."""
     command = [sys.executable, "-c", WRITER, str(tmp_path)]

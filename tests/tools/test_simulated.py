@@ -78,6 +78,7 @@ def test_several_documents_are_listed(task):
     assert [line.partition(".")[0] for line in result.text.split("\n")] == list("12345")
 
 
+@pytest.mark.slow
 def test_the_share_of_noise_is_the_schedules(task):
     """At step 100 of 130 the probability is (4^(100/130) - 1)/6 = 0.317; 2,000 draws lie within four deviations."""
     progress = Progress(step=100, steps=130)

@@ -281,6 +281,7 @@ def test_later_steps_are_reported_but_not_stopped(make, monkeypatch):
     assert outcome.metrics.logprob_gap == pytest.approx(2 * MAX_LOGPROB_GAP, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_byte_for_byte(make):
     def texts(*overrides):
         algorithm, parts = make(Scripted(parity), *overrides)
@@ -469,6 +470,7 @@ def test_a_task_is_not_drawn_twice_in_a_step(make):
     assert (outcome.metrics.groups, len(groups_of(outcome.trajectories))) == (4, 4)
 
 
+@pytest.mark.slow
 def test_drawing_again_continues_where_it_stopped(make, tmp_path):
     settings = ("training.resample_uniform=3", "training.family_sampling=failure")
     whole, _ = make(Indexed(0.5), *settings)

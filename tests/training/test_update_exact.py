@@ -100,6 +100,7 @@ def test_a_sliding_window_is_followed(family, attention):
     require_exact(learner, truth(family, double_norm=False), 1e-6, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", PACKINGS)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_gives_the_same_logprobs(chunk_tokens):

@@ -245,6 +245,7 @@ def test_more_updates_need_more_evidence_each():
     assert needed[1] - needed[0] == pytest.approx(math.log(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_does_not_help_is_accepted_at_the_stated_rate_at_most(runs: int):
     """Three updates of lessons that do nothing at all: every acceptance is an error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import pytest
 from pathlib import Path
 
 from midstream.core.trajectory import Action, Call, Observation, Score, Trajectory, Turn
@@ -14,6 +15,7 @@ from support.viewing import viewing
 TURNS = 30_000
 
 
+@pytest.mark.slow
 def test_a_window_of_a_long_trajectory_and_its_neighbors(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "evaluation", tmp_path / "run")
     texts = [f"{number * 2654435761 % 2**32:08x} " * 120 for number in range(TURNS)]

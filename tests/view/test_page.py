@@ -232,6 +232,7 @@ def test_a_list_of_ten_thousand_has_few_rows_in_the_page(open_page):
     assert at(page) == f"{STEP}?at=9999"
 
 
+@pytest.mark.slow
 def test_of_many_turns_fifty_are_in_the_page(open_page):
     page = open_page(f"{GROUP}/1/19990", documents=made_up_view.documents(turns=20_000, hostile=""))
     page.wait_for_selector("[data-turn='19990']")

@@ -153,6 +153,7 @@ def test_a_sample_is_that_of_the_request_alone_in_any_order_of_arrival(double_en
     assert max(seen.slack) <= 0  # less in a sliding window
 
 
+@pytest.mark.slow
 def test_64_requests_of_very_different_lengths_arrive_staggered(seen):
     """Prompts that share a long beginning, so that a prefix trie computes them; a model with 1,000 positions."""
     context: Any = SimpleNamespace(name="policy", warm_seed=0)

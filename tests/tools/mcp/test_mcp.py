@@ -137,6 +137,7 @@ def test_a_slow_call_is_not_a_broken_server(url):
     close(made)
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back_is_used_again():
     port = free_port()
     with serving(port) as address:
@@ -308,6 +309,7 @@ def test_a_key_that_no_header_can_carry_is_refused(monkeypatch):
     assert "abcdefgh" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_again():
     made = mcp.make(over("stdio", "", include=("process", "die", "slow")), "honest")
     first = int(call(made, "process").text)
@@ -358,6 +360,7 @@ def test_closing_during_a_call_fails_the_call():
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_no_server_outlives_a_host_that_closes_nothing(ending):
     script = f"""
@@ -397,6 +400,7 @@ print(peak_mb() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_reply_of_a_hundred_megabytes_is_never_held():
     """The limit is 8 MB; the memory used may be a few times that, whatever is sent."""
     command = [sys.executable, "-c", MEMORY, str(SERVERS / "hostile.py")]

@@ -217,6 +217,7 @@ def page(body: bytes, media_type: str = "text/html") -> Page:
     return Page(url="http://site.example/", media_type=media_type, charset="", body=body)
 
 
+@pytest.mark.slow
 def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
     async def go() -> None:
         quick, patient = PageParser(1.0), PageParser(30.0)
