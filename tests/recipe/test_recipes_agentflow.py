@@ -233,8 +233,8 @@ class Played:
         return self._model(body)
 
 
-def questions(path, count, start=0):
-    rows = [{"question": f"What is {i} minus {i - 2} ?", "answer": "2"} for i in range(start, start + count)]
+def questions(path, count, start=0, **named):
+    rows = [{"question": f"What is {i} minus {i - 2} ?", "answer": "2", **named} for i in range(start, start + count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -250,7 +250,7 @@ def trained(tmp_path_factory):
         files = {
             "search": questions(root / "search.jsonl", 6),
             "sums": questions(root / "sums.jsonl", 6, start=100),
-            "test": questions(root / "test.jsonl", 3, start=200),
+            "test": questions(root / "test.jsonl", 3, start=200, reward="numeric"),
         }
         path.write_text(SMALL.format(url=server.base_url, model=directory, **files), encoding="utf-8")
         assert main(["train", str(path), "--out", str(root / "run"), "--quiet"]) == 0
@@ -291,7 +291,7 @@ def test_there_is_a_checkpoint_of_the_adapter_alone(trained):
     assert (run.policy_dir / "adapter_model.safetensors").is_file()
 
 
-def test_its_evaluations_are_by_rule_and_before_and_after(trained):
+def test_questions_that_name_a_rule_are_evaluated_by_it_before_and_after(trained):
     run, _ = trained
     own = [one for one in run.evaluations.read() if one.set_name == "own"]
     assert [(one.step, one.judged, one.tasks, one.trials) for one in own] == [(0, False, 3, 2), (2, False, 3, 2)]
