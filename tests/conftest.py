@@ -111,7 +111,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases of a matrix slow but as many as its mark says, evenly spaced: `make test` leaves the others out."""
+    """Mark all cases of a matrix slow but as many as its mark says, evenly spaced."""
     matrices: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("matrix"):

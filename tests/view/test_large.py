@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-import pytest
 from pathlib import Path
+
+import pytest
 
 from midstream.core.trajectory import Action, Call, Observation, Score, Trajectory, Turn
 from midstream.runs import RunDirectory
