@@ -70,6 +70,7 @@ def test_the_page_is_short():
     assert len(PAGE.splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_every_command_runs(directory, capsys):
     with LLMServer(adds) as server:
         for line in COMMANDS:
@@ -94,6 +95,7 @@ def test_the_recipe_is_valid(directory):
     assert {name: model.engine for name, model in recipe.serve.models.items()} == {"my-model": "model", "*": "judge"}
 
 
+@pytest.mark.slow
 def test_a_caller_from_elsewhere_trains(directory, monkeypatch):
     [line] = [line for line in COMMANDS if line.startswith("midstream serve")]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

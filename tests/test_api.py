@@ -18,6 +18,7 @@ from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.report.comparison import compare
 from midstream.runs import RunDirectory
+from support.tiny_runs import PRACTICE
 
 SHORT = ("training.steps=1", "warm_start.steps=1", "warm_start.transcripts=5")
 
@@ -197,7 +198,8 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
 
 
 def test_a_practice_run_without_updates_has_finished_zero_of_them(tmp_path):
-    changes = ["practice.budget.updates=0", "evaluation.sets=[]"]
+    small = [f"{key}={value}" for key, value in PRACTICE.items()]
+    changes = [*small, "practice.budget.updates=0", "evaluation.sets=[]"]
     run = api.train(load_recipe("training-free-simulated", changes), tmp_path / "run")
     assert (run.status().state, run.status().step) == ("finished", 0)
     more = ["practice.budget.updates=1"]

@@ -188,13 +188,16 @@ def commands() -> list[str]:
     return [line for line in starts if not re.match(r"python\s{2,}[\d.]", line)]  # a row of the demo's table of tools
 
 
+parser = cache(cli.parser)
+
+
 @pytest.mark.parametrize("line", commands())
 def test_commands_can_be_run(line):
     line = re.split(r"\s{2,}(?=\w)", line)[0]  # `midstream --help` explains on the same line
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     program = words[0].removeprefix(".venv/bin/")
     if program == "midstream":
-        options = cli.parser().parse_args(words[1:])
+        options = parser().parse_args(words[1:])
         page_own = re.fullmatch(r"\w+\.toml", options.recipe) if options.command == "train" else None
         if options.command == "train" and page_own is None and "my_agent.py:" not in line:
             config.load_recipe(options.recipe, options.overrides)

@@ -20,12 +20,13 @@ CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Every node of the source with its file."""
+    """Every node of the source that may name a code, with its file."""
     paths = sorted(SOURCE.rglob("*.py"))
     return [
         (str(path.relative_to(SOURCE)), node)
         for path in paths
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call | ast.Assign | ast.Constant)
     ]
 
 

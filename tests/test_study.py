@@ -17,10 +17,10 @@ from support.errors import coded, raises
 from support.fake_run import evaluation
 
 SMALL = (
-    "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
-    "warm_start.steps=3", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=2",
-    "training.group_size=2", "training.supervised.transcripts=20", "training.validate_every=1",
-    "evaluation.validation.per_family=1",
+    "tasks.countries=20", "engines.policy.hidden_size=8", "engines.policy.layers=1", "warm_start.transcripts=4",
+    "warm_start.steps=1", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=1",
+    "training.group_size=2", "training.supervised.transcripts=4", "training.validate_every=1", "agent.max_turns=1",
+    "agent.planner.sampling.max_tokens=3", "evaluation.validation.per_family=1",
     'evaluation.sets=[{name="test", per_family=1}]',
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from midstream.core.version import __version__
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
 from support.errors import coded, printed
+from support.tiny_runs import TRAINING, settings
 
 WITHOUT_TORCH = """
 import sys
@@ -108,7 +109,7 @@ def test_a_dry_run_prints_the_resolved_recipe_and_starts_nothing(ten_steps, tmp_
 
 
 def test_train_prints_what_changed_and_where(ten_steps, tmp_path, capsys):
-    options = ("--set", "training.steps=1", "--set", "warm_start.steps=2", "--set", "warm_start.transcripts=20")
+    options = settings({**TRAINING, "training.steps": 1, "warm_start.steps": 2})
     code, out, err = run(capsys, "train", ten_steps, "--out", tmp_path / "run", *options)
     assert code == 0
     assert "Success on test" in out
@@ -122,7 +123,7 @@ def test_train_prints_what_changed_and_where(ten_steps, tmp_path, capsys):
 
 
 def test_quiet_json_is_all_that_train_prints(ten_steps, tmp_path, capsys):
-    options = ("--set", "training.steps=1", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
+    options = settings(TRAINING)
     code, out, _ = run(capsys, "train", ten_steps, "--out", tmp_path / "run", "--quiet", "--json", *options)
     assert code == 0
     result = json.loads(out)
@@ -132,7 +133,7 @@ def test_quiet_json_is_all_that_train_prints(ten_steps, tmp_path, capsys):
 
 def test_the_default_run_directory_is_named_after_recipe_and_seed(ten_steps, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ("--set", "training.steps=0", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
+    options = settings({**TRAINING, "training.steps": 0})
     assert run(capsys, "train", ten_steps, "--quiet", *options)[0] == 0
     [root] = (tmp_path / "runs").iterdir()
     assert root.name.startswith("ten-steps-s3-")

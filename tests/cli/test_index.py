@@ -178,6 +178,7 @@ def test_without_documents_there_is_no_index(
     assert not (tmp_path / "a.db").exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path):
     """Many documents are built by a process that may have little memory."""
     source = tmp_path / "a.jsonl"

@@ -304,24 +304,31 @@ def test_a_call_is_recorded_and_replayed(capsys, mine):
 def served(mine):
     """A recipe with an MCP server's tools."""
     command = json.dumps([sys.executable, str(HONEST), "stdio"])
+    return served_by(mine, command)
+
+
+def served_by(mine, command):
     (mine / "served.toml").write_text(
         f'extends = "agentflow-prompted"\n[tools.far]\ntype = "mcp"\ncommand = {command}\n'
     )
     return ("--recipe", "served.toml")
 
 
-def test_a_servers_tools_are_shown_once_it_is_named(capsys, served):
+def test_a_servers_tools_are_shown_once_it_is_named(capsys, mine):
+    # It needs no SDK, which takes seconds to import; this mode is an honest one.
+    served = served_by(mine, json.dumps([sys.executable, "-S", str(HONEST.with_name("hostile.py")), "windows_lines"]))
     views = listed(capsys, "far", *served)
-    assert views["far_add"]["parameters"]["required"] == ["a", "b"]
+    assert views["far_echo"]["parameters"]["required"] == ["text"]
     assert {view["type"] for view in views.values()} == {"mcp"}
-    code, out, _ = run(capsys, "far_add", *served)
+    code, out, _ = run(capsys, "far_echo", *served)
     assert code == 0
     assert "Settings, in [tools.far]\n" in out
     example = out.splitlines()[-1].strip()
-    assert example == 'midstream tools far_add --recipe served.toml a="..." b="..."'
-    assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "4\n", "")
+    assert example == 'midstream tools far_echo --recipe served.toml text="..."'
+    assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "echo: 2\n", "")
 
 
+@pytest.mark.slow
 def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
     assert run(capsys, "far_add", "a=2", "b=3", "--quiet", *served) == (0, "5\n", "")
     code, _, err = run(capsys, "far", "a=2", *served)

@@ -79,9 +79,12 @@ for part in (
     st.register_type_strategy(part, any_of(part))
 
 
-@pytest.mark.parametrize("kind", [Trajectory, Memory, Task])
-def test_json_round_trip(kind):
-    @settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [(Trajectory, 3), pytest.param(Trajectory, 40, marks=pytest.mark.slow), (Memory, 40), (Task, 40)],
+)
+def test_json_round_trip(kind, examples):
+    @settings(derandomize=True, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(any_of(kind))
     def check(thing: Frozen):
         # Compared by repr: equal to the last bit of every float, and not-a-number is itself.

@@ -22,9 +22,10 @@ SMALL = (
 
 
 def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
-    run = api.train(load_recipe("own-agent-tiny", SMALL), tmp_path / "run")
+    fewer = ("training.tasks_per_step=2", "training.group_size=2")
+    run = api.train(load_recipe("own-agent-tiny", (*SMALL, *fewer)), tmp_path / "run")
     [step] = run.metrics.read()
-    assert (step.trajectories, step.trajectories_error) == (16, 0)
+    assert (step.trajectories, step.trajectories_error) == (4, 0)
     assert step.rows >= 1
     assert run.info().resolved["serve"]["batching"] == "continuous"  # type: ignore[index]
     [part] = run.trajectories.parts().values()

@@ -1,6 +1,6 @@
 """What a learner computes on the ranks of torchrun, or in one process, for `training/test_ranks.py` to compare.
 
-`ranked.py OUT [ONE]`: ONE is the output of one process, whose checkpoints every rank loads before the gradients.
+`ranked.py OUT ONE CASE...`: ONE is the output of one process, whose checkpoints every rank loads before the gradients.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def masters(out: Path) -> list[tuple[float, float]]:
     return steps
 
 
-def main(out: Path, one: Path) -> None:
+def main(out: Path, one: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    for case in CASES:
+    for case in cases:
         (out / case).mkdir(parents=True, exist_ok=True)
         result = run(learner_of(case), out / case, one / case)
         if os.environ.get("RANK", "0") == "0":
@@ -101,4 +101,4 @@ def main(out: Path, one: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[-1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,26 @@ from support.exact import LOSS, model_of, ragged_rows
 TESTS = Path(__file__).parents[1]
 
 
-def run_ranks(count: int, out: Path, one: Path) -> None:
+def run_ranks(count: int, out: Path, one: Path, cases: Iterable[str] = ranked.CASES) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     command = command if count > 1 else [sys.executable]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, ranked.__file__, out, one], check=True, env=environment, timeout=300)
+    subprocess.run([*command, ranked.__file__, out, one, *cases], check=True, env=environment, timeout=300)
+
+
+FIRST = next(iter(ranked.CASES))
+WHICH = {"one case on two ranks": ((1, 2), (FIRST,)), "all": ((1, 2, 3), tuple(ranked.CASES))}
+ALL = pytest.mark.parametrize("results", [pytest.param("all", marks=pytest.mark.slow)], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(request, tmp_path_factory):
     """By number of ranks, the directory with what they computed."""
     root = tmp_path_factory.mktemp("ranks")
-    found = {count: root / str(count) for count in (1, 2, 3)}
+    counts, cases = WHICH[request.param]
+    found = {count: root / str(count) for count in counts}
     for count, out in found.items():
-        run_ranks(count, out, found[1])
+        run_ranks(count, out, found[1], cases)
     return found
 
 
@@ -50,8 +58,14 @@ def flat(rows: list[tuple[float, ...]]) -> list[float]:
     return [value for row in rows for value in row]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", ranked.CASES)
+@pytest.mark.parametrize(
+    ("results", "ranks", "case"),
+    [
+        ("one case on two ranks", 2, FIRST),
+        *(pytest.param("all", *one, marks=pytest.mark.slow) for one in product((2, 3), ranked.CASES)),
+    ],
+    indirect=["results"],
+)
 class TestAsOneProcess:
     def test_gradients_from_the_same_weights(self, results, ranks, case):
         one, several = read(results, 1, case), read(results, ranks, case)
@@ -98,6 +112,7 @@ class TestAsOneProcess:
         assert max((one[key] - several[key]).abs().max().item() for key in one) < 1e-4
 
 
+@ALL
 def test_a_checkpoint_of_two_ranks_resumes_on_three(results, tmp_path):
     run_ranks(3, tmp_path, results[2])
     for case in ranked.CASES:
@@ -105,6 +120,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_three(results, tmp_path):
         assert three["stats"].loss == pytest.approx(two["restored"].loss, abs=1e-6)
 
 
+@ALL
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_float32_masters_of_a_bfloat16_model(results, ranks):
     one, several = (torch.load(results[count] / "masters" / "steps.pt") for count in (1, ranks))
@@ -149,6 +165,7 @@ class TestShares:
         assert sorted(map(len, shares(ragged_rows()[:1], 3, self.cost(), shared=True))) == [0, 0, 1]
 
 
+@ALL
 def test_other_adapters_do_not_fit(results):
     model = model_of("llama", dtype=torch.float32, double_norm=False)
     learner = LocalLearner(model, LearnerConfig(lora=LoraConfig(rank=2, alpha=8)))

@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.protocols import Request
@@ -94,6 +94,7 @@ def double_model():
     return model_of("qwen2", torch.float64)
 
 
+@settings(max_examples=settings().max_examples // 5)
 @given(turns)
 def test_what_is_sampled_over_turns_does_not_depend_on_the_way(double_model, turns):
     with pytest.MonkeyPatch.context() as patch:
