@@ -6,20 +6,23 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+
+import pytest
 
 from midstream.core import errors
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "midstream"
-CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+TYPES = [value for value in vars(errors).values() if isinstance(value, type)]
+CLASSES = {kind.__name__ for kind in TYPES if issubclass(kind, errors.MidstreamError)}
 # Words with hyphens. A check of `midstream doctor` has a code such as "MS401", and a process an exit code.
 CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+Nodes = list[tuple[str, ast.AST]]
 
 
-@cache
-def nodes() -> list[tuple[str, ast.AST]]:
+@pytest.fixture(scope="module")
+def nodes() -> Nodes:
     """Every node of the source that may name a code, with its file."""
     paths = sorted(SOURCE.rglob("*.py"))
     return [
@@ -61,27 +64,28 @@ def codes_in_page() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 
-def test_every_code_is_in_the_page_once():
+def test_every_code_is_in_the_page_once(nodes: Nodes):
     assert not [code for code, count in Counter(codes_in_page()).items() if count > 1]
-    places = {code: path for path, node in nodes() for code in given_codes(node) if CODE.fullmatch(code)}
+    places = {code: path for path, node in nodes for code in given_codes(node) if CODE.fullmatch(code)}
     assert len(places) > 100
     missing = {code: path for code, path in places.items() if code not in codes_in_page()}
     assert not missing
 
 
-def test_the_page_has_no_other_code():
+def test_the_page_has_no_other_code(nodes: Nodes):
     # All strings: a code may also come out of a table. "error[...]" is how the command line prints one.
-    constants = {node.value for _, node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    constants = {node.value for _, node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     printed = {match[1] for text in constants if (match := re.match(r"error\[([a-z-]+)\]", text))}
     assert not [code for code in codes_in_page() if code not in constants | printed]
 
 
-def test_every_error_is_raised_with_a_code():
+def test_every_error_is_raised_with_a_code(nodes: Nodes):
     without = [
         f"{path}:{node.lineno} {name_of(node.func)}"
-        for path, node in nodes()
+        for path, node in nodes
         if isinstance(node, ast.Call)
         and name_of(node.func) in CLASSES
-        and not {"code", None} & {keyword.arg for keyword in node.keywords}  # None: `**settings`
+        # None: `**settings`
+        and not {"code", None} & {keyword.arg for keyword in node.keywords}
     ]
     assert not without

@@ -659,7 +659,7 @@ class Look(Tool):
         (
             "def fn(split): return [{'question': 'a', 'answer': 'b'}]",
             "tasks-failed",
-            ("bad.py:fn", "'train'", "do not depend on `split`"),
+            ("bad.py:fn", "'train'", "other rows for each split"),
         ),
     ],
 )

@@ -19,8 +19,8 @@ from support.fake_run import evaluation
 SMALL = (
     "tasks.countries=20", "engines.policy.hidden_size=8", "engines.policy.layers=1", "warm_start.transcripts=4",
     "warm_start.steps=1", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=1",
-    "training.group_size=2", "training.supervised.transcripts=4", "training.validate_every=1", "agent.max_turns=1",
-    "agent.planner.sampling.max_tokens=3", "evaluation.validation.per_family=1",
+    "training.minibatches=1", "training.group_size=2", "training.supervised.transcripts=4",
+    "training.validate_every=1", "agent.max_turns=1", "evaluation.validation.per_family=1",
     'evaluation.sets=[{name="test", per_family=1}]',
 )  # fmt: skip
 
@@ -62,8 +62,8 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
     assert "Modular and interleaved agents" in listed
     assert main([*study(tmp_path / "runs", "Flow-GRPO"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"Flow-GRPO +2 missing +145 ", shown)
-    assert "Left, at most: 290 trajectories" in shown
+    assert re.search(r"Flow-GRPO +2 missing +85 ", shown)
+    assert "Left, at most: 170 trajectories" in shown
     assert main(["study", "--list", "--json"]) == 0
     [controls] = [found for found in json.loads(capsys.readouterr().out) if found["name"] == "controls"]
     assert {"Flow-GRPO", "random planner"} <= {arm["name"] for arm in controls["arms"]}
@@ -76,7 +76,7 @@ def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
         "missing",
     )
     assert first["changes"][-1] == "seed=0"
-    assert first["at most"]["optimizer steps"] == 2 * 2 + 3
+    assert first["at most"]["optimizer steps"] == 2 * 1 + 1
     assert not (tmp_path / "runs").exists()
 
 

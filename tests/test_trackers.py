@@ -216,12 +216,13 @@ def blocks() -> list[str]:
     return [part.partition("```")[0] for part in page.split("```python\n")[1:]]
 
 
-def test_the_tracker_of_the_documentation_works(run, capsys):
+def test_the_tracker_of_the_documentation_works(run, tmp_path, capsys):
     code = blocks()[0].partition("\n\nms.train")[0]
-    (run.root / "my_tracker.py").write_text(code, encoding="utf-8")
+    tracker = tmp_path / "my_tracker.py"
+    tracker.write_text(code, encoding="utf-8")
     [step] = steps(1)
-    feed(run, f"{run.root}/my_tracker.py:Printed", step)
-    feed(run, own.load(f"{run.root}/my_tracker.py:Printed")(), step)
+    feed(run, f"{tracker}:Printed", step)
+    feed(run, own.load(f"{tracker}:Printed")(), step)
     reward = step.metrics.reward_mean
     assert capsys.readouterr().out == f"begins run\n1 {reward}\nfinished\ncontinues run\nfinished\n"
 

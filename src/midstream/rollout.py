@@ -275,12 +275,14 @@ class _Failures:
         self._count = self._count + 1 if alike == self._last else 1
         self._last = alike
         if alike and self._count >= SAME_FAILURES:
-            known = failure if isinstance(failure, MidstreamError) else RepeatedError(text)
+            what, code, cause, fix = text, "component-failed", "", ""
+            if isinstance(failure, MidstreamError):
+                what, code, cause, fix = failure.what, failure.code, failure.cause, failure.fix
             raise RepeatedError(
-                f"the last {self._count} runs failed in the same way: {known.what}",
-                code=known.code,
-                cause=known.cause,
-                fix=f"{known.fix or 'correct it'}; midstream resume continues the run",
+                f"the last {self._count} runs failed in the same way: {what}",
+                code=code,
+                cause=cause,
+                fix=f"{fix or 'correct it'}; midstream resume continues the run",
             )
 
 

@@ -131,7 +131,7 @@ def test_a_set_that_cannot_be_compared_does_not_hide_the_others(capsys):
         write(Path(name), {f"{name} {task}": value for task, value in scores.items()}, set_name="third")
     text = " ".join(compare(capsys, "a", "b").split())
     assert "B is better than A by 50.0 points" in text
-    assert "not compared: 'other' was scored by metric of a in a and by metric of b in b (scores of two rewards" in text
+    assert "not compared: 'other' was scored by metric of a in a and by metric of b in b" in text
     assert "not compared: a and b have no task of 'third' in common" in text
     assert len(json.loads(compare(capsys, "a", "b", "--json"))["compared"]) == 1
 

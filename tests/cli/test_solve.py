@@ -45,7 +45,6 @@ def test_a_tiny_planner_knows_its_made_up_world_alone(finished_run, capsys):
     captured = capsys.readouterr()
     assert captured.out == "", "refused before anything is loaded"
     assert "error[question-unknown]: the planner does not know 'Mount', 'Everest'" in captured.err
-    assert "made-up world alone" in captured.err
     [example] = re.findall(r'fix: ask "([^"]+)"', captured.err)
     assert main(["solve", example.replace(" ?", "?"), "--planner", str(finished_run), "--quiet"]) == 0
 
@@ -363,7 +362,7 @@ def _read(terminal):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_ctrl_c_keeps_what_was_done_and_leaves_nothing_behind(terminal):
     code, out, err, session = interrupted(terminal=terminal)
-    assert (code, err) == (130, "")
+    assert (code, err) == (130, "\nstopped\n")
     assert out.count("observation") == 2
     assert re.search(r"stopped by Ctrl-C in turn 2 \(verifier\) after [\d.]+s, [\d,]+ \+ \d+ tokens", out)
     assert "Traceback" not in out

@@ -324,7 +324,7 @@ def test_a_servers_tools_are_shown_once_it_is_named(capsys, mine):
     assert code == 0
     assert "Settings, in [tools.far]\n" in out
     example = out.splitlines()[-1].strip()
-    assert example == 'midstream tools far_echo --recipe served.toml text="..."'
+    assert example == 'midstream tools far_echo --recipe served.toml "..."'
     assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "echo: 2\n", "")
 
 

@@ -12,7 +12,7 @@ from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
 
 SMALL = (
-    "engines.reflector.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
+    'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
     "tasks.test=30", "tasks.rules=6", "tasks.help=0.12", "practice.tasks=8", "practice.batch_size=8",
     "practice.epochs=2", "practice.group_size=3", "practice.gate.tasks=20", "practice.gate.test_pairs=32",
     "practice.gate.bisect_pairs=32", "evaluation.trials=1",

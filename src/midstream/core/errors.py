@@ -18,6 +18,7 @@ cause, and the command or edit that fixes it. The `code` is stable; docs/errors.
     │   ├── RewardError
     │   ├── DeadlineError       a trajectory exceeded its wall-clock limit
     │   └── BudgetError         the run's budget is spent: no new work starts, and the run ends with its results so far
+    ├── RepeatedError           a component fails again and again in the same way: the run stops, and can be resumed
     ├── CheckpointError         no checkpoint of a run could be read
     ├── StorageError            the disk is full or a write failed: the run stops, and resumes from its last checkpoint
     └── TrainingError           a non-finite loss, no usable group: the run stops, and resumes from its last checkpoint

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
 from hashlib import blake2b
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -231,7 +232,8 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
             raise RecipeError(f"no file {path}", code="file-not-found", fix=f"give its absolute path; {example}")
         _require_trust(path)
         name = f"midstream_own_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-        digest = _digest(path.read_bytes())
+        content = path.read_bytes()
+        digest = _digest(content)
         if name in sys.modules and _taken.get(name) == digest:
             return sys.modules[name]
         _taken[name] = digest
@@ -240,14 +242,15 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     try:
         if path is None:
             return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, path)
+        loader = SourceFileLoader(name, str(path))
+        spec = importlib.util.spec_from_loader(name, loader)
         assert spec is not None, "a file that ends in .py has a loader"
-        assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         token = _importing.set(str(path))
         sys.path.insert(0, str(path.parent))  # its neighbors first, as if it were run
         try:
-            spec.loader.exec_module(module)
+            # Not `exec_module`: it takes bytecode of a file with this size and second of change for this file's.
+            exec(loader.source_to_code(content, str(path)), vars(module))
         finally:
             _importing.reset(token)
             sys.path.remove(str(path.parent))

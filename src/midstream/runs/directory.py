@@ -160,6 +160,13 @@ class RunDirectory:
         if kept != before.files:
             self._write_status(before.model_copy(update={"files": kept}))
 
+    def correct(self, info: RunInfo) -> None:
+        """Replace what a run without results began with."""
+        if before := self._written_status():
+            self._write_status(before.model_copy(update={"files": {}}))
+        write_info(self, info)
+        self.seal()
+
     def damage(self, *, whole: bool = False) -> dict[str, RunError]:
         """The damage in the files of the run, by their path in the directory.
 
