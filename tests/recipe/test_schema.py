@@ -235,7 +235,7 @@ def test_a_bad_key_or_value_is_named_with_where_and_what(ten_steps, override, na
     [
         ("trainng=3", "name, description, seed"),
         ("training.stps=3", "algorithm, variant, weights"),
-        ("training.loss.clip=3", "clip_low, clip_high"),
+        ("training.loss.clip=3", "surrogate, clip_low, clip_high"),
         ("learner.lora={ ranks = 3 }", "rank, alpha, target"),
         ('evaluation.sets=[{ name = "x", splt = "test" }]', "name, tasks, reward, split, families"),
     ],

@@ -17,6 +17,7 @@ def test_an_open_page_finds_the_server_again_and_shows_what_was_written_meanwhil
     whole, growing = RunDirectory(finished_run), RunDirectory(tmp_path / "growing")
     shutil.copytree(finished_run, growing.root)
     growing.rewind(4)
+    growing.set_status("running")
     with viewing(growing.root, token="kept") as client:
         page.goto(f"{client.address}#/growing")
         page.get_by_text("live", exact=True).wait_for()

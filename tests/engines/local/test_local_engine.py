@@ -433,7 +433,7 @@ def test_a_template_that_refuses_the_messages_is_named(saved_model):
 
 def test_a_model_without_a_chat_template_is_refused(saved_model):
     model, tokenizer = load_model(saved_model("gpt2", template=None), "float32", "cpu")
-    with raises("chat-template", "base model"):
+    with raises("chat-template", "no chat template"):
         chat(TransformersLocal(model, tokenizer))
 
 

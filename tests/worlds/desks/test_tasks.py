@@ -203,7 +203,7 @@ def test_a_split_that_does_not_exist_and_a_task_of_another_world_are_refused():
 def test_more_tasks_than_there_are_are_refused():
     sleepy = Desks(DesksConfig(difficulty="easy", desks=("vehicle",), families=("base",)))
     sleepy.make = lambda split, family, draws, task_id: Task(id=task_id, question="again", answer="")
-    with pytest.raises(RecipeError, check=coded("too-few-tasks", "only 1 different 'base' tasks")):
+    with pytest.raises(RecipeError, check=coded("too-few-tasks", "1 different 'base' tasks of 2")):
         sleepy.fixed("test", seed=0, per_family=2)
 
 

@@ -56,7 +56,7 @@ class ContinuousLocal(Engine):
     def __init__(self, engine: TransformersLocal) -> None:
         if not can_join(engine.model):
             raise UnsupportedError(
-                f"{engine.name} cannot batch requests that arrive at different times",
+                f"{engine.name}, {type(engine.model).__name__}, cannot batch requests that arrive at different times",
                 code="cache-unsupported",
                 fix="ask the engine without continuous batching, or name another model",
             )
