@@ -1,11 +1,12 @@
-"""What a learner computes on the ranks of torchrun, or in one process, for `training/test_ranks.py` to compare.
+"""What a learner computes on several ranks, or in one process, for `training/test_ranks.py` to compare.
 
-`ranked.py OUT ONE CASE...`: ONE is the output of one process, whose checkpoints every rank loads before the gradients.
+`ranked.py OUT ONE COUNTS CASE...` writes OUT/COUNT for each of COUNTS such as "1,2". ONE is the output of one process,
+whose checkpoints every rank loads before the gradients.
 """
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import sys
 from itertools import product
 from pathlib import Path
@@ -84,21 +85,38 @@ def masters(out: Path) -> list[tuple[float, float]]:
     return steps
 
 
-def main(out: Path, one: Path, cases: list[str]) -> None:
+def compute(rank: int, ranks: int, out: Path, one: Path, cases: list[str]) -> None:
+    """The work of one rank; alone, without a process group."""
     torch.set_num_threads(1)
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{out}/ranks", rank=rank, world_size=ranks)
     for case in cases:
         (out / case).mkdir(parents=True, exist_ok=True)
         result = run(learner_of(case), out / case, one / case)
-        if os.environ.get("RANK", "0") == "0":
+        if rank == 0:
             torch.save(result, out / case / "result.pt")
-    steps = masters(out / "masters")
-    if os.environ.get("RANK", "0") == "0":
-        torch.save(steps, out / "masters" / "steps.pt")
+    if len(cases) == len(CASES):
+        steps = masters(out / "masters")
+        if rank == 0:
+            torch.save(steps, out / "masters" / "steps.pt")
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
+def main(out: Path, one: Path, counts: list[int], cases: list[str]) -> None:
+    # Forked, so that PyTorch is imported once. This process computes nothing: autograd's threads don't survive a fork.
+    context = multiprocessing.get_context("fork")
+    for ranks in counts:
+        own = out / str(ranks)
+        own.mkdir(parents=True)
+        group = [context.Process(target=compute, args=(rank, ranks, own, one, cases)) for rank in range(ranks)]
+        for process in group:
+            process.start()
+        for process in group:
+            process.join()
+        if any(process.exitcode for process in group):
+            sys.exit(f"{ranks} ranks: {[process.exitcode for process in group]}")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), [int(count) for count in sys.argv[3].split(",")], sys.argv[4:])

@@ -23,15 +23,15 @@ from midstream.training.shares import shares
 from support import ranked
 from support.errors import raises
 from support.exact import LOSS, model_of, ragged_rows
+from support.shared import made_once
 
 TESTS = Path(__file__).parents[1]
 
 
-def run_ranks(count: int, out: Path, one: Path, cases: Iterable[str] = ranked.CASES) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = command if count > 1 else [sys.executable]
+def run_ranks(counts: Iterable[int], out: Path, one: Path, cases: Iterable[str] = ranked.CASES) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, ranked.__file__, out, one, *cases], check=True, env=environment, timeout=300)
+    command = [sys.executable, ranked.__file__, out, one, ",".join(map(str, counts)), *cases]
+    subprocess.run(command, check=True, env=environment, timeout=900)
 
 
 FIRST = next(iter(ranked.CASES))
@@ -42,12 +42,13 @@ ALL = pytest.mark.parametrize("results", [pytest.param("all", marks=pytest.mark.
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     """By number of ranks, the directory with what they computed."""
-    root = tmp_path_factory.mktemp("ranks")
     counts, cases = WHICH[request.param]
-    found = {count: root / str(count) for count in counts}
-    for count, out in found.items():
-        run_ranks(count, out, found[1], cases)
-    return found
+
+    def compute(root: Path) -> None:
+        run_ranks(counts, root, root / "1", cases)
+
+    root = made_once(tmp_path_factory, f"ranks of {request.param}", compute)
+    return {count: root / str(count) for count in counts}
 
 
 def read(results: dict[int, Path], ranks: int, case: str) -> dict[str, Any]:
@@ -114,9 +115,9 @@ class TestAsOneProcess:
 
 @ALL
 def test_a_checkpoint_of_two_ranks_resumes_on_three(results, tmp_path):
-    run_ranks(3, tmp_path, results[2])
+    run_ranks([3], tmp_path, results[2])
     for case in ranked.CASES:
-        two, three = read(results, 2, case), torch.load(tmp_path / case / "result.pt", weights_only=False)
+        two, three = read(results, 2, case), torch.load(tmp_path / "3" / case / "result.pt", weights_only=False)
         assert three["stats"].loss == pytest.approx(two["restored"].loss, abs=1e-6)
 
 
