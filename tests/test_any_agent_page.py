@@ -80,6 +80,7 @@ def test_every_command_runs(directory, capsys):
     assert len(COMMANDS) == 5
 
 
+@pytest.mark.slow
 def test_the_function_runs_in_python(directory):
     [block] = [block for language, block in BLOCKS if language == "python" and block.startswith("import midstream")]
     with LLMServer(adds) as server:

@@ -237,6 +237,7 @@ def test_a_key_in_a_header_of_mcp_is_not_left(tmp_path, remote):
 # --- what fails -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["--json", None])
 def test_a_server_that_shows_the_key_in_its_error_does_not_get_it_onto_the_screen(tmp_path, form):
     def refuse(body: dict) -> dict:

@@ -140,7 +140,7 @@ def test_a_command_runs(line, directory, server, monkeypatch, capsys):
     words = ["L1" if word == "L3" else word for word in words]
     if words[0] == "train" and "--dry-run" not in words:
         words.append("--dry-run")
-    if words[0] == "eval" and "--tasks" not in words:
+    if words[0] == "eval":
         words += ["--count", "2"]
     code = main(words)
     assert code == 0 or (words[0] == "doctor" and code == 1), capsys.readouterr().err

@@ -175,6 +175,7 @@ def both(tmp_path_factory):
         return [train(tmp_path_factory.mktemp("run"), patched, gateway) for gateway in (None, Gateway(SERVE))]
 
 
+@pytest.mark.slow
 def test_the_engine_is_asked_the_same(both):
     """By trajectory: requests of different trajectories arrive in any order, and wait for one another."""
     bare, served = (sorted(run.requests, key=lambda request: request[0]) for run in both)
@@ -183,6 +184,7 @@ def test_the_engine_is_asked_the_same(both):
     assert max(seed for *_, (*_, seed, _) in bare) > 2**53  # what a client with JavaScript's numbers could not send
 
 
+@pytest.mark.slow
 def test_trajectories_are_the_same(both):
     def outcome(trajectory):
         value = trajectory.reward.value
@@ -208,6 +210,7 @@ def test_trajectories_are_the_same(both):
     assert not played
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_to_the_bit(both):
     bare, served = both
     assert (served.before, served.after) == (bare.before, bare.after)

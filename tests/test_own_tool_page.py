@@ -119,10 +119,12 @@ def said(read: Reader, start: str) -> str:
     return plain(found)
 
 
+@pytest.mark.slow
 def test_every_command_and_block_runs(read):
     assert len(read.ran) == 12
 
 
+@pytest.mark.slow
 def test_the_tools_do_what_the_page_says(read):
     assert said(read, "midstream tools my_tools.py:convert_length value").splitlines()[0] == "29028.9 ft"
     assert said(read, "midstream tools my_tools.py:price").splitlines()[0] == "0.5"
@@ -133,6 +135,7 @@ def test_the_tools_do_what_the_page_says(read):
     assert "\nlengths  function\n" in said(read, "midstream tools --recipe")
 
 
+@pytest.mark.slow
 def test_agents_use_them(read):
     solved = said(read, 'midstream solve "How many words')
     assert 'command      word_count(text="to be or not to be")' in solved
@@ -142,6 +145,7 @@ def test_agents_use_them(read):
     assert "observation  29028.9 ft" in solved
 
 
+@pytest.mark.slow
 def test_the_python_block_prints_the_result_and_the_tools(read):
     lines = said(read, "import asyncio").splitlines()
     assert lines == ["ToolResult(text='6', ok=True, calls=())", "['local_search', 'python', 'lengths', 'words']"]

@@ -67,7 +67,13 @@ def directory(tmp_path_factory, finished_run, ten_steps):
     return place
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+# Trainings and studies, however short, take seconds.
+LONG = re.compile(r"midstream (train(?!.*--dry-run)|demo|study|doctor|eval .*--count 100)")
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.slow) if LONG.search(line) else line for line in COMMANDS]
+)
 def test_every_command_runs(line, directory, server, monkeypatch, capsys):
     monkeypatch.chdir(directory)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")

@@ -121,6 +121,7 @@ def test_programs_are_replayed(tmp_path, no_network):
     assert shown(replayed) == shown(recorded)
 
 
+@pytest.mark.slow
 def test_an_unseen_request_loses_its_run_once_and_no_other(tmp_path, no_network):
     with every_tool(tmp_path) as servers:
         recorded = run(servers, tasks=("local_search", "guess"), record=tmp_path / "kept")

@@ -289,6 +289,7 @@ def test_the_study_estimates_the_models_probabilities(run: RunDirectory, capsys:
     assert study["rounds"][-1]["consensus"] == run.evaluations.read()[0].success
 
 
+@pytest.mark.slow
 def test_it_advises_against_refinement_that_harms(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = evaluate(tmp_path / "run", "--set", "engines.model.degrade=0.6", size=30)
     capsys.readouterr()

@@ -142,6 +142,7 @@ def test_clients_of_three_apis_get_the_agents_answer(recipe):
         assert (status, error["param"]) == (400, "tools")
 
 
+@pytest.mark.slow
 def test_a_lost_run_is_503_and_an_admin_key_is_required_once_it_is_set(recipe):
     recipe.write_text(RECIPE.replace("ENGINE", "broken"))
     with serving(recipe, environment={"MIDSTREAM_ADMIN_KEY": "an-admin-key"}) as address:
@@ -151,6 +152,7 @@ def test_a_lost_run_is_503_and_an_admin_key_is_required_once_it_is_set(recipe):
         assert post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"), "another")[0] == 401
 
 
+@pytest.mark.slow
 def test_another_address_needs_an_admin_key(recipe):
     command = [sys.executable, "-m", "midstream.cli.main", "serve", str(recipe), "--host", "0.0.0.0", "--port", "0"]
     environment = {key: value for key, value in os.environ.items() if key != "MIDSTREAM_ADMIN_KEY"}
@@ -229,6 +231,7 @@ def test_the_clients_own_model_may_be_the_engine(recipe):
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path):
     out = tmp_path / "run"
     with serving(recipe, "--sessions", "--out", out) as address:

@@ -30,6 +30,7 @@ def study(root: Path, *arms: str) -> list[str]:
     return ["study", "controls", "--seeds", "2", "--out", str(root), "--quiet", "--only", *arms, *overrides]
 
 
+@pytest.mark.slow
 def test_rows_of_every_policy_and_nothing_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = study(tmp_path, "Flow-GRPO", "random planner", "supervised, same number of updates")
     assert main([*arguments, "--json"]) == 0

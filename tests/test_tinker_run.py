@@ -57,6 +57,7 @@ def whole(model, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_names_its_states(whole, model):
     run = RunDirectory.open(whole)
     metrics = run.metrics.read()

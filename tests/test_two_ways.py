@@ -49,6 +49,7 @@ def weights(directory, step):
     return torch.load(path, weights_only=True)["model"]
 
 
+@pytest.mark.slow
 def test_lessons_were_learned_and_no_weight_was_touched(runs):
     library = History(runs / "library" / "library").current().library
     assert library.rendered
@@ -58,6 +59,7 @@ def test_lessons_were_learned_and_no_weight_was_touched(runs):
     assert not all(torch.equal(trained[name], warm[name]) for name in warm)
 
 
+@pytest.mark.slow
 def test_both_begin_with_the_very_same_answers(runs):
     first = [RunDirectory.open(runs / name).evaluations.read()[0] for name in ("library", "weights")]
     assert [one.step for one in first] == [0, 0]
@@ -66,6 +68,7 @@ def test_both_begin_with_the_very_same_answers(runs):
     assert same[0] == same[1]
 
 
+@pytest.mark.slow
 def test_compare_sets_all_four_side_by_side(runs, capsys):
     four = [f"{runs}/weights@0", f"{runs}/library", f"{runs}/weights", f"{runs}/both"]
     assert main(["compare", *four, "--json"]) == 0

@@ -28,6 +28,7 @@ def model():
     return make_model("tiny")
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("which", ["gradient", "update"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_padding_free_rows_leave_the_same_gradient(model, which, shared):

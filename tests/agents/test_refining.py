@@ -119,6 +119,7 @@ def test_an_early_stop_never_changes_the_answer():
     assert fewer > 100
 
 
+@pytest.mark.slow
 def test_the_accuracy_after_each_round_is_the_closed_form():
     start, improve, degrade, chains, rounds = 0.3, 0.3, 0.1, 400, 6
     found = run(refining(Simulated(start, improve, degrade), chains, rounds, early_stop=False), seed=8)

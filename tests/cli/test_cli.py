@@ -58,6 +58,7 @@ def test_help_and_import_need_no_torch():
         assert command in done.stdout
 
 
+@pytest.mark.slow
 def test_a_dry_run_without_torch_shows_the_recipe_and_what_is_missing(ten_steps):
     done = bare("from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))", "train", ten_steps, "--dry-run")
     assert 'name = "ten-steps"' in done.stdout
@@ -66,6 +67,7 @@ def test_a_dry_run_without_torch_shows_the_recipe_and_what_is_missing(ten_steps)
     assert coded("missing-extra", "torch", fix="pip install 'midstream[train]'")(printed(done.stderr))
 
 
+@pytest.mark.slow
 def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
     code = "from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = bare(code, "train", ten_steps, "--out", tmp_path / "run")
@@ -472,6 +474,7 @@ def test_an_untrained_planner_answers_nothing(capsys):
     assert coded("untrained", "'flow-grpo-tiny'")(printed(capsys.readouterr().err))
 
 
+@pytest.mark.slow
 def test_a_run_uses_the_threads_of_its_recipe_and_a_learner_alone_changes_none(ten_steps, tmp_path, monkeypatch):
     import torch
 

@@ -42,6 +42,7 @@ def demo(tmp_path, capsys, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_questions_are_given(demo):
     text = demo(io.StringIO("never read"))
     assert "Zorbania are in the atlas now" in text
@@ -71,6 +72,7 @@ def test_it_says_how_long_it_takes_and_ends_on_one_screen(tmp_path):
     assert len([line for line in last if " midstream " in line]) == 4
 
 
+@pytest.mark.slow
 def test_a_user_names_the_country_and_asks(demo):
     text = demo(Typed("Height\nÅlvköping-Ost\nWhat is 45 plus 17?\n\n"))
     assert "the atlas cannot have a place named 'Height'" in text

@@ -231,6 +231,7 @@ def under_a_terminal(*words: str, cwd: Path) -> str:
     return output.decode("utf-8", "surrogateescape")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commands", "reply", "places"),
     [

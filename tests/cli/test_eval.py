@@ -139,6 +139,7 @@ def test_four_crashed_of_forty_lower_the_score_by_exactly_those(server, recipe, 
     assert f"midstream resume {root} --retry-errors" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_retried_errors_are_run_again_and_nothing_else_is(server, recipe, questions, tmp_path, capsys):
     broken = list(QUESTIONS)[:4]
     server.broken.update(broken)
@@ -407,6 +408,7 @@ def test_other_settings_or_other_tasks_are_refused(recipe, questions, finished_r
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_question_that_changed_under_its_id_is_refused(server, recipe, questions, tmp_path, capsys):
     root = tmp_path / "evaluation"
     server.broken.add(next(iter(QUESTIONS)))
@@ -479,6 +481,7 @@ def test_a_run_needs_no_other_file_for_its_tools(tmp_path, capsys, monkeypatch):
     assert "words" in (root / "recipe.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, capsys, monkeypatch):
     """Also one from before a list had its model; a new list is no other setting."""
     monkeypatch.delenv("MIDSTREAM_PRICES", raising=False)

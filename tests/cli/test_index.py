@@ -195,6 +195,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path):
     assert search(tmp_path / "a.db", "word19999").startswith("word19999")
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path):
     process = subprocess.Popen(
         [sys.executable, "-m", "midstream", "index", "build", "-", "--out", str(tmp_path / "a.db")],

@@ -384,6 +384,7 @@ def test_a_library_that_helps_is_proven(library, workshop, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["true.json"]
 
 
+@pytest.mark.slow
 def test_one_that_harms_is_not_and_says_what_to_take_out(library, workshop, tmp_path):
     path = tmp_path / "false.json"
     path.write_text(to_json(workshop[1]))
@@ -399,6 +400,7 @@ def test_one_that_harms_is_not_and_says_what_to_take_out(library, workshop, tmp_
     assert read(path).proven_for == ""
 
 
+@pytest.mark.slow
 def test_a_validation_of_a_run_is_a_version_and_its_rollouts_stay(library, workshop, tmp_path):
     run = write_run(tmp_path / "run", versions=(workshop[0],), recipe=RECIPE)
     code, out, _ = library("validate", run.root, *SMALL)
@@ -412,6 +414,7 @@ def test_a_validation_of_a_run_is_a_version_and_its_rollouts_stay(library, works
     assert not (run.root / "validation").exists()
 
 
+@pytest.mark.slow
 def test_a_validation_that_was_stopped_continues_where_it_was(library, workshop, tmp_path, monkeypatch):
     one, two = (write_run(tmp_path / name, versions=(workshop[0],), recipe=RECIPE).root for name in "ab")
     asked = []

@@ -88,6 +88,7 @@ def test_every_command_has_a_screen() -> None:
     assert {path.stem for path in SCREENS.iterdir()} == COMMANDS.keys() - {"completion"}  # the script is shtab's
 
 
+@pytest.mark.slow
 def test_train(screen: Screen) -> None:
     screen("train", "flow-grpo-tiny", "--out", "run", "--quiet", *SMALL, trained=True)
 
@@ -124,10 +125,12 @@ def test_report(screen: Screen, finished_run: Path) -> None:
     screen("report", finished_run, "--out", "report.html")
 
 
+@pytest.mark.slow
 def test_study(screen: Screen) -> None:
     screen("study", "controls", "--seeds", "1", "--only", "Flow-GRPO", "--quiet", *SMALL, trained=True)
 
 
+@pytest.mark.slow
 def test_demo(screen: Screen) -> None:
     screen("demo", "--quiet", *SMALL, trained=True)
 

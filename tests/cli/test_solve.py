@@ -135,6 +135,7 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     assert (done.stdout, done.stderr) == (f"{QUESTION}\n", "")
 
 
+@pytest.mark.slow
 def test_an_answer_that_the_terminal_cannot_write_ends_nothing():
     with LLMServer(AgentFlowReplies(tool="python", arguments={"code": "6 * 7"}, turns=1, answer="四十二")) as server:
         command = [sys.executable, "-m", "midstream", "solve", QUESTION, "--base-url", server.base_url]
@@ -374,6 +375,7 @@ def test_ctrl_c_keeps_what_was_done_and_leaves_nothing_behind(terminal):
         assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_half_json():
     code, out, _, _ = interrupted("--json", terminal=False)
     assert (code, out) == (130, "")

@@ -391,6 +391,7 @@ def test_a_broken_back_end_is_a_failure(capsys, mine):
     assert err == "error[tool-failed]: the server is down\n  cause: nobody started it\n  fix: start it\n"
 
 
+@pytest.mark.slow
 def test_it_is_quick_to_ask_and_loads_no_torch():
     code = (
         "import sys; from midstream.cli.main import main; main(['tools', '--quiet']); "

@@ -63,6 +63,7 @@ def test_an_error_of_verl_has_the_end_of_its_log(verl, tmp_path):
     assert api.resume(tmp_path / "run").status().state == "finished"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_verl_and_the_run_resumes(verl, tmp_path):
     verl("waits")
     words = [word for setting in SETTINGS for word in ("--set", setting)]

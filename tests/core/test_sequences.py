@@ -157,6 +157,7 @@ def test_what_training_can_use():
         assert not trainable(FIRST.model_copy(update=change))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("differ", ["first", "last"])
 def test_a_thousand_long_calls_are_joined_fast(differ):
     body = tuple(range(100_000, 107_000))

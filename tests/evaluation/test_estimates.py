@@ -49,6 +49,7 @@ def test_trials_of_few_tasks_hold_the_truth_as_often(trials, correlation):
     assert 0.93 <= coverage(0.5, 30, trials=trials, correlation=correlation) <= 0.98
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("tasks", "trials", "correlation"), [(20, 1, 0.0), (20, 4, 0.1), (60, 1, 0.5), (10, 4, 0.8), (5, 1, 0.0)]
 )

@@ -82,6 +82,7 @@ def test_a_cancelled_evaluation_is_resumed_by_the_same_call(slow):
     assert len(again.frame()) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     ["ms.evaluate({0})", pytest.param("asyncio.run(ms.aevaluate({0}))", marks=pytest.mark.slow)],

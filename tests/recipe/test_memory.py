@@ -189,6 +189,7 @@ def estimated(directory, dtype, config):
     return sum(part.bytes for part in parts if part.moment == "update")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("attention", ["rows", "cascade"])
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
@@ -202,6 +203,7 @@ def test_what_the_backward_pass_keeps_is_the_formula(dtype, lora, attention, tmp
     assert kept / tokens == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("dtype", BYTES)
 def test_recomputed_activations_leave_the_layers_inputs(dtype, tmp_path):
     directory = save_model(tmp_path / "model")

@@ -21,6 +21,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
     fewer = ("training.tasks_per_step=2", "training.group_size=2")
     run = api.train(load_recipe("own-agent-tiny", (*SMALL, *fewer)), tmp_path / "run")
@@ -37,6 +38,7 @@ def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
     assert step.rows_split.get("reply changed", 0) > 0
 
 
+@pytest.mark.slow
 def test_only_where_weights_are_trained_the_recipes_sampling_replaces_the_agents() -> None:
     recipe = load_recipe("own-agent-tiny", SMALL)
     with Build(recipe) as build:

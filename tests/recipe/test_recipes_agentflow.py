@@ -261,6 +261,7 @@ def trajectories_of(run, steps=(1, 2)) -> list[Trajectory]:
     return [one for step in steps for one in run.trajectories.read(step)]
 
 
+@pytest.mark.slow
 def test_it_trains_on_both_parts_of_the_mixture(trained):
     run, _ = trained
     metrics = run.metrics.read()
@@ -276,6 +277,7 @@ def test_it_trains_on_both_parts_of_the_mixture(trained):
     } == {1}
 
 
+@pytest.mark.slow
 def test_the_judge_decides_and_the_rule_is_reported_too(trained):
     run, _ = trained
     for one in trajectories_of(run):
@@ -284,6 +286,7 @@ def test_the_judge_decides_and_the_rule_is_reported_too(trained):
         assert one.reward.parts["rule"] == one.reward.value
 
 
+@pytest.mark.slow
 def test_there_is_a_checkpoint_of_the_adapter_alone(trained):
     run, _ = trained
     state = torch.load(run.checkpoints.root / "step-000002" / "learner.pt", weights_only=True)
@@ -291,6 +294,7 @@ def test_there_is_a_checkpoint_of_the_adapter_alone(trained):
     assert (run.policy_dir / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_questions_that_name_a_rule_are_evaluated_by_it_before_and_after(trained):
     run, _ = trained
     own = [one for one in run.evaluations.read() if one.set_name == "own"]

@@ -163,6 +163,7 @@ def test_a_formula_that_eats_memory_is_not_right():
     assert not asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_worker_serves_on_after_a_hang():
     [hung, after] = scores(make(timeout_s=0.3), ("7", HOSTILE[0]), ("7", "$7$"))
     assert (hung.value, after.value) == (0.0, 1.0)

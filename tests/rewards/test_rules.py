@@ -48,7 +48,7 @@ def test_no_answer_breaks_a_rule(name, answer):
 @pytest.mark.parametrize("end", ["", "a", "!"])
 def test_a_long_answer_takes_no_time(name, end):
     for part in (*PIECES, "1,", "- ", "answer ", "4 x ", "A ", "(A ", "A or ", "\n\t", "é"):
-        assert value(RULES[name], part * 5_000 + end, "7", **{**METADATA, "options": {"A": "one", "B": "7"}}) == 0.0
+        assert value(RULES[name], part * 2_000 + end, "7", **{**METADATA, "options": {"A": "one", "B": "7"}}) == 0.0
 
 
 @given(st.text())

@@ -11,7 +11,7 @@ import pytest
 def test_kill_nine_at_any_moment_loses_nothing_confirmed(tmp_path, mode):
     script = Path(__file__).with_name("kill_nine.py")
     done = subprocess.run(
-        [sys.executable, str(script), mode, str(tmp_path), "20"], capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), mode, str(tmp_path), "8"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["confirmed"] >= 1

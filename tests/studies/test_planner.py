@@ -267,6 +267,7 @@ def test_sound_plans_cost_what_the_best_ones_do(tmp_path: Path) -> None:
     assert found.costs["all"].regret > 0
 
 
+@pytest.mark.slow
 def test_a_lora_planner_before_training_is_the_model_as_it_was_built(tmp_path: Path) -> None:
     overrides = (
         f"engines.policy.model={save_model(tmp_path / 'model')}", "tasks.families=['arith']", "tasks.countries=40",

@@ -706,6 +706,7 @@ def test_another_graph_may_be_text_or_a_file(tmp_path):
     assert [result.text.rpartition(": ")[2] for result in found] == ["yes", "no"]
 
 
+@pytest.mark.slow
 def test_too_much_work_is_an_answer():
     complete = json.dumps([[u, v] for u in range(300) for v in range(u)])
     [slow] = calls({"graph": complete, "algorithm": "betweenness_centrality"}, timeout_s=0.2)

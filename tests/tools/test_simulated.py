@@ -148,6 +148,7 @@ def test_recorded_and_replayed_without_a_model(task, tmp_path):
     assert again == first
 
 
+@pytest.mark.slow
 def test_the_gold_answer_reaches_the_agent_in_useful_documents_alone():
     """The simulator puts the canary into every document; the policy is a program that searches what it likes."""
     recipe = load_recipe("zerosearch-tiny")

@@ -136,6 +136,7 @@ SMALL = {
 }
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("where", SMALL)
 def test_a_small_run_that_is_interrupted_ends_the_same(ten_steps, tmp_path, monkeypatch, where):
     assert train(ten_steps, tmp_path / "whole", *settings(TRAINING)) == 0
@@ -194,6 +195,7 @@ def test_ten_minutes_without_a_checkpoint_make_one(ten_steps, tmp_path, monkeypa
     assert [int(directory.name.removeprefix(".tmp-")) for directory in saved] == [0, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_rows_that_share_little_are_reported_once_however_often_the_run_is_interrupted(
     ten_steps, tmp_path, monkeypatch, capsys
 ):
@@ -270,6 +272,7 @@ def test_the_gate_stops_a_run_whose_planner_cannot_copy(ten_steps, tmp_path, cap
     assert (run.status().state, run.metrics.read()) == ("failed", [])
 
 
+@pytest.mark.slow
 def test_a_warm_start_from_a_file_is_not_held_to_the_gate(ten_steps, tmp_path):
     path = tmp_path / "transcripts.jsonl"
     line = {"prompt": "Question 1 plus 1 ?", "stream": [{"text": " goal find height", "sampled": True}]}

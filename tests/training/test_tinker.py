@@ -94,6 +94,7 @@ def move(learner, rows, loss=WITH_KL):
     return stats, learner.optimizer_step(RATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("division", ["sum", "rows"])
 @pytest.mark.parametrize("loss", [PLAIN, WITH_KL], ids=["plain", "kl"])
 def test_three_steps_equal_the_local_learners(serve, directory, division, loss):
@@ -127,6 +128,7 @@ def test_without_kl_one_pass_is_made(serve, directory):
     assert server.applied - before == {"forward_backward": 2, "forward": 2}
 
 
+@pytest.mark.slow
 def test_supervised_steps_and_the_new_reference_equal_the_local_learners(serve, directory):
     server = serve(division="rows")
     served, local = served_learner(server, directory), local_learner(directory)
@@ -173,6 +175,7 @@ def test_rows_without_sampled_tokens_make_no_request(serve, directory):
 # -- the named state ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_learner_continues_from_the_named_state_on_a_server_that_restarted(serve, directory, tmp_path):
     server, local = serve(), local_learner(directory)
     first, second, third = batches(directory)
@@ -191,6 +194,7 @@ def test_a_learner_continues_from_the_named_state_on_a_server_that_restarted(ser
     assert largest_difference(restarted, again, local) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_new_reference_is_part_of_the_state(serve, directory, tmp_path):
     server = serve()
     first, second, _ = batches(directory)

@@ -239,9 +239,10 @@ def any_rows(draw):
     return rows
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("attention", BACKENDS)
 @given(any_rows(), st.sampled_from(PACKINGS))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_any_rows_are_exact(attention, rows, chunk_tokens):
     learner = learner_of(model_of("llama"), LearnerConfig(attention=attention, chunk_tokens=chunk_tokens))
     exact = expected(learner, near_policy(rows, learner.model))

@@ -243,6 +243,7 @@ def test_without_a_gate_nobody_votes(tmp_path):
     assert read_votes(tmp_path / "votes.sqlite") == ()
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("after", "more"),
     [("ledger/votes.jsonl", 0), ("ledger/update.json", 0), ("updates.jsonl", 0), ("updates.jsonl", 1)],
@@ -400,6 +401,7 @@ def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
         resume(run)
 
 
+@pytest.mark.slow
 def test_practice_that_votes_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
     votes_at(votes=of_runs(3))
     path = f'"{tmp_path}/votes.sqlite"'

@@ -66,6 +66,7 @@ def test_of_two_changes_each_effect_is_exact():
     assert found.kept == (0,)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "effects", [(0.05, 0.05, -0.1), (0.1, 0.0, -0.05, 0.02), (0.08,) * 5, (-0.05, -0.05, 0.1, -0.1, 0)]
 )
@@ -75,6 +76,7 @@ def test_effects_are_right_on_average(effects: tuple[float, ...]):
         assert fmean(one.effects[i].mean for one in found) == pytest.approx(effect, abs=0.01)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth():
     effects = (0.1, -0.1, 0.05, 0.0)
     found = [halve(effects, noise=0.4, limit=100, seed=seed) for seed in range(60)]

@@ -68,6 +68,7 @@ def slack(rate: float, runs: int) -> float:
     return rate + NormalDist().inv_cdf(0.999) * math.sqrt(rate * (1 - rate) / runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [
@@ -87,6 +88,7 @@ def test_looks_at_every_value_cost_no_errors():
     assert 0.05 < found <= slack(0.2, 1000)
 
 
+@pytest.mark.slow
 def test_an_effect_worth_having_is_given_up_at_the_stated_rate_at_most():
     def worth(draw: random.Random, i: int) -> float:
         return 1.0 if draw.random() < 0.6 else -1.0  # mean 0.2

@@ -285,6 +285,7 @@ def test_a_damaged_update_is_reported(tmp_path):
     assert "update.json" in caught.value.what
 
 
+@pytest.mark.slow
 def test_a_second_run_of_the_same_settings_asks_nothing_with_a_cache(whole, tmp_path, monkeypatch):
     cached = {"practice.cache": f'"{tmp_path / "cache"}"'}
     practise(tmp_path / "one", cached)
@@ -304,6 +305,7 @@ def test_a_second_run_of_the_same_settings_asks_nothing_with_a_cache(whole, tmp_
 # -- through real servers that fail ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_at_30_percent_faults_nothing_is_lost(tmp_path):
     for name, fault_rate in (("sound", 0.0), ("failing", 0.3)):
         with served_workshop(SMALL, fault_rate) as served:

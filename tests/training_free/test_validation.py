@@ -106,6 +106,7 @@ def test_pairs_without_a_result_are_left_out_and_counted():
     assert "16 pairs" in caught.value.what
 
 
+@pytest.mark.slow
 def test_what_does_nothing_is_rarely_said_to_help():
     level = CONFIG.model_copy(update={"error_rate": 0.1, "test_pairs": 96, "bisect_pairs": 0})
     wrong = sum(

@@ -226,6 +226,7 @@ def test_hostile_text_is_text(address: str, open_page: Any):
     assert r"\u202e" in text
 
 
+@pytest.mark.slow
 def test_a_new_step_is_shown_within_two_seconds_also_by_a_server_that_restarted(
     finished_run: Path, tmp_path: Path, open_page: Any
 ):

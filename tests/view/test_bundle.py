@@ -168,6 +168,7 @@ def test_wrong_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
     assert [held[path]["reward"] for path in trajectories(held)][:4] == [0.0] * 4
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_all_runs(runs: Path, tmp_path: Path) -> None:
     write_bundle([runs], tmp_path / "site")
     held = documents_in(tmp_path / "site")
@@ -200,6 +201,7 @@ def test_a_page_that_cannot_be_written_says_why(runs: Path, tmp_path: Path) -> N
         write_report(RunDirectory.open(runs / "evaluation"), tmp_path / "file" / "page.html")
 
 
+@pytest.mark.slow
 def test_a_damaged_run_has_a_page_that_says_what_is_missing(runs: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"
     shutil.copytree(runs / "training", root)
@@ -217,6 +219,7 @@ def test_a_damaged_run_has_a_page_that_says_what_is_missing(runs: Path, tmp_path
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_each_kind_of_page(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_page_opens_at_its_run(pages: dict[str, Path], open_file: Open, kind: 
     ]
 
 
+@pytest.mark.slow
 def test_every_address_of_a_bundle_opens(runs: Path, tmp_path: Path, open_file: Open) -> None:
     write_bundle([runs], tmp_path / "site")
     index = tmp_path / "site" / "index.html"
@@ -299,6 +303,7 @@ def test_every_address_of_a_bundle_opens(runs: Path, tmp_path: Path, open_file: 
     assert "Not in this file" in missing.locator("main").inner_text()
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(tmp_path: Path, open_file: Open) -> None:
     run = RunDirectory(write(tmp_path / "run", {"t0": [1.0]}))
     long = "<b>" * 1_700_000  # 5 MB

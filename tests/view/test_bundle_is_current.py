@@ -16,6 +16,7 @@ AIM = 150_000  # bytes of the script, uncompressed: a page of one file holds it 
 pytestmark = pytest.mark.skipif(not shutil.which("npm"), reason="no npm on PATH")
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_built_from_the_sources(tmp_path):
     viewer = VIEWER
     if not (VIEWER / "node_modules/esbuild").exists():

@@ -101,6 +101,7 @@ def test_arguments_that_look_like_the_next_turn() -> None:
     assert recorded.calls == 3
 
 
+@pytest.mark.slow
 @given(TRAJECTORIES, st.data())
 def test_a_line_that_is_cut_has_the_turns_before_the_cut(trajectory: Trajectory, data: st.DataObject) -> None:
     line = line_of(trajectory)

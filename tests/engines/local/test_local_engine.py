@@ -166,6 +166,7 @@ def test_the_end_token_is_trained_on_but_not_part_of_the_text(tiny_model):
     assert call.completion == engine.tokenizer.decode(whole.completion_ids[:end])
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_the_completion(tiny_model):
     """The text ends before it, the ids are those that were sampled up to where it was said."""
     engine = engine_of(tiny_model)

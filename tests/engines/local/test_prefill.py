@@ -94,6 +94,7 @@ def double_model():
     return model_of("qwen2", torch.float64)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 5)
 @given(turns)
 def test_what_is_sampled_over_turns_does_not_depend_on_the_way(double_model, turns):

@@ -153,6 +153,7 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again():
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_have_the_tables_name_as_a_prefix():
     made = mcp.make(over("stdio", "", prefix=None, include=("add", "half.pair-name")), "my-server")
     assert [tool.name for tool in made] == ["my_server_add", "my_server_half_pair_name"]
@@ -421,6 +422,7 @@ def test_a_third_party_server_answers():
     close(made)
 
 
+@pytest.mark.slow
 def test_a_recipe_names_a_server_and_gets_its_tools(make_build):
     server = [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]
     build = make_build(

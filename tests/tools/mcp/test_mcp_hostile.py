@@ -246,6 +246,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.slow
 def test_a_flood_between_calls_ends_the_session(monkeypatch):
     """All at once: the first call succeeds, and the second has the error, except of a server that closes its output."""
     monkeypatch.setattr(transports, "ENDLESS_BYTES", 1 << 26)
@@ -297,6 +298,7 @@ def test_an_included_tool_that_is_unusable_is_an_error():
         connect("schema_is_no_schema", include=("echo", "other"))
 
 
+@pytest.mark.slow
 def test_too_many_tools_are_refused_until_some_are_chosen():
     with pytest.raises(RecipeError, check=coded("mcp-tools-invalid", "10001 tools", "max_tools = 64")):
         connect("many_tools", max_reply_mb=8)

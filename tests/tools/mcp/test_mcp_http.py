@@ -123,6 +123,7 @@ def test_streams_without_end_outside_of_calls_cost_little_and_hold_up_nothing(mo
     assert time.monotonic() - clock < 20
 
 
+@pytest.mark.slow
 def test_interim_responses_without_end_are_a_failed_call_within_its_time():
     with HostileHttp("endless_interim") as server:
         tool, clock = connect(server, timeout_s=0.5, connect_timeout_s=1), time.monotonic()

@@ -230,6 +230,7 @@ def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     async def go() -> None:
         parser = PageParser(60.0)

@@ -106,7 +106,7 @@ FACTS = [  # town, fact, question
 ]
 
 
-@pytest.mark.parametrize("ranking", ["words", "embeddings"])
+@pytest.mark.parametrize("ranking", ["words", pytest.param("embeddings", marks=pytest.mark.slow)])
 def test_a_fact_of_a_late_section_is_found_in_twenty_of_twenty_pages(ranking: str):
     """The engine summarizes by quoting the sentence that has the fact, if its prompt holds one."""
     pages = {town: Entry(text=long_page(town, fact)) for town, fact, _ in FACTS}

@@ -51,6 +51,7 @@ def play(skill, tasks, world, group_size=1, concurrency=64):
     return done
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("difficulty", ["easy", "standard", "hard"])
 def test_an_agent_that_never_errs_solves_everything(difficulty):
     world = source(difficulty)
@@ -70,6 +71,7 @@ def test_one_that_always_errs_solves_nothing():
     assert [one.reward.value for one in done] == [0.0] * 30
 
 
+@pytest.mark.slow
 def test_the_better_agent_is_right_more_often_and_every_mistake_is_made():
     tasks = source().fixed("test", seed=5, per_family=12)
     better, worse = play(0.95, tasks, source()), play(0.6, tasks, source())
@@ -85,6 +87,7 @@ def test_the_better_agent_is_right_more_often_and_every_mistake_is_made():
     assert min(calls) < max(calls) == 1.0  # wrong_argument, missing_call
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_whatever_the_concurrency():
     tasks = source().fixed("test", seed=6, per_family=2)
     runs = [[without_clocks(one) for one in play(0.7, tasks, source(), 2, size)] for size in (1, 64)]

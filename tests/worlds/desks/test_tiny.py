@@ -45,6 +45,7 @@ def build():
     return Build(load_recipe(RECIPE, ["tasks.desks=['vehicle','files']", "tasks.difficulty=standard"]))
 
 
+@pytest.mark.slow
 def test_what_user_and_teacher_write_round_trips(build):
     """Well-formed and malformed calls, on every function."""
     tokenizer = build.engine("policy").tokenizer
@@ -75,6 +76,7 @@ def test_a_chat_is_marks_and_what_is_said_without_the_system_prompt(build):
     assert len(ids) == 7
 
 
+@pytest.mark.slow
 def test_the_gate_counts_calls_that_a_desk_carried_out(build):
     """An untrained model writes none; the teacher's calls are carried out about as often as they are right."""
     tasks = build.source.fixed("validation", seed=1, per_family=5)

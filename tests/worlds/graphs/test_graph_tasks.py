@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from functools import cache
 from itertools import combinations
 
 import networkx as nx
 import pytest
 
 from midstream.core.errors import RecipeError, UsageError
+from midstream.core.task import Task
 from midstream.worlds.graphs.questions import question_words
 from midstream.worlds.graphs.tasks import COSTS, DEPTHS, REACH, STANDARD, Graphs, GraphsConfig
 from midstream.worlds.graphs.tools import GraphQuery, NeighborQuery, NoisyOracle, NoisyOracleConfig, PathQuery
@@ -19,10 +21,14 @@ from support.errors import coded
 SPLITS = ("train", "validation", "test")
 FAMILIES = (*STANDARD, *DEPTHS, "reworded")
 WORLD = Graphs(GraphsConfig(families=FAMILIES))
-SAMPLES = {split: WORLD.sample(split, 1500, seed=1) for split in SPLITS}
 DOCUMENTS = {text.split()[0]: nx.Graph([edge.split("-") for edge in text.split()[2:]]) for _, text in WORLD.documents()}
 MEASURES = {"nodes": nx.number_of_nodes, "edges": nx.number_of_edges, "wide": nx.diameter, "wider": nx.diameter}
 MEASURES |= {"diameter": nx.diameter, "radius": nx.radius}
+
+
+@cache
+def samples(split: str) -> list[Task]:
+    return WORLD.sample(split, 1500, seed=1)
 
 
 def answer_of(question: str) -> str:
@@ -45,9 +51,10 @@ def answer_of(question: str) -> str:
     return str(values[0] - values[1] if difference else sum(values))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_gold_answers_follow_from_question_and_documents(split):
-    for task in [*SAMPLES[split], *WORLD.fixed(split, per_family=20, seed=99)]:
+    for task in [*samples(split), *WORLD.fixed(split, per_family=20, seed=99)]:
         assert answer_of(task.question) == task.answer, task.question
 
 
@@ -62,7 +69,7 @@ def test_every_graph_is_connected_and_so_is_its_core():
 
 def test_half_of_the_distances_are_beyond_the_path_query():
     costs = Counter(
-        task.metadata["best_cost"] for tasks in SAMPLES.values() for task in tasks if task.family == "distance"
+        task.metadata["best_cost"] for tasks in map(samples, SPLITS) for task in tasks if task.family == "distance"
     )
     assert set(costs) == {COSTS["path"], COSTS["graph"]}
     assert costs[COSTS["path"]] / costs.total() == pytest.approx(0.5, abs=0.08)
@@ -70,7 +77,7 @@ def test_half_of_the_distances_are_beyond_the_path_query():
 
 def test_no_constant_answer_gets_far():
     for family in FAMILIES:
-        answers = Counter(task.answer for task in SAMPLES["train"] if task.family == family)
+        answers = Counter(task.answer for task in samples("train") if task.family == family)
         most = answers.most_common(1)[0][1] / answers.total()
         assert most < (0.85 if {"yes", "no"} & set(answers) else 0.5), (family, answers.most_common(2))
 
@@ -78,7 +85,7 @@ def test_no_constant_answer_gets_far():
 @pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
 def test_splits_share_no_graph_and_no_question(one, other):
     assert {*WORLD.names(one)}.isdisjoint(WORLD.names(other))
-    asked = {split: {task.question for task in SAMPLES[split]} for split in (one, other)}
+    asked = {split: {task.question for task in samples(split)} for split in (one, other)}
     assert asked[one].isdisjoint(asked[other])
     for split in (one, other):
         named = {word for question in asked[split] for word in question.split() if word in WORLD.names()}
@@ -86,7 +93,7 @@ def test_splits_share_no_graph_and_no_question(one, other):
 
 
 def test_the_vocabulary_has_every_word():
-    used = {word for tasks in SAMPLES.values() for task in tasks for word in task.question.split()}
+    used = {word for tasks in map(samples, SPLITS) for task in tasks for word in task.question.split()}
     assert {word for word in used - {*WORLD.names()} if not word.isdigit()} <= question_words()
 
 
@@ -169,6 +176,7 @@ def test_what_cannot_be_answered_is_an_answer_that_is_not_ok(tool, query):
     assert ask(tool(WORLD), query)[0] is False
 
 
+@pytest.mark.slow
 def test_the_oracle_is_right_as_often_as_configured_and_always_says_the_same():
     queries = [f"{name} {algorithm}" for name in WORLD.named for algorithm in ("diameter", "radius", "number_of_nodes")]
     truth = [ask(GraphQuery(WORLD), query) for query in queries]
@@ -181,7 +189,7 @@ def test_the_oracle_is_right_as_often_as_configured_and_always_says_the_same():
 
 def test_the_deepest_questions_name_as_many_graphs_as_their_turns_allow():
     for family, turns in DEPTHS.items():
-        for task in (task for task in SAMPLES["test"] if task.family == family):
+        for task in (task for task in samples("test") if task.family == family):
             names = task.question.count(" and ") + 1
             cores = len(re.findall(r"the core of", task.question))
             assert 2 * names - 1 + cores + task.question.startswith("Is") == turns

@@ -68,6 +68,7 @@ def scripted() -> list[Trajectory]:
     return play(0.4, 0.0, per_family=30)
 
 
+@pytest.mark.slow
 def test_always_sensible_it_solves_every_task_in_the_turns_its_family_says():
     for one in play(1.0, 0.0, per_family=20):
         assert one.reward is not None, one.error

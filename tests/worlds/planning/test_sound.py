@@ -46,6 +46,7 @@ def test_every_family_is_asked():
     assert set(TURNS["flow-grpo-graphs"]) == {*STANDARD, *DEPTHS, "reworded"}
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", TURNS)
 def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
     pytest.importorskip("torch", reason="the training extra is not installed")
@@ -68,6 +69,7 @@ def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
             assert len(prompt) + sampling.max_tokens <= build.policy.engine().model.config.max_position_embeddings
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", ["artist-tiny", "artist-graphs"])
 def test_a_sound_stream_solves_every_task(name):
     pytest.importorskip("torch", reason="the training extra is not installed")

@@ -65,6 +65,7 @@ def planned_prompt(library, question="press order 10001: amber rim. Which code d
 # --- the agent --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("which", ["none", "true", "false", "both and others"])
 def test_the_closed_form_is_the_mean_of_rollouts_through_the_real_agent(build, which):
     world = build.source
@@ -344,6 +345,7 @@ def updated(*overrides, library=None):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     world = Workshop(WorkshopConfig())
     made = []
