@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,14 @@ split = "test"
 per_family = 3
 seed = 99
 """
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Undo what a run in this process does: it sets the threads of its recipe, on which bits depend."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

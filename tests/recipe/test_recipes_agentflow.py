@@ -302,6 +302,7 @@ def test_questions_that_name_a_rule_are_evaluated_by_it_before_and_after(trained
     assert {one.set_name for one in run.evaluations.read()} == {"own", "validation"}
 
 
+@pytest.mark.slow
 def test_the_frozen_modules_ask_the_base_model(trained):
     _, server = trained
     planned = {body["model"] for body in server.bodies if isinstance(body.get("prompt"), list)}
