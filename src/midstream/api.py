@@ -80,6 +80,7 @@ from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, OnDone, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import Budget, BudgetConfig
+from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.tools.graph import graph_files
@@ -641,7 +642,8 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
     if changed and run.info().evaluation and not has_results(run):
         rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
         if changed <= set(own.references(rewards)):
-            run.correct(run.info().model_copy(update={"own": now}))
+            write_info(run, run.info().model_copy(update={"own": now}))
+            run.seal(begun=True)
             return
     if changed:
         raise RunError(

@@ -139,10 +139,13 @@ class RunDirectory:
             files = self._digests(weights=state != "running")
         self._write_status(RunStatus(state=state, message=message, step=step, updated_at=utc_now(), files=files))
 
-    def seal(self) -> None:
-        """Write the digests of the files into the status, if there is one: from now on, losing a record is damage."""
+    def seal(self, *, begun: bool = False) -> None:
+        """Write the digests of the files into the status, if there is one: from now on, losing a record is damage.
+
+        With `begun` also the digests of what the run began with, which `write_info` has just replaced.
+        """
         if before := self._written_status():
-            self._write_status(before.model_copy(update={"files": self._digests()}))
+            self._write_status(before.model_copy(update={"files": self._digests(begun=begun)}))
 
     def unseal(self, segment: str | None = None) -> None:
         """Remove the digests before records are removed, or that of a segment before it is written again.
@@ -159,13 +162,6 @@ class RunDirectory:
             kept = {name: digest for name, digest in before.files.items() if name != written}
         if kept != before.files:
             self._write_status(before.model_copy(update={"files": kept}))
-
-    def correct(self, info: RunInfo) -> None:
-        """Replace what a run without results began with."""
-        if before := self._written_status():
-            self._write_status(before.model_copy(update={"files": {}}))
-        write_info(self, info)
-        self.seal()
 
     def damage(self, *, whole: bool = False) -> dict[str, RunError]:
         """The damage in the files of the run, by their path in the directory.
@@ -229,9 +225,9 @@ class RunDirectory:
             found[name] = file_damage(path, digest, grows=path in grow, read=read)
         return {name: error for name, error in found.items() if error is not None}
 
-    def _digests(self, *, weights: bool = False) -> dict[str, FileDigest]:
-        """The digests of all files that are whole; those of files that never change once written are kept."""
-        known = self.digests()
+    def _digests(self, *, weights: bool = False, begun: bool = False) -> dict[str, FileDigest]:
+        """The digests of all files that are whole; without `begun`, known ones of files that never change are kept."""
+        known = {} if begun else self.digests()
         manifests = [self.checkpoints.path(step) / MANIFEST for step in self.checkpoints.steps()[-1:]]
         segments = [segment.path for segment in self.trajectories.parts().values()]
         policy = self.policy_dir.rglob("*") if weights else ()
