@@ -16,6 +16,7 @@ import pytest
 from midstream.cli.main import main
 from support.hf_models import save_chat_model
 from support.llm_server import AgentFlowReplies, LLMServer
+from support.practised import write_run
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
@@ -50,6 +51,7 @@ def directory(tmp_path_factory, finished_run, ten_steps):
     """The reader's directory: the runs, recipe, questions and documents that the page names."""
     place = tmp_path_factory.mktemp("reader")
     (place / "runs").mkdir()
+    write_run(place / "runs" / "lessons")
     for name in ("demo", "a", "b"):
         shutil.copytree(finished_run, place / "runs" / name)
     config = save_chat_model(place / "model", "qwen2") / "config.json"
@@ -100,7 +102,7 @@ def as_run_here(words: list[str], url: str) -> list[str]:
         case ["view", *_]:
             return [*words, "--bundle", "pages"]  # it would serve until Ctrl-C
         case ["train", "training-free-simulated", *_]:
-            return [*words, *with_settings(PRACTICE, ["evaluation.sets=[]"])]
+            return [*words[:-1], "runs/practiced", *with_settings(PRACTICE, ["evaluation.sets=[]"])]
         case ["train", "mine.toml", *_]:
             return [*words, *with_settings(STEP, [f"engines.model.base_url={url}", "agent.max_turns=1"])]
         case ["train", *_]:

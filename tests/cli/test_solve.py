@@ -360,6 +360,7 @@ def _read(terminal):
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [False, True])
 def test_ctrl_c_keeps_what_was_done_and_leaves_nothing_behind(terminal):
     code, out, err, session = interrupted(terminal=terminal)

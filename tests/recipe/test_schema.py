@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError
@@ -307,7 +307,6 @@ values = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
 @given(table=st.dictionaries(keys, values, max_size=4))
 def test_any_table_survives_writing(table):
     assert tomllib.loads(to_toml(table)) == table

@@ -384,6 +384,7 @@ def test_code_reads_and_writes_nothing_outside(tier: Tier, tmp_path: Path):
     assert (note.read_text(), note.stat().st_mode & 0o777) == ("tagged", 0o644)
 
 
+@pytest.mark.slow
 @confined
 def test_libraries_are_there_primed_and_repeat(tier: Tier):
     pytest.importorskip("sympy")

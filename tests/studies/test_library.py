@@ -24,6 +24,7 @@ def study(root: Path, *more: str) -> list[str]:
     return ["--seeds", "1", "--out", str(root), "--quiet", *overrides, *more]
 
 
+@pytest.mark.slow
 def test_an_analysis_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = study(tmp_path, "--only", "tools")
     assert main([*arguments, "--json"]) == 0

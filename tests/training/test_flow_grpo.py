@@ -337,6 +337,7 @@ def test_families_are_drawn_by_their_failures(make):
     assert second.trajectories
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
 def test_a_stage_begins_once_the_one_before_succeeds(make, sampling):

@@ -54,7 +54,7 @@ def test_a_sound_plan_solves_every_task_in_the_turns_its_family_says(name):
     build = Build(recipe)
     environment = build.environment(chosen=recipe.evaluation.sets[-1])
     environment.agent.planner = ScriptedPlanner(ScriptedConfig(sense=1, malformed=0))
-    tasks = build.source.fixed("test", per_family=25, seed=1, families=tuple(TURNS[name]))
+    tasks = build.source.fixed("test", per_family=8, seed=1, families=tuple(TURNS[name]))
     tokenizer = build.policy.engine().tokenizer
     sampling = recipe.modules["planner"].config.sampling
 
@@ -78,7 +78,7 @@ def test_a_sound_stream_solves_every_task(name):
     chosen = recipe.evaluation.sets[0]
     environment = build.environment(chosen=chosen)
     environment.agent.policy = ScriptedPolicy(ScriptedConfig(sense=1, malformed=0))
-    tasks = build.source.fixed("test", per_family=25, seed=1, families=chosen.families)
+    tasks = build.source.fixed("test", per_family=8, seed=1, families=chosen.families)
     tokenizer = build.policy.engine().tokenizer
 
     for one in solved(build, environment, tasks):
