@@ -369,6 +369,7 @@ PLACES = {
 QUICK = ("mcp", "model-reply", "model-finish_reason", "search-302")
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PLACES]
 )

@@ -96,6 +96,7 @@ def drawn(kind: str, count: int, operations: Sequence[str]) -> list[tuple[int, F
     return [(chance.randrange(len(operations)) + 1, chance.choice(DEATHS + FULL)) for _ in range(count)]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("kind", "count"), [("training", 1), ("practice", 1), ("evaluation", 4)])
 def test_a_failing_disk_loses_nothing(kind, count, ten_steps, whole, cli, tmp_path):
     check(kind, drawn(kind, count, whole(kind)[1]), ten_steps, whole, cli, tmp_path)

@@ -138,6 +138,7 @@ def test_ranks_end_with_their_launcher(killed, tmp_path, number, says):
     assert RunDirectory.open(run).status().state in ("interrupted", "finished")
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("number", ["0", "-1", "two"])
 def test_a_number_of_processes_is_at_least_one(number):

@@ -70,7 +70,7 @@ def directory(tmp_path_factory, finished_run, ten_steps):
 
 
 # Trainings and studies, however short, take seconds.
-LONG = re.compile(r"midstream (train(?!.*--dry-run)|demo|study|doctor|eval .*--count 100)")
+LONG = re.compile(r"midstream (train(?!.*--dry-run)|demo|study|doctor|report|view|eval .*--count 100)")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_any_agent_can_refine(tmp_path: Path):
     assert sum(turn.observation is not None for turn in trajectory.turns) == 6
 
 
+@pytest.mark.slow
 def test_with_an_early_stop_the_votes_are_the_same(tmp_path: Path):
     full, early = (evaluate(tmp_path / text[-2:], strategy=text) for text in (STRATEGY, "dser:K=3,T=2"))
     pairs = list(zip(*(run.trajectories.read("sums-T0.7") for run in (full, early)), strict=True))

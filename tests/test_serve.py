@@ -114,6 +114,7 @@ def chat(question: str, **more: Any) -> dict[str, Any]:
 # -- an agent for everyone ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_clients_of_three_apis_get_the_agents_answer(recipe):
     with serving(recipe) as address:
         status, whole = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"))

@@ -417,6 +417,7 @@ def test_an_evaluation_without_any_result_prints_why(tmp_path, capsys):
     assert coded("no-results", "all 7 runs on t T=0.7", "http://127.0.0.1:9/v1")(printed(err))
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_gets_no_traceback(finished_run):
     show = f"{sys.executable} -m midstream show {finished_run} --json"
     piped = subprocess.run(f"{show} | head -c 1", shell=True, capture_output=True, text=True)

@@ -211,6 +211,7 @@ def test_the_file_that_is_made_for_people_is_the_library_itself(edit, run_path):
     assert newest(run_path).find("L5") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["directory", "file"])
 def test_what_another_process_changed_is_not_undone(library, run_path, tmp_path, kind, monkeypatch):
     copy = tmp_path / "copy" if kind == "directory" else tmp_path / "copy.json"

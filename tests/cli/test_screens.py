@@ -121,6 +121,7 @@ def test_simulator(screen: Screen) -> None:
     screen("simulator", "run", "--recipe", "zerosearch-tiny", "--out", "simulator.jsonl")
 
 
+@pytest.mark.slow
 def test_report(screen: Screen, finished_run: Path) -> None:
     screen("report", finished_run, "--out", "report.html")
 

@@ -128,6 +128,7 @@ def test_a_price_is_added_up(capsys):
     assert re.search(r"tokens, \$0\.\d+\n", out)
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_gets_no_traceback():
     with LLMServer(SUM) as server:
         command = f"{sys.executable} -m midstream solve '{QUESTION}' --base-url {server.base_url} --model m"

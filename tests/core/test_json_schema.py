@@ -246,6 +246,7 @@ def _ends(definitions: list[dict[str, Any]], value: JsonValue) -> None:
     assert time.monotonic() - start < LONGEST_S
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(SCHEMAS, min_size=6, max_size=6), VALUES)
 def test_every_check_keeps_its_clock(definitions: list[dict[str, Any]], value: JsonValue):

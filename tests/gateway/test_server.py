@@ -101,6 +101,7 @@ def test_a_body_that_is_no_request_is_refused(body, api):
     assert shown["error"]["message"]
 
 
+@pytest.mark.slow
 def test_large_bodies():
     async def both():
         async with open_session() as (_, _, url), client() as http:

@@ -153,6 +153,7 @@ def test_unshared_sequences_do_not_see_each_other(backend):
     require_equal(backend, tree_of(SEQUENCES, share=False))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 def test_segments_longer_than_a_kernels_block(backend):
     """Flash attention works in blocks of a few hundred: forks before, at and behind their edges."""
@@ -181,6 +182,7 @@ def test_large_scores_do_not_overflow(backend):
     torch.testing.assert_close(attend(backend, q, k, v, layout), plain(q, k, v, seen_by(tree)), atol=1e-12, rtol=0)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")

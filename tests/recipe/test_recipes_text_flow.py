@@ -69,6 +69,7 @@ def recipe(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_the_planner_is_trained_and_the_others_ask_the_reference_policy(recipe, tmp_path):
     assert main(["train", str(recipe), "--quiet", "--out", str(tmp_path / "run")]) == 0
     run = RunDirectory(tmp_path / "run")

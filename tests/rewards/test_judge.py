@@ -418,6 +418,7 @@ def test_what_was_kept_first_stays(tmp_path):
         again.find_json("a", VERDICT)
 
 
+@pytest.mark.slow
 def test_processes_and_threads_share_the_file(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), said]) for said in ("yes", "no")]
     kept = verdict_file(tmp_path)

@@ -108,7 +108,7 @@ def tried(request: pytest.FixtureRequest):
     """Try the snippets before the first case that asks, which would take the blame for what all cost."""
     parameters = getattr(request.node, "callspec", None)
     if parameters and "extent" in parameters.params:
-        found(**parameters.params)
+        found(*(parameters.params[name] for name in ("tier", "user", "extent")))
 
 
 def outcomes(tier: str, user: str, extent: str) -> dict[str, dict[str, Any]]:

@@ -366,6 +366,7 @@ def test_progress_counts_the_families_that_are_trained_on_now(make):
     assert algorithm.progress.success == 0.7
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
 def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
     algorithm, _ = make(
@@ -426,6 +427,7 @@ def test_without_the_setting_uniform_groups_stay(make):
     assert outcome.metrics.samples_left_out == {}
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_step_that_finds_nothing_to_learn_from_ends_and_changes_nothing(make, rounds):
     algorithm, parts = make(Indexed(0.0), f"training.resample_uniform={rounds}")

@@ -162,6 +162,7 @@ def test_gradient_equals_the_loss_written_out_row_by_row(llama, chunk_tokens, kl
         torch.testing.assert_close(mine.grad, plain.grad, rtol=1e-4, atol=1e-5 * largest)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_recomputed_activations_keep_less_and_change_nothing(llama, lora):
     """The same loss and gradient, from less memory; what is in training afterwards is what was before."""

@@ -283,6 +283,7 @@ def test_a_warm_start_from_a_file_is_not_held_to_the_gate(ten_steps, tmp_path):
     assert {one.step for one in RunDirectory.open(tmp_path / "run").evaluations.read()} == {0}
 
 
+@pytest.mark.slow
 def test_a_run_that_draws_tasks_again_resumes_the_same(ten_steps, tmp_path, monkeypatch):
     again = {"training.variant": "dapo", "training.resample_uniform": 2, "training.family_sampling": "failure"}
     options = settings({**TRAINING, **again, "training.steps": 4})

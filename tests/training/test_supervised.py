@@ -145,6 +145,7 @@ def warm_up(parts, config, report, source):
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_the_warm_start_lowers_the_loss_and_becomes_the_reference(make_build):
     build = make_build()
     phases = warm(build, transcripts=60, steps=60)

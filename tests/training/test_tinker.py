@@ -117,6 +117,7 @@ def test_three_steps_equal_the_local_learners(serve, directory, division, loss):
     assert server.applied["optim_step"] - 3 < 15  # the others are of the probe
 
 
+@pytest.mark.slow
 def test_without_kl_one_pass_is_made(serve, directory):
     server = serve()
     learner, rows = served_learner(server, directory), batches(directory)[0]
@@ -243,6 +244,7 @@ def sampled(engine, count, **sampling):
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_what_was_published(serve, directory):
     server = serve()
     learner, local = served_learner(server, directory), local_learner(directory)

@@ -164,6 +164,7 @@ def test_tokens_are_counted(attention):
     assert stats.unique_tokens == len(prefixes(sequences))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS[1:])
 def test_bfloat16_is_as_far_from_the_truth_as_plain_rows(attention):
     """Half-precision results differ with the order of summing, but no more by the trie than by padded rows.

@@ -164,6 +164,7 @@ def test_a_batch_that_passes_is_rid_of_its_bad_changes():
     assert fates(decision) == ["accepted", "accepted", "rejected"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_passes_is_accepted_as_it_is_where_its_better_part_fails():
     """The whole passed at a small number of pairs; a limit of two blocks is too little for the part that was kept."""
     found = [decided(batch(0.12, 0.12, 0.0, 0.0), seed=seed, test_pairs=160) for seed in range(12)]

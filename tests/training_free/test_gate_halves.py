@@ -66,6 +66,7 @@ def test_of_two_changes_each_effect_is_exact():
     assert found.kept == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "effects", [(0.05, 0.05, -0.1), (0.1, 0.0, -0.05, 0.02), (0.08,) * 5, (-0.05, -0.05, 0.1, -0.1, 0)]

@@ -152,6 +152,7 @@ def test_two_runs_are_chosen_and_compared(address: str, open_page: Any):
     assert "the same" in page.inner_text("main")
 
 
+@pytest.mark.slow
 def test_an_error_is_shown_in_the_words_of_the_server(address: str, tmp_path: Path, runs: Path, browser: Any):
     page = browser.new_page()
     page.goto(f"{address}#/nobody")

@@ -125,6 +125,7 @@ def test_a_taken_port_is_named() -> None:
             Viewer([Path()], port=port).run(print)
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(runs: Path) -> None:
     command = [sys.executable, "-m", "midstream", "view", "training"]
     process = subprocess.Popen(command, cwd=runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

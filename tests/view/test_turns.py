@@ -74,6 +74,7 @@ def line_of(trajectory: Trajectory) -> bytes:
     return trajectory.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
+@pytest.mark.slow
 @given(TRAJECTORIES, st.integers(1, 60), st.booleans())
 def test_turns_and_frame_are_those_that_were_written(trajectory: Trajectory, size: int, in_result: bool) -> None:
     line = line_of(trajectory)

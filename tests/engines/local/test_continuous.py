@@ -204,6 +204,7 @@ def test_the_end_token_ends_a_request(double_engine):
 # -- the batch ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_at_most_max_batch_at_once_in_order_of_arrival(double_engine, seen):
     engine = double_engine(max_batch=4)
     requests = [replace(one, order=i) for i, one in enumerate(mixed(random.Random(5), 20))]

@@ -83,6 +83,7 @@ async def replay(dialogue: BfclDialogue, plan, seen=None) -> Any:
 SHARES = pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 8])
 
 
+@pytest.mark.slow
 @needs_data
 @SHARES
 def test_every_ground_truth_passes_and_none_without_its_last_call_and_no_network_is_used(source, monkeypatch, step):
@@ -101,6 +102,7 @@ def test_every_ground_truth_passes_and_none_without_its_last_call_and_no_network
     assert asyncio.run(passed(lambda task: without_last(source.expected(task)))) == 0
 
 
+@pytest.mark.slow
 @needs_data
 @SHARES
 def test_an_agent_may_make_every_expected_call_but_one_that_upstream_holds_back(source, step):

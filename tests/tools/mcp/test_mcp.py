@@ -222,6 +222,7 @@ def test_a_key_in_the_recipe_is_refused_and_not_repeated(settings):
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_server_gets_only_the_environment_that_its_settings_name(monkeypatch):
     monkeypatch.setenv("MIDSTREAM_TEST_KEY", "s3cret-value")
     monkeypatch.setenv("MIDSTREAM_TEST_OTHER", "x")
@@ -335,6 +336,7 @@ def test_a_server_that_dies_is_started_again():
     close(made)
 
 
+@pytest.mark.slow
 def test_the_last_close_ends_the_server():
     made = mcp.make(over("stdio", "", include=("process", "add")), "honest")
     pid = int(call(made, "process").text)
@@ -348,6 +350,7 @@ def test_the_last_close_ends_the_server():
     assert failed.value.code == "mcp-server-closed"
 
 
+@pytest.mark.slow
 def test_closing_during_a_call_fails_the_call():
     made = mcp.make(over("stdio", "", include=("slow",)), "honest")
 
@@ -410,6 +413,7 @@ def test_a_reply_of_a_hundred_megabytes_is_never_held():
     assert float(done.stdout) < 50
 
 
+@pytest.mark.slow
 def test_a_third_party_server_answers():
     made = mcp.make(
         mcp.McpConfig(command=(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")), "clock"

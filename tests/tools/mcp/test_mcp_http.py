@@ -69,7 +69,7 @@ async def outcome(tool: mcp.McpTool) -> ToolResult | ToolServerError:
         return error
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("mode", CALLS)
 def test_every_call_has_an_outcome(mode):
     ok, text = CALLS[mode]
@@ -93,6 +93,7 @@ def test_every_call_has_an_outcome(mode):
         assert server.ended >= 1
 
 
+@pytest.mark.slow
 def test_streams_without_end_outside_of_calls_cost_little_and_hold_up_nothing(monkeypatch):
     """The server's own stream, and answers to what is no call; one that floods ends the session."""
     monkeypatch.setattr(transports, "FLOOD_BYTES", 1 << 22)

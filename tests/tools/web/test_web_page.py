@@ -94,6 +94,7 @@ def test_a_page_that_fits_is_given_whole(site: PageServer):
     assert text.count("Paragraph") == 120
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
@@ -253,6 +254,7 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
         asyncio.run(parser.parse(page(html("one"))))
 
 
+@pytest.mark.slow
 def test_a_reader_serves_several_loops_and_its_processes_hold_no_keys(monkeypatch: pytest.MonkeyPatch):
     environments: list[dict[str, str]] = []
     start = asyncio.create_subprocess_exec

@@ -148,6 +148,7 @@ def test_a_plan_that_could_do_without_a_call_is_not_tight():
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tasks_repeat_and_no_split_shares_one():
     source = world(difficulty="easy")
     sets = {split: source.fixed(split, seed=1, per_family=25) for split in ("train", "validation", "test")}

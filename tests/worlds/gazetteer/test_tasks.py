@@ -213,6 +213,7 @@ print(hashlib.sha256(repr(made).encode()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same_world():
     def digest(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
