@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -626,7 +626,7 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             fix=f"restore {build.resolved['agent']['filter']['votes']}, or start over with --out; a copy of it for "
             "agent.filter.votes stays as it is",
         )
-    check_own(run, build.resolved)
+    check_own(run, build.resolved, correct=True)
     for path in own.paths(build.resolved):
         if path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
@@ -634,16 +634,24 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
     _check_proven(build, weights, listener)
 
 
-def check_own(run: RunDirectory, resolved: Mapping[str, Any]) -> None:
-    """Check that components of your own are those that a run began with. Raises `RunError` if not."""
-    now = tuple(own.used(resolved))
-    changed = {part.reference for part, began in zip(now, run.info().own, strict=True) if part.digest != began.digest}
-    # A reward that has failed from the first run on may be corrected.
+def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool = False) -> None:
+    """Check that components of your own are those that a run began with. Raises `RunError` if not.
+
+    A reward that has failed from the first run on may be corrected; with `correct`, of a locked run, it is recorded.
+    """
+    now, began = tuple(own.used(resolved)), run.info().own
+    # By place: a run that was moved names its copies by another path.
+    changed = {
+        part.reference
+        for part, other in zip_longest(now, began)
+        if part is not None and (other is None or part.digest != other.digest)
+    }
     if changed and run.info().evaluation and not has_results(run):
         rewards = [resolved["reward"], *(chosen.get("reward", {}) for chosen in resolved["evaluation"]["sets"])]
         if changed <= set(own.references(rewards)):
-            write_info(run, run.info().model_copy(update={"own": now}))
-            run.seal(begun=True)
+            if correct:
+                write_info(run, run.info().model_copy(update={"own": now}))
+                run.seal(begun=True)
             return
     if changed:
         raise RunError(

@@ -268,7 +268,7 @@ class _Failures:
     def add(self, failure: Exception | SystemExit | None, task: Task) -> None:
         """Count a run that ended in `failure`, None for one with a score. Raises `RepeatedError`."""
         outage = isinstance(failure, EngineError | SandboxError | DeadlineError | BudgetError) or (
-            isinstance(failure, ToolServerError) and failure.retryable
+            isinstance(failure, ToolServerError) and failure.code != "tool-failed"
         )
         text = "" if failure is None or outage else _text_of(failure)
         alike = re.sub(r"[0-9]+", "", text.replace(task.id, ""))
@@ -321,7 +321,8 @@ class _Run:
                 completed = completed.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
             elif self.listener is not None:
                 self.listener(TurnEvent(turn=0, role="", kind="restart", value=error))
-        self.failures.add(failure, self.task)
+        if not getattr(self.environment.agent, "waits", False):  # callers fail alike where their machine dies
+            self.failures.add(failure, self.task)
         return trajectory.model_copy(
             update={
                 "id": f"{self.task.id}#{self.index}",

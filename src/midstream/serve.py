@@ -145,7 +145,7 @@ def serve_sessions(
             while isinstance(agent, BudgetedAgent | FilteredAgent):
                 agent = agent.agent
             ended = [result.place[0] for result in results.read(run.results_path)]
-            agent.take_tasks(lambda task: asyncio.create_task(one(task)), ended)
+            agent.take_tasks(one, ended)
             build.gateway.start()
             ready(build.gateway.address)
             await full  # or until Ctrl-C

@@ -437,6 +437,7 @@ def test_ctrl_c_while_a_command_is_imported(capsys, monkeypatch):
     assert run(capsys, "train", "demo") == (130, "", "\nstopped\n")
 
 
+@pytest.mark.slow
 def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatch):
     def stop(self, step):
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class _Places:
         self.free: deque[_Place] = deque()
         self.taken: dict[str, _Place] = {}  # by the caller's id
         self.runs: dict[str, asyncio.Task[str]] = {}  # of callers' own tasks, by the caller's id
+        self.lost: dict[str, str] = {}  # why such a task's run ended before it had a place
         self.ended: set[str] = set()
         self.changed = asyncio.Condition()
 
@@ -67,12 +68,12 @@ class ExternalAgent(SessionAgent):
 
     def __init__(self, settings: SessionSettings, gateway: Gateway) -> None:
         super().__init__("external", settings, gateway)
-        self._start: Callable[[Task], asyncio.Task[str]] | None = None
+        self._start: Callable[[Task], Awaitable[str]] | None = None
         other = getattr(gateway.opener, "__self__", None)
         self._places = other._places if isinstance(other, ExternalAgent) else _Places()
         gateway.opener = self.open
 
-    def take_tasks(self, start: Callable[[Task], asyncio.Task[str]], ended: Iterable[str]) -> None:
+    def take_tasks(self, start: Callable[[Task], Awaitable[str]], ended: Iterable[str]) -> None:
         """Let callers bring tasks; ids that have `ended` are not given again.
 
         `start` runs a task's session and records it; its result is why that failed, or "".
@@ -100,6 +101,16 @@ class ExternalAgent(SessionAgent):
             if place.id:
                 self._places.ended.add(place.id)
 
+    async def _run(self, start: Callable[[Task], Awaitable[str]], task: Task) -> str:
+        """Run a caller's own task, and tell the caller if that ends before it has a place."""
+        why = await start(task)
+        del self._places.runs[task.id]
+        async with self._places.changed:
+            if task.id not in self._places.ended:
+                self._places.lost[task.id] = f"its run ended before it began: {why or 'see the run'}"
+                self._places.changed.notify_all()
+        return why
+
     async def open(self, body: Any) -> dict[str, Any]:
         """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.
 
@@ -117,9 +128,8 @@ class ExternalAgent(SessionAgent):
             words = "is needed, with a question" if self._start else "is not taken: this run hands out its own"
             raise FormError("invalid_value", f"a task {words}", "task")
         if name not in self._places.taken:
-            if self._start is not None and name not in self._places.runs:
-                running = self._places.runs[name] = self._start(_task_of(name, body["task"]))
-                running.add_done_callback(lambda _: self._places.runs.pop(name))
+            if self._start is not None and name not in self._places.runs and name not in self._places.lost:
+                self._places.runs[name] = asyncio.create_task(self._run(self._start, _task_of(name, body["task"])))
 
             def fits(place: _Place) -> bool:
                 return self._start is None or place.shown["task"]["id"] == name
@@ -127,8 +137,12 @@ class ExternalAgent(SessionAgent):
             try:
                 async with asyncio.timeout(_WAIT_S), self._places.changed:
                     await self._places.changed.wait_for(
-                        lambda: name in self._places.taken or any(map(fits, self._places.free))
+                        lambda: (
+                            name in self._places.taken or name in self._places.lost or any(map(fits, self._places.free))
+                        )
                     )
+                    if why := self._places.lost.get(name):
+                        raise FormError("session-lost", why, None, status=503)
                     if name not in self._places.taken:
                         place = self._places.taken[name] = next(filter(fits, self._places.free))
                         self._places.free.remove(place)

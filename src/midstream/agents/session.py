@@ -214,18 +214,19 @@ class Session:
             self.limit = "turn_limit"
             words = f"the agent has made {len(self._asked)} calls, the most that agent.max_calls allows"
             raise self._refused(400, "call-limit", words)
-        asking = Asking(number=len(self._asked), drafts=[Draft(index=len(self._asked) + 1)])
-        self._asked.append(asking)
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
+        sampling = self._sampling(asked, role, seed)
         self._same[digest] += 1
+        asking = Asking(number=len(self._asked), drafts=[Draft(index=len(self._asked) + 1)])
+        self._asked.append(asking)
         context, met = self.context.begin(role, asking.drafts[0].index), self.limit
         request = Request(
             role=role,
             messages=with_lessons(asked.messages, context.lessons),
             tools=asked.tools,
             json_schema=asked.json_schema,
-            **self._sampling(asked, role, seed),
+            **sampling,
         )
         try:
             async with self._within_tokens(request) as request, self._place:

@@ -14,7 +14,6 @@ A function that is not `async` has a thread, which nothing can end: what it stil
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,10 +37,12 @@ from midstream.core.json_schema import schema_error_async
 from midstream.core.own_settings import OwnFunction, described
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
+from midstream.core.threads import in_event_loop
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.engines import supervise
-from midstream.gateway.server import ADMIN_KEY, LOOPBACK, Gateway
+from midstream.gateway.http import LOOPBACK
+from midstream.gateway.server import ADMIN_KEY, Gateway
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
@@ -176,9 +177,7 @@ class FunctionSessionAgent(SessionAgent):
     async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
         """Call the function."""
         try:
-            tools = {tool.name: partial(_result, tool) for tool in session.context.tools}
-            if not inspect.iscoroutinefunction(self._function.function):
-                tools = {name: partial(_waited, session.loop, result) for name, result in tools.items()}
+            tools = {tool.name: partial(_called, session.loop, tool) for tool in session.context.tools}
             values = {"task": task, "session": address, "question": task.question, "tools": tools}
             answer = await self._function.called(self.settings, values)
         except InfrastructureError as failure:  # tried again, unlike that of other components
@@ -196,9 +195,10 @@ async def _result(tool: Tool, **arguments: JsonValue) -> str:
     return problem or (await call_tool(tool, arguments)).text
 
 
-def _waited(loop: asyncio.AbstractEventLoop, result: Callable[..., Any], **arguments: JsonValue) -> str:
-    """What a tool answers, for a function in a thread."""
-    return asyncio.run_coroutine_threadsafe(result(**arguments), loop).result()
+def _called(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> Any:
+    """What a tool answers: to be awaited in the event loop, waited for in a thread."""
+    answer = _result(tool, **arguments)
+    return answer if in_event_loop() else asyncio.run_coroutine_threadsafe(answer, loop).result()
 
 
 class CommandAgent(SessionAgent):

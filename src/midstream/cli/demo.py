@@ -49,7 +49,7 @@ FACTS = 9  # documents about a country, its capital and its river
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
-    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
+    shared.add(parser, "--set", "--seed", "--dry-run", "--out", *shared.OUTPUT)
     parser.add_argument("--no-resume", action="store_true", help="refuse to resume a demo that was interrupted")
     parser.add_argument(
         "--text", action="store_true", help="in open text: train a small language model, then ask it (not with --json)"

@@ -22,7 +22,7 @@ COMMANDS = {
     "init": "write a small working project",
     "demo": "train a tiny planner offline, show that it became better",
     "train": "train weights or learn lessons, as a recipe says",
-    "plan": "what hardware a training needs, and how long it takes",
+    "plan": "whether a training fits these GPUs",
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",

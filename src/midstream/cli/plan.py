@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", required=True, metavar="NxNAME", help="e.g. 8xH100, 1xRTX4090; a wrong name lists them"
     )
-    shared.add(parser, "--set", *shared.OUTPUT)
+    shared.add(parser, "--set", "--trust", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

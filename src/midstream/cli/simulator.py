@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--part", default="", metavar="GLOB", help="parts (default: step-*; of evaluations all)")
     parser.add_argument("--judge", metavar="ENGINE", help="an engine of the recipe that judges (default: a rule)")
-    shared.add(parser, "--set", *shared.OUTPUT)
+    shared.add(parser, "--set", "--trust", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

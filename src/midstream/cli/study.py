@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM", help="some of the arms")
     parser.add_argument("--budget", type=int, metavar="N", help="of `refine`: advise for N agent runs of a task")
-    shared.add(parser, "--set", "--dry-run", *shared.OUTPUT)
+    shared.add(parser, "--set", "--trust", "--dry-run", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

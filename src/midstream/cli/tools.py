@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default=None, help="with the tools and settings of this recipe")
     shared.add(parser, *shared.SERVER, "--unsafe")
     shared.add_recording(parser)
-    shared.add(parser, "--set", *shared.OUTPUT)
+    shared.add(parser, "--set", "--trust", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

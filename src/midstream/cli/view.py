@@ -11,15 +11,18 @@ from pathlib import Path
 
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
+from midstream.gateway.http import LOOPBACK
 from midstream.view.bundle import write_bundle
-from midstream.view.server import LOOPBACK, Viewer
+from midstream.view.server import Viewer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `view`."""
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs, or directories of runs (default: ./runs)")
-    text = f"the address to listen at (default: {LOOPBACK}); elsewhere, anyone with the printed address reads the runs"
-    parser.add_argument("--host", default=LOOPBACK, help=text)
+    text = (
+        f"the address to listen at (default: {LOOPBACK[0]}); elsewhere, anyone with the printed address reads the runs"
+    )
+    parser.add_argument("--host", default=LOOPBACK[0], help=text)
     parser.add_argument("--port", type=int, default=0, help="the port (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="write a static site that opens from disk, and end")

@@ -226,7 +226,7 @@ def load(reference: str, example: str = EXAMPLE) -> Any:
 
 def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
     """Import a module, or a file once in a process, because its objects share state; it can import its neighbors."""
-    name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
+    name, path, content = place, Path(place).expanduser().absolute() if place.endswith(".py") else None, b""
     if path is not None:
         if not path.is_file():
             raise RecipeError(f"no file {path}", code="file-not-found", fix=f"give its absolute path; {example}")
@@ -239,6 +239,10 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         _taken[name] = digest
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
+    elif (top := name.partition(".")[0]) not in sys.modules and (found := importlib.util.find_spec(top)):
+        for where in (found.origin or "", *(found.submodule_search_locations or ())):
+            if os.path.isabs(where):
+                _require_trust(Path(where), installed=True)
     try:
         if path is None:
             return importlib.import_module(name)
@@ -285,11 +289,11 @@ def import_place(place: str, example: str = EXAMPLE) -> ModuleType:
         ) from error
 
 
-def _require_trust(path: Path) -> None:
-    """Raise `RecipeError` for code of others: in a run directory, or outside of `only_below`."""
-    if os.environ.get(TRUST):
+def _require_trust(path: Path, *, installed: bool = False) -> None:
+    """Raise `RecipeError` for code of others: in a run directory, or, unless `installed`, outside of `only_below`."""
+    if os.environ.get(TRUST) == "1":
         return
-    place, below = path.resolve(), _below.get()
+    place, below = path.resolve(), None if installed else _below.get()
     in_run = any((parent / "run.json").exists() and (parent / "recipe.toml").exists() for parent in place.parents)
     if in_run or (below is not None and not place.is_relative_to(below)):
         original = _originals.get(str(path))

@@ -16,6 +16,7 @@ from midstream.gateway.forms import FormError
 
 T = TypeVar("T")
 Asgi = Any  # a scope, receive or send of ASGI
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _JSON = (b"content-type", b"application/json")
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -90,7 +91,7 @@ async def serve(server: Any, listening: socket.socket) -> None:
             if await server.on_tick(tick // 5):
                 return
             if tick % 50 == 0:  # uvicorn waits for a request's head for ever
-                waiting = [each for each in server.server_state.connections if each.cycle is None]
+                waiting = [each for each in server.server_state.connections if _in_head(each)]
                 seen = {each: seen_s.get(each, now()) for each in waiting}
                 seen_s.clear()
                 seen_s.update(seen)
@@ -104,6 +105,13 @@ async def serve(server: Any, listening: socket.socket) -> None:
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
+
+
+def _in_head(connection: Any) -> bool:
+    """Whether a request's head is awaited: the first one, or the next of which a byte has arrived."""
+    if connection.cycle is None:
+        return True
+    return connection.cycle.response_complete and connection.timeout_keep_alive_task is None
 
 
 def refusal(scope: Asgi, *, local: bool) -> FormError | None:

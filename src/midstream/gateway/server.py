@@ -30,7 +30,18 @@ from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
 from midstream.gateway.forms import Answered, Asked, FormError
-from midstream.gateway.http import Asgi, Stream, api_key, body_of, hung_up, in_loop, parsed, refusal, send_json
+from midstream.gateway.http import (
+    LOOPBACK,
+    Asgi,
+    Stream,
+    api_key,
+    body_of,
+    hung_up,
+    in_loop,
+    parsed,
+    refusal,
+    send_json,
+)
 from midstream.gateway.settings import ServeConfig
 
 if TYPE_CHECKING:
@@ -42,7 +53,6 @@ APIS: Mapping[str, ModuleType] = {
     "responses": responses,
     "messages": anthropic_messages,
 }
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
 _LONGEST_NEWS = 1 << 20  # bytes of a reward or an end
 _KEEP_ALIVE_S = 3600

@@ -126,7 +126,7 @@ def chosen(answer: str, options: Mapping[str, str], question: str = "") -> set[s
         marks, said = re.findall(r"⟦(\w+)⟧", claim), re.findall(r"\w[\w']*", re.sub(r"⟦\w+⟧", " ", claim).lower())
         if marks and "?" not in claim and known.issuperset(said):
             stated[not (_ANSWER | _CHOICE).isdisjoint(said)] += marks
-        elif any(mark.upper() in (mark, *map(str.upper, stated[True] + stated[False])) for mark in marks):
+        elif any(mark.isupper() or mark.upper() in map(str.upper, stated[True] + stated[False]) for mark in marks):
             stated = {True: [], False: []}  # it may take back what was stated before
     marks = stated[True] or stated[False]
     return set("".join([mark for mark in marks if not mark.islower()] or marks).upper())

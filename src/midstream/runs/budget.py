@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +297,10 @@ class BudgetedEngine:
 
     async def sample(self, request: Request) -> Call:
         """Answer a request; raises `BudgetError` if its upper bound has no room."""
+        if request.max_tokens is None and {"tokens", "cost_usd"} & _amounts(self.budget.limits).keys():
+            # Without a limit of its own a reply has no upper bound.
+            limit = {"max_tokens": request.sampling.max_tokens}
+            request = replace(request, options={**(request.options or {}), **limit})
         prompt = prompt_bound(request)
         bound = self._priced(prompt, request.sampling.max_tokens)
         asked = _asked.get() or _Asked()

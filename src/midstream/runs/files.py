@@ -97,8 +97,8 @@ def digest_of(path: Path, size: int | None = None) -> FileDigest:
 
 def file_damage(path: Path, digest: FileDigest, *, grows: bool = False, read: bool = True) -> RunError | None:
     """How a file, or the first part of one that `grows`, differs from its digest; without `read` only in its size."""
-    if not path.is_file():
-        return damaged(path, "the file is missing")
+    if path.is_symlink() or not path.is_file():
+        return damaged(path, "it is a link" if path.is_symlink() else "the file is missing")
     size = path.stat().st_size
     if size < digest.size or (size > digest.size and not grows):
         return damaged(path, f"it has {size:,} bytes, and had {digest.size:,}")

@@ -91,13 +91,18 @@ class FlowGRPO:
         started = time.perf_counter()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
+        success = dict(self.success)
         sampled = await self.sample(step)
         rollout_s = time.perf_counter() - started
         async with AsyncExitStack() as held:
-            # An engine that batches continuously may still compute what a trajectory that has ended asked for.
-            for engine in {id(each): each for each in self.environment.engines.values()}.values():
-                if (paused := getattr(engine, "paused", None)) is not None:
-                    await held.enter_async_context(paused())
+            try:
+                # An engine that batches continuously may still compute what a trajectory that has ended asked for.
+                for engine in {id(each): each for each in self.environment.engines.values()}.values():
+                    if (paused := getattr(engine, "paused", None)) is not None:
+                        await held.enter_async_context(paused())
+            except asyncio.CancelledError:
+                self.success = success  # the step was not made
+                raise
             stats, norms = self._update(sampled.batches, step)
         return self.outcome(step, sampled, stats, norms, rollout_s=rollout_s)
 

@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
-from midstream.gateway.http import Asgi, body_of, listen, parsed, refusal, serve
+from midstream.gateway.http import LOOPBACK, Asgi, body_of, listen, parsed, refusal, serve
 from midstream.view.documents import Documents
 from midstream.view.runs import changed_since, cursor_of
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 warn = logging.getLogger("midstream.view").warning
 _LOOK_S, _BEAT_S = 0.4, 15.0  # seconds between two looks at the files, and between two signs of life
-LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 1 << 20
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
@@ -55,7 +54,7 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 class Viewer:
     """The server of the runs in some places."""
 
-    def __init__(self, places: Sequence[Path], *, host: str = LOOPBACK, port: int = 0, token: str = "") -> None:
+    def __init__(self, places: Sequence[Path], *, host: str = LOOPBACK[0], port: int = 0, token: str = "") -> None:
         self.documents = Documents(places)
         self.host, self.port, self.token = host, port, token or secrets.token_urlsafe(18)
         self._server: Any = None
@@ -63,7 +62,8 @@ class Viewer:
     @property
     def address(self) -> str:
         """The address of the page, once the server runs."""
-        return f"http://{self.host}:{self.port}/{self.token}/"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/{self.token}/"
 
     def run(self, ready: Callable[[str], Any]) -> None:
         """Serve until Ctrl-C; `ready` gets the address. Raises `UsageError` if the port is taken."""
@@ -129,7 +129,7 @@ class Viewer:
     def _refusal(self, scope: Asgi) -> str:
         """Why a request is refused; "" if it may pass."""
         # Elsewhere the machine's names are not known; there the token has to do.
-        if error := refusal(scope, local=self.host == LOOPBACK):
+        if error := refusal(scope, local=self.host in LOOPBACK):
             return error.message
         path, _ = _pieces(scope)
         if not secrets.compare_digest(path[0].encode(errors="replace"), self.token.encode()):
