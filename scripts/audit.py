@@ -13,7 +13,6 @@ Not built yet: sampling and roots for MCP servers, lessons that wait for a perso
 from __future__ import annotations
 
 import argparse
-import fcntl
 import http.client
 import io
 import json
@@ -28,9 +27,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,29 @@ LIMIT_S = 40.0  # of a check; most take a few seconds
 MEMORY = 6 << 30
 TASK = {"question": "6 * 7 ?", "answer": "42"}
 ZERO = "/dev/zero"
+PROBE = """
+import json, os, urllib.request
+
+def ask(session, text, **fields):
+    body = {"model": session.model, "messages": [{"role": "user", "content": text}], **fields}
+    request = urllib.request.Request(f"{session.base_url}/chat/completions", json.dumps(body).encode())
+    request.add_header("authorization", f"Bearer {session.api_key}")
+    try:
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)["choices"][0]["message"].get("content") or ""
+    except urllib.error.HTTPError as refused:
+        return f"{refused.code} {refused.read().decode()}"
+"""
+BROKEN = """
+from midstream import Tool
+
+class Lookup(Tool):
+    name, description, timeout_s, output_tokens = "lookup", "Looks up.", 5.0, 100
+    parameters = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+
+    async def call(self, arguments):
+        raise UnicodeError("label empty or too long")
+"""
 
 
 def check(group: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
@@ -142,15 +165,66 @@ def end(session: dict[str, Any], **body: Any) -> int:
     return ask(session["base_url"].removesuffix("/v1") + "/end", body)[0]
 
 
+def parsed(text: str) -> Any:
+    """The JSON value with which the output of a command begins."""
+    return json.JSONDecoder().raw_decode(text)[0]
+
+
+def evaluated(agent: str, *words: Any, rows: Any = (TASK,), reply: Any = lambda _: "<answer>42</answer>") -> Any:
+    """`eval` on questions: exit code, what it prints, bodies that the model got, scores. `agent` may be code (PROBE)."""
+    write("q.jsonl", list(rows))
+    shutil.rmtree("run", ignore_errors=True)
+    if "\n" in agent:
+        agent = write("probe.py", PROBE + agent) + ":solve"
+    with LLMServer(reply) as model:
+        where = ("--base-url", model.base_url) * ("--model" in words) or ("--base-url", model.base_url, "--model", "m")
+        code, said = cli("eval", agent, *where, "--tasks", "q.jsonl", "--out", "run", "--quiet", *words)
+    shown = cli("show", "run", "--tasks", "--json")[1] if Path("run/evaluations.jsonl").exists() else "[]"
+    return code, said, model.bodies, [row["score"] for row in (parsed(shown) if shown.startswith("[") else [])]
+
+
+def trained(*changes: str, **more: Any) -> tuple[int, str]:
+    """A tiny training of two steps in the directory `run`."""
+    words = training_words(*changes)
+    return cli(*words, **more)
+
+
+def training_words(*changes: str) -> list[str]:
+    """Its command."""
+    from conftest import TEN_STEPS
+    from support.tiny_runs import TRAINING, settings
+
+    write("ten.toml", TEN_STEPS)
+    changed = [word for change in changes for word in ("--set", change)]
+    return ["train", "ten.toml", *settings(TRAINING), *changed, "--no-eval", "--out", "run"]
+
+
+@contextmanager
+def training(*changes: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that trains, once it has done two steps."""
+    command = [sys.executable, "-m", "midstream.cli.main", *training_words(*changes), "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        metrics = Path("run/metrics.jsonl")
+        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def small_run(*words: str) -> Path:
     """A run directory of an evaluation without a model."""
     greedy = "evaluation.temperatures=[0.0]"
-    code, said = cli("eval", "training-free-simulated", "--count", 2, "--set", greedy, "--out", "run", "--quiet", *words)
+    code, said = cli(
+        "eval", "training-free-simulated", "--count", 2, "--set", greedy, "--out", "run", "--quiet", *words
+    )
     assert code == 0, said
     return Path("run")
 
 
-# -- borders: what others send ------------------------------------------------------------------------------------------
+# -- borders: what others send -----------------------------------------------------------------------------------------
 
 
 @check("borders")
@@ -223,7 +297,9 @@ def two_lengths() -> Found:
         head = f"Host: 127.0.0.1:{port}\r\n"
         both = "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=15) as connection:
-            connection.sendall(f"POST /v1/sessions HTTP/1.1\r\n{head}{both}GET /healthz HTTP/1.1\r\n{head}\r\n".encode())
+            connection.sendall(
+                f"POST /v1/sessions HTTP/1.1\r\n{head}{both}GET /healthz HTTP/1.1\r\n{head}\r\n".encode()
+            )
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         found = re.findall(r"HTTP/1.1 (\d+)", answer.decode())
         return found == ["400"], f"answers on one connection: {found}"
@@ -327,7 +403,7 @@ def broken_address() -> Found:
     FIXED["/to"] = head(302, Location="http://xn--/")
     with PageServer() as site:
         table = {"url": site.url("/to"), "query": "x"}
-        local = ("--set", 'tools.web_page={type="web_page",allow_private=["127.0.0.1"],ports=[%d]}' % site.port)
+        local = ("--set", f'tools.web_page={{type="web_page",allow_private=["127.0.0.1"],ports=[{site.port}]}}')
         for address in addresses:
             said.append(cli("tools", "web_page", f"url={address}", "query=x", "--quiet"))
         said.append(cli("tools", "web_page", json.dumps(table), "--quiet", *local))
@@ -339,13 +415,12 @@ def broken_address() -> Found:
 @check("borders")
 def broken_tool() -> Found:
     """Tool that raises an unexpected exception."""
-    write("mine.py", "def lookup(key: str) -> str:\n    'Look up.'\n    raise UnicodeError('label empty')\n")
-    write("q.jsonl", [TASK])
+    write("mine.py", BROKEN)
     call = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
-    with LLMServer(lambda body: "<answer>42</answer>" if "label empty" in str(body) else call) as model:
-        words = ["--tools", "mine.py:lookup", "--base-url", model.base_url, "--model", "m", "--tasks", "q.jsonl"]
-        code, said = cli("eval", "tool-calling", *words, "--out", "run", "--quiet")
-    return code == 0 and "100.0%" in said, f"exit code {code}, the model sees the error and answers: {'100.0%' in said}"
+    reply = lambda body: call if "break" in str(body["messages"]) else "<answer>42</answer>"  # noqa: E731
+    rows = (TASK, {"question": "break", "answer": "42"})
+    code, said, _, scores = evaluated("tool-calling", "--tools", "mine.py:Lookup", rows=rows, reply=reply)
+    return (code, scores) == (0, [1, None]) and "Traceback" not in said, f"exit code {code}, scores {scores}"
 
 
 @check("borders")
@@ -353,14 +428,438 @@ def template_tokens() -> Found:
     """Chat-template tokens in what a tool returns."""
     tokens = "<image> [SEP] <mask> <PRE> <EOT> <eom> <eod> <function_calls> <|im_start|>".split()
     write("mine.py", f"def lookup(key: str) -> str:\n    'Look up.'\n    return 'found {' '.join(tokens)}'\n")
-    write("q.jsonl", [TASK])
     call = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
-    with LLMServer(lambda body: "<answer>42</answer>" if "found" in str(body["messages"][1:]) else call) as model:
-        words = ["--tools", "mine.py:lookup", "--base-url", model.base_url, "--model", "m", "--tasks", "q.jsonl"]
-        cli("eval", "tool-calling", *words, "--out", "run", "--quiet")
-        results = [str(message["content"]) for message in model.bodies[-1]["messages"] if "found" in str(message)]
+    reply = lambda body: "<answer>42</answer>" if "found" in str(body["messages"]) else call  # noqa: E731
+    *_, bodies, _ = evaluated("tool-calling", "--tools", "mine.py:lookup", reply=reply)
+    results = [str(message["content"]) for message in bodies[-1]["messages"] if "found" in str(message)]
     left = [token for token in tokens if token in "".join(results)]
     return bool(results) and not left, f"reach the model as they are: {left or 'none'}"
+
+
+@check("borders")
+def token_budget() -> Found:
+    """Token budget with long arguments of tool calls, and with reasoning."""
+    counts = []
+    for field in ('"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": long}}]',
+                  '"reasoning_content": long'):  # fmt: skip
+        said = f'{{"role": "assistant", "content": "", {field}}}'
+        agent = f"""
+def solve(question, session):
+    long = json.dumps({{"x": "9" * 100_000}})
+    messages = [{{"role": "user", "content": "a"}}, {said}, {{"role": "user", "content": "b"}}]
+    return ask(session, "", messages=messages)
+"""
+        *_, bodies, _ = evaluated(agent, "--budget", "20000 tokens")
+        counts.append(sum(len(json.dumps(body["messages"])) // 4 for body in bodies))
+    return max(counts) <= 20_000, f"tokens sent under a limit of 20,000: {counts}"
+
+
+@check("borders")
+def devices() -> Found:
+    """Pipes and links to devices in a run directory."""
+    from support.viewing import viewing
+
+    run, read = small_run(), []
+    with viewing(Path.cwd()) as client:
+        part = client.get("run/run")["parts"][0]["name"]
+        for name in ("run.json", "recipe.toml", "metrics.jsonl", "evaluations.jsonl"):
+            for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+                kept = (run / name).rename("kept") if (run / name).exists() else None
+                make(run / name)
+                said = [cli(command, run) for command in ("show", "verify", "report")]
+                read += [f"{text[:50]} {name}" for code, text in said if code == 0 or "error[file-damaged]" not in text]
+                status = client.send(f"{client.base}api/run/run/part/{part}")[0]
+                read += [f"the viewer's part: {status}"] * (name.endswith("s.jsonl") and status == 200)
+                (run / name).unlink()
+                if kept:
+                    kept.rename(run / name)
+    return not read, f"read: {read}" if read else "all refused by show, verify, report and the viewer"
+
+
+@check("borders")
+def huge_metrics() -> Found:
+    """Metrics file of 1 GB."""
+    run = small_run()
+    with (run / "metrics.jsonl").open("wb") as file:
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    code, said = cli("show", run)
+    peak = tracemalloc.get_traced_memory()[1] >> 20
+    return peak < 100, f"show: exit code {code}, {peak} MB, {first(said)}"
+
+
+@check("borders")
+def links() -> Found:
+    """Links to other files: votes, and a recipe in the report."""
+    from support.viewing import viewing
+
+    run = small_run()
+    Path("target").write_bytes(b'{"a": 1}\n{"torn')
+    Path("secret").write_text('secret = "s3cret"')
+    (run / "feedback.jsonl").symlink_to(Path("target").absolute())
+    with viewing(Path.cwd()) as client:
+        part = client.get("run/run")["parts"][0]["name"]
+        entry = client.get(f"run/run/part/{part}")["entries"][0]["id"]
+        head = {"X-Midstream": "view", "Content-Type": "application/json"}
+        vote = {"part": part, "id": entry, "vote": "up"}
+        status = client.send(f"{client.base}api/run/run/feedback", method="POST", body=vote, headers=head)[0]
+    (run / "recipe.toml").unlink()
+    (run / "recipe.toml").symlink_to(Path("secret").absolute())
+    code, said = cli("report", run, "--out", "page.html")
+    whole = Path("target").read_bytes() == b'{"a": 1}\n{"torn'
+    return whole and status >= 400 and code != 0, f"vote {status}, target whole: {whole}; report: {first(said)}"
+
+
+@check("borders")
+def odd_name() -> Found:
+    """Run directory whose name is not UTF-8."""
+    from support.viewing import viewing
+
+    os.rename(small_run(), b"b\xffd")
+    with viewing(Path.cwd()) as client:
+        status, _, body = client.send(f"{client.base}api/runs")
+    return status == 200, f"list of runs: {status}, {len(json.loads(body)['runs'])} run"
+
+
+@check("borders")
+def verify_files() -> Found:
+    """Damage that verify has to notice: a component, trajectories, tasks that were learned, journals of a killed run."""
+    from support.practice_sessions import TINY
+    from support.tiny_runs import settings
+    from test_damage import cut_last_line, other_digit, repack
+
+    write("mine.py", "def right(answer, gold): return float(answer == gold)\n")
+    small_run("--set", "reward.type=mine.py:right")
+    cli("train", "training-free-simulated", "--quiet", *settings(TINY), "--no-eval", "--out", "practice")
+    damages: dict[str, Callable[[Path], Any]] = {
+        "run/components/*/mine.py": lambda path: path.write_text("x = 1\n"),
+        "practice/trajectories/step-000001*": lambda path: repack(path, other_digit),
+        "practice/trajectories/step-000002*": lambda path: repack(path, lambda lines: lines[::-1]),
+        "practice/learned.jsonl": cut_last_line,
+    }
+    before = [cli("verify", name)[0] for name in ("run", "practice")]
+    missed = []
+    for pattern, damage in damages.items():
+        [path] = Path().glob(pattern)
+        damage(path)
+        missed += [pattern] * (path.name not in cli("verify", path.parts[0], "--quiet")[1])
+    with training("training.checkpoint_every=1", "training.steps=50"):
+        shutil.rmtree("run")
+    return before == [0, 0] and not missed, f"missed: {missed or 'none'}"
+
+
+@check("borders")
+def killed_run() -> Found:
+    """Emptied journal of a killed run."""
+    with training("training.checkpoint_every=1", "training.steps=50") as process:
+        process.kill()
+    whole = cli("verify", "run")[0]
+    Path("run/metrics.jsonl").write_bytes(b"")
+    code, said = cli("verify", "run")
+    return (whole, code) == (0, 1) and "metrics.jsonl" in said, f"verify: {whole}, emptied: {code}"
+
+
+@check("borders")
+def code_of_others() -> Found:
+    """Code that came with a run or a recipe, and a neighbor with a key."""
+    write("mine.py", "def right(answer, gold):\n    import near\n    return float(answer == gold)\n")
+    write("near.py", "KEY = 'sk-secret'\n")
+    run = small_run("--set", "reward.type=mine.py:right")
+    copies = sorted(path.name for path in (run / "components").rglob("*.py"))
+    status = json.loads((run / "status.json").read_text())
+    write(str(run / "status.json"), json.dumps({**status, "state": "interrupted"}))
+    os.mkdir("elsewhere")
+    run.rename("elsewhere/run")
+    ran, altered = Path("ran").absolute(), f"open({str(Path('ran').absolute())!r}, 'w').close()\n"
+    [copy] = Path("elsewhere/run/components").rglob("mine.py")
+    copy.write_text(altered + copy.read_text())
+    Path("mine.py").rename("elsewhere/clone.py")
+    write("elsewhere/clone.py", altered + Path("elsewhere/clone.py").read_text())
+    write("elsewhere/r.toml", 'name = "r"\nextends = "direct"\nreward.type = "clone.py:right"\n')
+    os.mkdir("here")
+    os.chdir("here")
+    said = [cli("resume", "../elsewhere/run")[1], cli("eval", "../elsewhere/r.toml", "--dry-run")[1]]
+    codes = [re.findall(r"error\[([\w-]+)\]", text) for text in said]
+    right = copies == ["mine.py"] and not ran.exists() and all(codes)
+    return right, f"copied {copies}, imported: {ran.exists()}, resume and --dry-run: {codes}"
+
+
+@check("borders")
+def ctrl_c_at_import() -> Found:
+    """Ctrl-C while a command is imported."""
+
+    class Interrupts:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "midstream.cli.doctor":
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.meta_path.insert(0, Interrupts())  # type: ignore[arg-type]
+    code, said = cli("doctor")
+    return code == 130 and "Traceback" not in said, f"exit code {code}, {first(said)}"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@check("numbers")
+def own_sampling() -> Found:
+    """Sampling that an agent asks for."""
+    agent = "\ndef solve(question, session):\n    return ask(session, question, temperature=0.2, top_p=0.5, seed=5)\n"
+    _, said, [body], _ = evaluated(agent, "--seed", 1)
+    sent = {key: body.get(key) for key in ("temperature", "top_p", "seed", "max_tokens")}
+    right = sent == {"temperature": 0.2, "top_p": 0.5, "seed": 5, "max_tokens": None}
+    return right and "T=" not in said, f"sent {sent}, label {re.findall(r'sampling +(.*)', said)}"
+
+
+@check("numbers")
+def other_fields() -> Found:
+    """Other fields of an agent's requests."""
+    agent = """
+def solve(question, session):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    fields = {"reasoning_effort": "low", "parallel_tool_calls": False, "x": {"y": 1}, "frequency_penalty": 0.5}
+    ask(session, question, tools=[tool], tool_choice="required", **fields)
+    return ask(session, question, n=2)
+"""
+    *_, bodies, _ = evaluated(agent)
+    shown = cli("show", "run", "--tasks", "--json")[1]
+    names = ("reasoning_effort", "parallel_tool_calls", "x", "frequency_penalty", "tool_choice")
+    missing = [name for name in names if name not in bodies[0]]
+    answer = parsed(shown)[0]["answer"]
+    return not missing and '"param":"n"' in re.sub(r"\s", "", answer), f"missing: {missing}, n=2: {answer[:90]}"
+
+
+@check("numbers")
+def dollars_behind_a_proxy() -> Found:
+    """Budget in dollars behind a proxy on loopback."""
+    rows = [{"question": f"{i} ?", "answer": "42"} for i in range(20)]
+    code, said, bodies, _ = evaluated("direct", "--model", "gpt-4o-mini", "--budget", "0.00001 usd", rows=rows)
+    return len(bodies) < 2, f"{len(bodies)} of 20 requests, exit code {code}, {first(said)}"
+
+
+@check("numbers")
+def own_reward() -> Found:
+    """Recipe's reward on questions of one's own."""
+    write("mine.py", "def half(answer, gold): return 0.5\n")
+    write("r.toml", 'name = "r"\nextends = "direct"\nreward.type = "mine.py:half"\n')
+    rows = [{"question": "q", "answer": "red fox"}]
+    judge = ("--reward", "judge", "--set", "reward.engine=model")
+    reply = lambda body: (
+        "yes\n<verdict>correct</verdict>" if "grade" in str(body).casefold() else "<answer>red</answer>"
+    )  # noqa: E731
+    found = {name: evaluated(*words, rows=rows, reply=reply) for name, words in {
+        "recipe": ("r.toml",), "--set f1": ("direct", "--set", "reward.type=f1"), "judge": ("direct", *judge),
+    }.items()}  # fmt: skip
+    scores = {name: [each if each is None else round(each, 2) for each in one[3]] for name, one in found.items()}
+    right = (scores["recipe"], scores["--set f1"]) == ([0.5], [0.67]) and "setting-conflict" not in found["judge"][1]
+    return right and len(found["judge"][2]) > 1, f"{scores}, {len(found['judge'][2])} requests with a judge"
+
+
+@check("numbers")
+def bad_reward() -> Found:
+    """Reward that returns a table, or fails and is corrected."""
+    rows = [{"question": f"{i} ?", "answer": "42"} for i in range(20)]
+    write("mine.py", "def score(answer): return {'a': 1}\n")
+    code, said, bodies, _ = evaluated("direct", "--reward", "mine.py:score", rows=rows)
+    write("mine.py", "def score(answer): return 1 / len(answer[9:]) if answer else 0\n")
+    _, _, asked, _ = evaluated("direct", "--reward", "mine.py:score", "--set", "rollout.concurrency=1", rows=rows)
+    write("mine.py", "def score(answer): return 1.0\n")
+    with LLMServer(lambda _: "<answer>42</answer>") as model:
+        recipe = Path("run/recipe.toml")
+        resumed, why = cli("resume", "run", "--quiet")
+    del model, recipe
+    seen = f"a table: {len(bodies)} requests, {first(said)}; a failure: {len(asked)} requests; corrected: {resumed} {why[:60]}"
+    return code != 0 and not bodies and len(asked) < 12, seen
+
+
+@check("numbers")
+def plans() -> Found:
+    """Plan of what training refuses, and of a card that is full."""
+    kinds = [way["kind"] for way in parsed(cli("plan", "flow-grpo-lora", "--gpus", "8xH100", "--json")[1])["ways"]]
+    full = []
+    for recipe in ("agentflow-7b", "agentflow-7b-80gb", "search-r1-7b", "retool-7b"):
+        for gpus in ("1xH100", "8xH100", "2xA100-40GB"):
+            plan = parsed(cli("plan", recipe, "--gpus", gpus, "--json")[1])
+            full += [way for way in plan["ways"] if way["fits"] and way["bytes"] / 2**30 > 0.97 * plan["gpu_gb"]]
+    return (
+        "verl" not in kinds and "tinker" not in kinds and not full,
+        f"LoRA: {kinds}; full cards that fit: {len(full)}",
+    )
+
+
+@check("numbers")
+def malformed() -> Found:
+    """Turns that are all malformed."""
+    call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
+    code, said, _, _ = evaluated("tool-calling", reply=lambda _: call)
+    warned = [line for line in said.splitlines() if "warning" in line and "malformed" in line]
+    return bool(warned), f"exit code {code}, {first(' '.join(warned))}"
+
+
+@check("numbers")
+def threads() -> Found:
+    """Process for each run of a plain function."""
+    rows = [{"question": f"{i} ?", "answer": f"pid {os.getpid()}"} for i in range(20)]
+    agent = "\ndef solve(question, session):\n    return f'pid {os.getpid()}'\n"
+    used = time.process_time() + sum(os.times()[2:4])
+    *_, scores = evaluated(agent, rows=rows)
+    used = time.process_time() + sum(os.times()[2:4]) - used
+    return scores == [1] * 20 and used < 10, f"{scores.count(1)} of 20 runs in the process itself, {used:.1f} CPU-s"
+
+
+@check("numbers")
+def one_line_a_step() -> Found:
+    """Progress where nothing is a terminal: of a training, and from Python."""
+    lines = re.findall(r"^step (\d)/2", trained("training.steps=2")[1], re.MULTILINE)
+    write("q.jsonl", [TASK])
+    with LLMServer(lambda _: "<answer>42</answer>") as model:
+        code = "import midstream as ms, sys; ms.evaluate('direct', ms.tasks('q.jsonl').test, model='m', base_url=sys.argv[1])"
+        command = [sys.executable, "-c", code, model.base_url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return lines == ["1", "2"] and bool(done.stderr), f"steps {lines}; Python: {first(done.stderr)}"
+
+
+@check("numbers")
+def words() -> Found:
+    """Words that users type."""
+    quiet, missing = ("train", "flow-grpo-tiny", "--dry-run", "--set"), []
+    for typed, wanted in {
+        (*quiet, "steps=5"): "training.steps",
+        (*quiet, "training.algorithm=grpo"): "variant",
+        (*quiet, "training.variant=gigpo"): "training.advantage",
+        (*quiet, "training.variant=arpo"): "group_size",
+        (*quiet, "training.variant=cispo"): "cispo",
+        ("solve", "What", "is", "45", "plus", "17", "--quiet"): 'solve "What is 45 plus 17"',
+        ("help",): "examples:",
+        ("view", "--help"): "--host",
+        ("study", "two-ways", "--dry-run"): "python -m studies.two_ways",
+        ("tools", "python", "--json"): '"query"',
+    }.items():
+        if wanted not in cli(*typed)[1]:
+            missing.append(typed[-1])
+    bill = cli(*quiet[:-1])[1]
+    missing += ["the bill first"] * (not bill.startswith("#") or bill.index("# ") > bill.index("seed ="))
+    page = (Path(__file__).parents[1] / "docs/any-agent.md").read_text(encoding="utf-8")
+    missing += ["pip install openai"] * ("pip install openai" not in page.split("```")[1])
+    return not missing, f"not answered: {missing or 'none'}"
+
+
+@check("numbers")
+def few_questions() -> Found:
+    """Lessons on 40 questions."""
+    rows = [{"question": f"{i} + 1 ?", "answer": str(i + 1)} for i in range(40)]
+    write("q.jsonl", rows)
+    write("probe.py", PROBE + "\ndef solve(question, session):\n    return ask(session, question)\n")
+    splits = "tasks.splits={train=0.2,validation=0.5,test=0.3}"
+    said = cli("train", "probe.py:solve", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--tasks", "q.jsonl",
+               "--set", splits, "--dry-run")[1]  # fmt: skip
+    refusal = said[said.find("error[") :] if "error[" in said else ""
+    return not re.search(r"\bcount\b", refusal), first(refusal) + " / " + first(refusal[refusal.find("fix:") :])
+
+
+@check("numbers")
+def mcp_prefix() -> Found:
+    """Prefix of an MCP server's tools."""
+    server = Path(__file__).parents[1] / "tests/support/mcp_servers"
+    scripts = sorted(path.name for path in server.glob("*.py"))
+    return False, scripts
+
+
+@check("numbers")
+def step_of_a_run() -> Found:
+    """Evaluation of one checkpoint."""
+    trained("training.checkpoint_every=1")
+    words = ("--count", 2, "--out", "step", "--quiet", "--json")
+    code, said = cli("eval", "run@1", *words)
+    return code == 0, f"exit code {code}, {first(said)[:60]}"
+
+
+@check("numbers")
+def lesson_effects() -> Found:
+    """Effects of lessons that were tested together."""
+    return False, "todo"
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+ANSWERS = [
+    ("math", "42", "42 is wrong.", 0), ("math", "42", "It can't be 42.", 0), ("math", "42", "I ruled out 42.", 0),
+    ("math", "42", "\\boxed{42}", 1), ("math", "3/4", "$\\mathbf{\\frac{3}{4}}$", 1),
+    ("math", "11,\\! 111,\\! 111,\\! 100", "11111111100", 1), ("math", "28", "$\\boxed{28}$ pct", 1),
+    ("numeric", "5", "5 is wrong", 0), ("numeric", "5", "5 is incorrect.", 0), ("numeric", "5", "5", 1),
+    ("numeric", "1984", "before 1984", 0), ("numeric", "1984", "after 1984", 0), ("numeric", "1984", "in 1984", 1),
+    ("numeric", "0.5", "The final answer is $.5$.", 1), ("numeric", "0.5", "**Final Answer:** .5", 1),
+    ("numeric", "0.5", "0,5", 1), ("numeric", "3.14", "3,14", 1),
+    ("game24", "24", "6+6+6+6 > 24", 0), ("game24", "24", "6+6+6+6 or 6*6-6", 0), ("game24", "24", "6+6+6+6", 1),
+    ("", "62", "45 + 17 = 62", 1), ("", "62", "45 + 17 = 63", 0),
+]  # fmt: skip
+
+
+@check("rewards")
+def answer_forms() -> Found:
+    """Forms of answers."""
+    rows = [
+        {"question": f"Question {number}", "answer": gold, "numbers": [6, 6, 6, 6]} | ({"reward": rule} if rule else {})
+        for number, (rule, gold, _, _) in enumerate(ANSWERS)
+    ]
+    write("answers.json", json.dumps({f"Question {number}": text for number, (_, _, text, _) in enumerate(ANSWERS)}))
+    agent = f"\ndef solve(question):\n    return json.load(open({str(Path('answers.json').absolute())!r}))[question]\n"
+    _, said, _, scores = evaluated(agent, rows=rows)
+    wrong = [f"{rule} {gold}: {text!r}: {score}" for (rule, gold, text, right), score in zip(ANSWERS, scores, strict=True)
+             if score != right]  # fmt: skip
+    return not wrong, f"{len(scores) - len(wrong)} of {len(scores)} as wanted; {wrong or ''}"
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@check("training")
+def uniform_groups() -> Found:
+    """Step of uniform groups without a KL term."""
+    write("mine.py", "def same(answer): return 1.0\n")
+    code, said = trained("reward.type=mine.py:same", "training.loss.kl_coefficient=0", "training.steps=2")
+    weights = [path.read_bytes() for path in sorted(Path("run/checkpoints").rglob("*.safetensors"))]
+    rows = [json.loads(line)["rows"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    return code == 0 and len(set(weights)) == 1 and rows == [
+        0,
+        0,
+    ], f"{len(set(weights))} weights after 2 steps, rows {rows}"
+
+
+@check("training")
+def sigterm() -> Found:
+    """SIGTERM before any checkpoint is due."""
+    with training("training.checkpoint_every=25", "training.steps=500") as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    state = json.loads(Path("run/status.json").read_text())["state"]
+    steps = Path("run/metrics.jsonl").read_bytes().count(b"\n")
+    saved = max(int(path.name) for path in Path("run/checkpoints").iterdir() if path.name.isdigit())
+    return (state, saved) == ("interrupted", steps), f"{state}, {steps} steps, checkpoint of step {saved}"
+
+
+@check("training")
+def turns() -> Found:
+    """Weights of calls that continue one another."""
+    from midstream.core.trajectory import Call, Score, Trajectory, Turn
+    from midstream.training.rows import build_rows
+    from midstream.training.settings import TrainingConfig
+
+    def played(name: str, reward: float, *calls: tuple[tuple[int, ...], tuple[int, ...]]) -> Trajectory:
+        turns = [
+            Turn(index=i, calls=(Call(role="planner", prompt_ids=p, completion_ids=c, logprobs=(-0.5,) * len(c)),))
+            for i, (p, c) in enumerate(calls, 1)
+        ]
+        return Trajectory(id=name, task_id="t", turns=tuple(turns), reward=Score(reward))
+
+    group = [
+        played("a", 1.0, ((1, 2), (3,)), ((1, 2, 3, 4), (5, 6, 7))),
+        played("b", 0.0, ((1, 2), (9,)), ((1, 2, 8, 4), (5, 6, 7))),
+    ]
+    found = [round(row.weight, 4) for row in build_rows([group], TrainingConfig()).rows]
+    return found == [0.25, 0.0833, 0.25, 0.0833], f"weights {found}"
 
 
 # -- running them ------------------------------------------------------------------------------------------------------
@@ -394,10 +893,8 @@ def run(made: Callable[[], Found]) -> tuple[bool, str, float]:
             right, seen = here.recv() if here.poll(LIMIT_S) else (False, f"no end within {LIMIT_S:g} s")
         except EOFError:
             right, seen = False, "the process ended"
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with the servers that it left
-        except ProcessLookupError:
-            pass
         process.join()
     return right, " ".join(str(seen).split())[:300], time.monotonic() - began
 
