@@ -67,7 +67,7 @@ BROKEN = """
 from midstream import Tool
 
 class Lookup(Tool):
-    name, description, timeout_s, output_tokens = "lookup", "Looks up.", 5.0, 100
+    name, description, timeout_s, output_tokens = "Lookup", "Looks up.", 5.0, 100
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 
     async def call(self, arguments):
@@ -416,7 +416,7 @@ def broken_address() -> Found:
 def broken_tool() -> Found:
     """Tool that raises an unexpected exception."""
     write("mine.py", BROKEN)
-    call = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
+    call = '<tool_call>{"name": "Lookup", "arguments": {"key": "a"}}</tool_call>'
     reply = lambda body: call if "break" in str(body["messages"]) else "<answer>42</answer>"  # noqa: E731
     rows = (TASK, {"question": "break", "answer": "42"})
     code, said, _, scores = evaluated("tool-calling", "--tools", "mine.py:Lookup", rows=rows, reply=reply)
@@ -496,10 +496,10 @@ def links() -> Found:
     run = small_run()
     Path("target").write_bytes(b'{"a": 1}\n{"torn')
     Path("secret").write_text('secret = "s3cret"')
-    (run / "feedback.jsonl").symlink_to(Path("target").absolute())
     with viewing(Path.cwd()) as client:
         part = client.get("run/run")["parts"][0]["name"]
         entry = client.get(f"run/run/part/{part}")["entries"][0]["id"]
+        (run / "feedback.jsonl").symlink_to(Path("target").absolute())
         head = {"X-Midstream": "view", "Content-Type": "application/json"}
         vote = {"part": part, "id": entry, "vote": "up"}
         status = client.send(f"{client.base}api/run/run/feedback", method="POST", body=vote, headers=head)[0]
@@ -523,7 +523,7 @@ def odd_name() -> Found:
 
 @check("borders")
 def verify_files() -> Found:
-    """Damage that verify has to notice: a component, trajectories, tasks that were learned, journals of a killed run."""
+    """Damage to components, trajectories and learned tasks."""
     from support.practice_sessions import TINY
     from support.tiny_runs import settings
     from test_damage import cut_last_line, other_digit, repack
@@ -543,8 +543,6 @@ def verify_files() -> Found:
         [path] = Path().glob(pattern)
         damage(path)
         missed += [pattern] * (path.name not in cli("verify", path.parts[0], "--quiet")[1])
-    with training("training.checkpoint_every=1", "training.steps=50"):
-        shutil.rmtree("run")
     return before == [0, 0] and not missed, f"missed: {missed or 'none'}"
 
 
@@ -666,12 +664,11 @@ def bad_reward() -> Found:
     write("mine.py", "def score(answer): return 1 / len(answer[9:]) if answer else 0\n")
     _, _, asked, _ = evaluated("direct", "--reward", "mine.py:score", "--set", "rollout.concurrency=1", rows=rows)
     write("mine.py", "def score(answer): return 1.0\n")
-    with LLMServer(lambda _: "<answer>42</answer>") as model:
-        recipe = Path("run/recipe.toml")
-        resumed, why = cli("resume", "run", "--quiet")
-    del model, recipe
-    seen = f"a table: {len(bodies)} requests, {first(said)}; a failure: {len(asked)} requests; corrected: {resumed} {why[:60]}"
-    return code != 0 and not bodies and len(asked) < 12, seen
+    port = re.findall(r"127.0.0.1:(\d+)/", Path("run/recipe.toml").read_text())[0]
+    with LLMServer(lambda _: "<answer>42</answer>", port=int(port)):
+        resumed = cli("resume", "run", "--quiet")[0]
+    seen = f"a table: {len(bodies)} requests; failures: {len(asked)} of 20; corrected: exit code {resumed}"
+    return (code != 0, len(bodies), resumed) == (True, 0, 0) and len(asked) < 12, f"{seen}; {first(said)}"
 
 
 @check("numbers")
@@ -714,11 +711,12 @@ def one_line_a_step() -> Found:
     """Progress where nothing is a terminal: of a training, and from Python."""
     lines = re.findall(r"^step (\d)/2", trained("training.steps=2")[1], re.MULTILINE)
     write("q.jsonl", [TASK])
-    with LLMServer(lambda _: "<answer>42</answer>") as model:
-        code = "import midstream as ms, sys; ms.evaluate('direct', ms.tasks('q.jsonl').test, model='m', base_url=sys.argv[1])"
-        command = [sys.executable, "-c", code, model.base_url]
+    if True:
+        code = "import midstream as ms\n\n\ndef solve(question): return '42'\n\n\nms.evaluate(solve, ms.tasks('q.jsonl').test)"
+        command = [sys.executable, write("script.py", code)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    return lines == ["1", "2"] and bool(done.stderr), f"steps {lines}; Python: {first(done.stderr)}"
+    right = lines == ["1", "2"] and bool(done.stderr) and done.returncode == 0
+    return right, f"steps {lines}; Python: {first(done.stderr)}"
 
 
 @check("numbers")
@@ -735,7 +733,7 @@ def words() -> Found:
         ("help",): "examples:",
         ("view", "--help"): "--host",
         ("study", "two-ways", "--dry-run"): "python -m studies.two_ways",
-        ("tools", "python", "--json"): '"query"',
+        ("tools", "python", "--set", "tools.python.engine=model"): "query",
     }.items():
         if wanted not in cli(*typed)[1]:
             missing.append(typed[-1])
@@ -762,9 +760,14 @@ def few_questions() -> Found:
 @check("numbers")
 def mcp_prefix() -> Found:
     """Prefix of an MCP server's tools."""
-    server = Path(__file__).parents[1] / "tests/support/mcp_servers"
-    scripts = sorted(path.name for path in server.glob("*.py"))
-    return False, scripts
+    server = Path(__file__).parents[1] / "tests/support/mcp_servers/honest.py"
+    command = json.dumps([sys.executable, str(server), "stdio"])
+    write(
+        "r.toml",
+        f"""name = "r"\nextends = "tool-calling"\n[tools.shop]\ntype = "mcp"\ncommand = {command}\nprefix = "shop"\n""",
+    )
+    code, said = cli("tools", "shop_add", '{"a": 1, "b": 2}', "--recipe", "r.toml", "--quiet")
+    return (code, said.strip()) == (0, "3"), f"shop_add: exit code {code}, {first(said)}"
 
 
 @check("numbers")
@@ -779,7 +782,29 @@ def step_of_a_run() -> Found:
 @check("numbers")
 def lesson_effects() -> Found:
     """Effects of lessons that were tested together."""
-    return False, "todo"
+    from support.practice_sessions import SMALL
+    from support.tiny_runs import settings
+
+    changed = {
+        **SMALL,
+        "tasks.rules": 6,
+        "practice.tasks": 12,
+        "practice.batch_size": 12,
+        "practice.gate.test_pairs": 64,
+    }
+    cli("train", "training-free-simulated", "--quiet", "--no-eval", "--out", "run", *settings(changed))
+    effects = [one["effect"] for one in json.loads(Path("run/library/library.json").read_text())["lessons"]]
+    effects = [each for each in effects if each and each["bundle"]]
+    sums = {str(each["bundle"]["changes"]): 100 * each["bundle"]["mean"] for each in effects}
+    found = {
+        name: 100 * sum(each["mean"] for each in effects if str(each["bundle"]["changes"]) == name) for name in sums
+    }
+    printed = "tested together" in cli("library", "show", "run")[1]
+    off = max((abs(found[name] - sums[name]) for name in sums), default=None)
+    return (
+        off is not None and off < 0.01 and printed,
+        f"{len(effects)} lessons in {len(sums)} bundles, sums off by {off}",
+    )
 
 
 # -- rewards -----------------------------------------------------------------------------------------------------------
@@ -787,7 +812,7 @@ def lesson_effects() -> Found:
 ANSWERS = [
     ("math", "42", "42 is wrong.", 0), ("math", "42", "It can't be 42.", 0), ("math", "42", "I ruled out 42.", 0),
     ("math", "42", "\\boxed{42}", 1), ("math", "3/4", "$\\mathbf{\\frac{3}{4}}$", 1),
-    ("math", "11,\\! 111,\\! 111,\\! 100", "11111111100", 1), ("math", "28", "$\\boxed{28}$ pct", 1),
+    ("math", "11,\\! 111,\\! 111,\\! 100", "11111111100", 1), ("math", "28\\%", "$\\boxed{28}$ pct", 1),
     ("numeric", "5", "5 is wrong", 0), ("numeric", "5", "5 is incorrect.", 0), ("numeric", "5", "5", 1),
     ("numeric", "1984", "before 1984", 0), ("numeric", "1984", "after 1984", 0), ("numeric", "1984", "in 1984", 1),
     ("numeric", "0.5", "The final answer is $.5$.", 1), ("numeric", "0.5", "**Final Answer:** .5", 1),
@@ -818,14 +843,17 @@ def answer_forms() -> Found:
 @check("training")
 def uniform_groups() -> Found:
     """Step of uniform groups without a KL term."""
+    import torch
+
     write("mine.py", "def same(answer): return 1.0\n")
-    code, said = trained("reward.type=mine.py:same", "training.loss.kl_coefficient=0", "training.steps=2")
-    weights = [path.read_bytes() for path in sorted(Path("run/checkpoints").rglob("*.safetensors"))]
+    code, _ = trained("reward.type=mine.py:same", "training.loss.kl_coefficient=0", "training.steps=2")
+    paths = sorted(Path("run/checkpoints").glob("step-*/learner.pt"))
+    sums = [
+        {name: tensor.double().sum().item() for name, tensor in torch.load(path)["model"].items()} for path in paths
+    ]
     rows = [json.loads(line)["rows"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    return code == 0 and len(set(weights)) == 1 and rows == [
-        0,
-        0,
-    ], f"{len(set(weights))} weights after 2 steps, rows {rows}"
+    equal = len(sums) == 2 and sums[0] == sums[1]
+    return code == 0 and equal and rows == [0, 0], f"weights of both checkpoints equal: {equal}, rows {rows}"
 
 
 @check("training")
@@ -836,7 +864,7 @@ def sigterm() -> Found:
         process.communicate(timeout=30)
     state = json.loads(Path("run/status.json").read_text())["state"]
     steps = Path("run/metrics.jsonl").read_bytes().count(b"\n")
-    saved = max(int(path.name) for path in Path("run/checkpoints").iterdir() if path.name.isdigit())
+    saved = max((int(path.name[-6:]) for path in Path("run/checkpoints").glob("step-*")), default=None)
     return (state, saved) == ("interrupted", steps), f"{state}, {steps} steps, checkpoint of step {saved}"
 
 
