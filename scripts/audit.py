@@ -49,7 +49,6 @@ FORK: Any = multiprocessing.get_context("fork")
 LIMIT_S = 40.0  # of a check; most take a few seconds
 MEMORY = 6 << 30
 TASK = {"question": "6 * 7 ?", "answer": "42"}
-ZERO = "/dev/zero"
 PROBE = """
 import json, os, urllib.request
 
@@ -75,11 +74,11 @@ class Lookup(Tool):
 """
 
 
-def check(group: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
-    """Add a check, named by its docstring."""
+def check(group: str, name: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
+    """Add a check."""
 
     def add(made: Callable[[], Found]) -> Callable[[], Found]:
-        CHECKS[f"{group:9} {str(made.__doc__).strip('.')}"] = made
+        CHECKS[f"{group:9} {name}"] = made
         return made
 
     return add
@@ -224,29 +223,26 @@ def small_run(*words: str) -> Path:
     return Path("run")
 
 
-# -- borders: what others send -----------------------------------------------------------------------------------------
+# -- borders ------------------------------------------------------------------------------------------------------------
 
 
-@check("borders")
-def surrogate() -> Found:
-    """Surrogate in a session id."""
+@check("borders", "Surrogate in a session id")
+def _() -> Found:
     with serving() as (address, _):
         wrong = ask(f"{address}/v1/sessions", b'{"id":"\\ud800","task":{"question":"q","answer":"a"}}')[0]
         return (wrong, end(opened(address), answer="42")) == (400, 200), f"{wrong}, then the server answers"
 
 
-@check("borders")
-def wrong_task() -> Found:
-    """Wrong task under a session id."""
+@check("borders", "Wrong task under a session id")
+def _() -> Found:
     with serving() as (address, _):
         wrong = ask(f"{address}/v1/sessions", {"id": "x", "task": {"quest": 1}})[0]
         right = ask(f"{address}/v1/sessions", {"id": "x", "task": TASK})[0]
         return (wrong, right) == (400, 200), f"{wrong}, the right one under its id {right}"
 
 
-@check("borders")
-def metadata() -> Found:
-    """Task metadata that JSON cannot hold."""
+@check("borders", "Task metadata that JSON cannot hold")
+def _() -> Found:
     with serving() as (address, _):
         body = '{"id":"x","task":{"question":"q","answer":"a","metadata":{"a":%s}}}'
         wrong = [
@@ -255,9 +251,8 @@ def metadata() -> Found:
         return wrong == [400, 400, 400, 200], f"NaN, 1e999, half a pair, 1: {wrong}"
 
 
-@check("borders")
-def hosts() -> Found:
-    """Foreign Host and Origin at the gateway."""
+@check("borders", "Foreign Host and Origin at the gateway")
+def _() -> Found:
     with serving() as (address, _):
         session = opened(address)
         heads: tuple[dict[str, str], ...] = ({"Host": "evil.example:8321"}, {"Origin": "http://evil.example"}, {})
@@ -267,9 +262,8 @@ def hosts() -> Found:
         return found == [403, 403, 200], f"Host, Origin, neither: {found}"
 
 
-@check("borders")
-def half_requests() -> Found:
-    """Hundreds of half requests."""
+@check("borders", "Hundreds of half requests")
+def _() -> Found:
     with serving() as (address, _):
         port, began = int(address.rpartition(":")[2]), time.monotonic()
         halves = [b"POST /v1/sess", b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{"]
@@ -289,9 +283,8 @@ def half_requests() -> Found:
         return left == 0, f"{left} of 400 open after {time.monotonic() - began:.0f} s"
 
 
-@check("borders")
-def two_lengths() -> Found:
-    """Content-Length with Transfer-Encoding."""
+@check("borders", "Content-Length with Transfer-Encoding")
+def _() -> Found:
     with serving() as (address, _):
         port = int(address.rpartition(":")[2])
         head = f"Host: 127.0.0.1:{port}\r\n"
@@ -305,18 +298,16 @@ def two_lengths() -> Found:
         return found == ["400"], f"answers on one connection: {found}"
 
 
-@check("borders")
-def strict_rewards() -> Found:
-    """Rewards that are no numbers."""
+@check("borders", "Rewards that are no numbers")
+def _() -> Found:
     with serving() as (address, _):
         session = opened(address)
         found = [end(session, answer="42", reward=reward) for reward in ("1", True, 0.5)]
         return found == [400, 400, 200], f'"1", true, 0.5: {found}'
 
 
-@check("borders")
-def killed_server() -> Found:
-    """Ended session after a kill and a new start."""
+@check("borders", "Ended session after a kill and a new start")
+def _() -> Found:
     with serving() as (address, _):
         ended = end(opened(address, "mine"), answer="42")
     shown = cli("show", "run")[1]
@@ -327,9 +318,8 @@ def killed_server() -> Found:
     return right, f"ended {ended}, opened again {again}, show advises {sorted(set(advice))}"
 
 
-@check("borders")
-def session_limits() -> Found:
-    """Limits of an agent whose sessions are served."""
+@check("borders", "Limits of an agent whose sessions are served")
+def _() -> Found:
     words = ("agent.max_calls=2", "agent.max_tokens=200")
     reply = lambda body: completion(body, "x" * body["max_tokens"])  # noqa: E731
     with serving("--set", words[0]) as (address, _):
@@ -343,9 +333,8 @@ def session_limits() -> Found:
     return (calls, spent) == ([200, 200, 400], 200), f"max_calls=2: {calls}; max_tokens=200, 60 at once: {spent}"
 
 
-@check("borders")
-def sessions_without_a_place() -> Found:
-    """Sessions on an open host without a key, or on a taken port."""
+@check("borders", "Sessions on an open host or a taken port")
+def _() -> Found:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = (("--host", "0.0.0.0"), ("--port", taken.getsockname()[1]))
         said = [cli("serve", "own-agent", "--sessions", "--out", f"run{i}", *each)[1] for i, each in enumerate(words)]
@@ -354,9 +343,8 @@ def sessions_without_a_place() -> Found:
     return right, f"{codes}"
 
 
-@check("borders")
-def full_disk() -> Found:
-    """Session that ends on a full disk."""
+@check("borders", "Session that ends on a full disk")
+def _() -> Found:
     with serving() as (address, process):
         session = opened(address)
         # No file may grow, as where no space is left.
@@ -367,9 +355,8 @@ def full_disk() -> Found:
     return right, f"end {status}, exit code {process.returncode}, {first(said[said.find('error[') :])}"
 
 
-@check("borders")
-def ctrl_c() -> Found:
-    """Ctrl-C with 200 open sessions."""
+@check("borders", "Ctrl-C with 200 open sessions")
+def _() -> Found:
     with serving() as (address, process):
         for number in range(200):
             opened(address, f"s{number}")
@@ -380,9 +367,8 @@ def ctrl_c() -> Found:
     return took < 4 and "Traceback" not in said, f"{took:.1f} s, exit code {process.returncode}"
 
 
-@check("borders")
-def scoring_time() -> Found:
-    """Quadratic scoring of long answers."""
+@check("borders", "Quadratic scoring of long answers")
+def _() -> Found:
     with serving() as (address, _):
         took = {}
         for number, piece in enumerate(("’a", "–a", "a’the’", "\0")):
@@ -394,9 +380,8 @@ def scoring_time() -> Found:
     return max(took.values()) < 3, f"seconds for 10,000 characters: {took}"
 
 
-@check("borders")
-def broken_address() -> Found:
-    """Address and redirect that no name decodes."""
+@check("borders", "Address and redirect that no name decodes")
+def _() -> Found:
     from support.page_server import FIXED, PageServer, head
 
     addresses, said = ["http://xn--/", "http://www.xn--/x", "http://a.xn--zzzzzzz-/"], []
@@ -412,9 +397,8 @@ def broken_address() -> Found:
     return right, f"exit codes {[code for code, _ in said]}, {first(said[-1][1])}"
 
 
-@check("borders")
-def broken_tool() -> Found:
-    """Tool that raises an unexpected exception."""
+@check("borders", "Tool that raises an unexpected exception")
+def _() -> Found:
     write("mine.py", BROKEN)
     call = '<tool_call>{"name": "Lookup", "arguments": {"key": "a"}}</tool_call>'
     reply = lambda body: call if "break" in str(body["messages"]) else "<answer>42</answer>"  # noqa: E731
@@ -423,9 +407,8 @@ def broken_tool() -> Found:
     return (code, scores) == (0, [1, None]) and "Traceback" not in said, f"exit code {code}, scores {scores}"
 
 
-@check("borders")
-def template_tokens() -> Found:
-    """Chat-template tokens in what a tool returns."""
+@check("borders", "Chat-template tokens in what a tool returns")
+def _() -> Found:
     tokens = "<image> [SEP] <mask> <PRE> <EOT> <eom> <eod> <function_calls> <|im_start|>".split()
     write("mine.py", f"def lookup(key: str) -> str:\n    'Look up.'\n    return 'found {' '.join(tokens)}'\n")
     call = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
@@ -436,9 +419,8 @@ def template_tokens() -> Found:
     return bool(results) and not left, f"reach the model as they are: {left or 'none'}"
 
 
-@check("borders")
-def token_budget() -> Found:
-    """Token budget with long arguments of tool calls, and with reasoning."""
+@check("borders", "Token budget with long tool calls or reasoning")
+def _() -> Found:
     counts = []
     for field in ('"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": long}}]',
                   '"reasoning_content": long'):  # fmt: skip
@@ -454,9 +436,8 @@ def solve(question, session):
     return max(counts) <= 20_000, f"tokens sent under a limit of 20,000: {counts}"
 
 
-@check("borders")
-def devices() -> Found:
-    """Pipes and links to devices in a run directory."""
+@check("borders", "Pipes and links to devices in a run directory")
+def _() -> Found:
     from support.viewing import viewing
 
     run, read = small_run(), []
@@ -476,9 +457,8 @@ def devices() -> Found:
     return not read, f"read: {read}" if read else "all refused by show, verify, report and the viewer"
 
 
-@check("borders")
-def huge_metrics() -> Found:
-    """Metrics file of 1 GB."""
+@check("borders", "Metrics file of 1 GB")
+def _() -> Found:
     run = small_run()
     with (run / "metrics.jsonl").open("wb") as file:
         file.truncate(1 << 30)
@@ -488,9 +468,9 @@ def huge_metrics() -> Found:
     return peak < 100, f"show: exit code {code}, {peak} MB, {first(said)}"
 
 
-@check("borders")
-def links() -> Found:
-    """Links to other files: votes, and a recipe in the report."""
+@check("borders", "Links to other files: votes, a recipe in the report")
+def _() -> Found:
+    from support.pages import documents_of
     from support.viewing import viewing
 
     run = small_run()
@@ -505,14 +485,18 @@ def links() -> Found:
         status = client.send(f"{client.base}api/run/run/feedback", method="POST", body=vote, headers=head)[0]
     (run / "recipe.toml").unlink()
     (run / "recipe.toml").symlink_to(Path("secret").absolute())
-    code, said = cli("report", run, "--out", "page.html")
+    page = Path("page.html")
+    cli("report", run, "--out", page)
+    shown = page.exists() and "s3cret" in json.dumps(documents_of(page))
     whole = Path("target").read_bytes() == b'{"a": 1}\n{"torn'
-    return whole and status >= 400 and code != 0, f"vote {status}, target whole: {whole}; report: {first(said)}"
+    return (
+        whole and status >= 400 and not shown,
+        f"vote {status}, its target whole: {whole}; recipe in the report: {shown}",
+    )
 
 
-@check("borders")
-def odd_name() -> Found:
-    """Run directory whose name is not UTF-8."""
+@check("borders", "Run directory whose name is not UTF-8")
+def _() -> Found:
     from support.viewing import viewing
 
     os.rename(small_run(), b"b\xffd")
@@ -521,9 +505,8 @@ def odd_name() -> Found:
     return status == 200, f"list of runs: {status}, {len(json.loads(body)['runs'])} run"
 
 
-@check("borders")
-def verify_files() -> Found:
-    """Damage to components, trajectories and learned tasks."""
+@check("borders", "Damage to components, trajectories and learned tasks")
+def _() -> Found:
     from support.practice_sessions import TINY
     from support.tiny_runs import settings
     from test_damage import cut_last_line, other_digit, repack
@@ -546,9 +529,8 @@ def verify_files() -> Found:
     return before == [0, 0] and not missed, f"missed: {missed or 'none'}"
 
 
-@check("borders")
-def killed_run() -> Found:
-    """Emptied journal of a killed run."""
+@check("borders", "Emptied journal of a killed run")
+def _() -> Found:
     with training("training.checkpoint_every=1", "training.steps=50") as process:
         process.kill()
     whole = cli("verify", "run")[0]
@@ -557,9 +539,8 @@ def killed_run() -> Found:
     return (whole, code) == (0, 1) and "metrics.jsonl" in said, f"verify: {whole}, emptied: {code}"
 
 
-@check("borders")
-def code_of_others() -> Found:
-    """Code that came with a run or a recipe, and a neighbor with a key."""
+@check("borders", "Code that came with a run or a recipe")
+def _() -> Found:
     write("mine.py", "def right(answer, gold):\n    import near\n    return float(answer == gold)\n")
     write("near.py", "KEY = 'sk-secret'\n")
     run = small_run("--set", "reward.type=mine.py:right")
@@ -582,10 +563,8 @@ def code_of_others() -> Found:
     return right, f"copied {copies}, imported: {ran.exists()}, resume and --dry-run: {codes}"
 
 
-@check("borders")
-def ctrl_c_at_import() -> Found:
-    """Ctrl-C while a command is imported."""
-
+@check("borders", "Ctrl-C while a command is imported")
+def _() -> Found:
     class Interrupts:
         def find_spec(self, name: str, *_: Any) -> None:
             if name == "midstream.cli.doctor":
@@ -601,9 +580,8 @@ def ctrl_c_at_import() -> Found:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@check("numbers")
-def own_sampling() -> Found:
-    """Sampling that an agent asks for."""
+@check("numbers", "Sampling that an agent asks for")
+def _() -> Found:
     agent = "\ndef solve(question, session):\n    return ask(session, question, temperature=0.2, top_p=0.5, seed=5)\n"
     _, said, [body], _ = evaluated(agent, "--seed", 1)
     sent = {key: body.get(key) for key in ("temperature", "top_p", "seed", "max_tokens")}
@@ -611,9 +589,8 @@ def own_sampling() -> Found:
     return right and "T=" not in said, f"sent {sent}, label {re.findall(r'sampling +(.*)', said)}"
 
 
-@check("numbers")
-def other_fields() -> Found:
-    """Other fields of an agent's requests."""
+@check("numbers", "Other fields of an agent's requests")
+def _() -> Found:
     agent = """
 def solve(question, session):
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -629,35 +606,33 @@ def solve(question, session):
     return not missing and '"param":"n"' in re.sub(r"\s", "", answer), f"missing: {missing}, n=2: {answer[:90]}"
 
 
-@check("numbers")
-def dollars_behind_a_proxy() -> Found:
-    """Budget in dollars behind a proxy on loopback."""
+@check("numbers", "Budget in dollars behind a proxy on loopback")
+def _() -> Found:
     rows = [{"question": f"{i} ?", "answer": "42"} for i in range(20)]
     code, said, bodies, _ = evaluated("direct", "--model", "gpt-4o-mini", "--budget", "0.00001 usd", rows=rows)
     return len(bodies) < 2, f"{len(bodies)} of 20 requests, exit code {code}, {first(said)}"
 
 
-@check("numbers")
-def own_reward() -> Found:
-    """Recipe's reward on questions of one's own."""
+@check("numbers", "Recipe's reward on questions of one's own")
+def _() -> Found:
     write("mine.py", "def half(answer, gold): return 0.5\n")
     write("r.toml", 'name = "r"\nextends = "direct"\nreward.type = "mine.py:half"\n')
     rows = [{"question": "q", "answer": "red fox"}]
-    judge = ("--reward", "judge", "--set", "reward.engine=model")
-    reply = lambda body: (
-        "yes\n<verdict>correct</verdict>" if "grade" in str(body).casefold() else "<answer>red</answer>"
-    )  # noqa: E731
-    found = {name: evaluated(*words, rows=rows, reply=reply) for name, words in {
-        "recipe": ("r.toml",), "--set f1": ("direct", "--set", "reward.type=f1"), "judge": ("direct", *judge),
-    }.items()}  # fmt: skip
+    sources = {
+        "recipe": ["r.toml"],
+        "--set f1": ["direct", "--set", "reward.type=f1"],
+        "judge": ["direct", "--reward", "judge", "--set", "reward.engine=model"],
+    }
+    found = {
+        name: evaluated(*words, rows=rows, reply=lambda _: "<answer>red</answer>") for name, words in sources.items()
+    }
     scores = {name: [each if each is None else round(each, 2) for each in one[3]] for name, one in found.items()}
     right = (scores["recipe"], scores["--set f1"]) == ([0.5], [0.67]) and "setting-conflict" not in found["judge"][1]
     return right and len(found["judge"][2]) > 1, f"{scores}, {len(found['judge'][2])} requests with a judge"
 
 
-@check("numbers")
-def bad_reward() -> Found:
-    """Reward that returns a table, or fails and is corrected."""
+@check("numbers", "Reward that returns a table, or is corrected")
+def _() -> Found:
     rows = [{"question": f"{i} ?", "answer": "42"} for i in range(20)]
     write("mine.py", "def score(answer): return {'a': 1}\n")
     code, said, bodies, _ = evaluated("direct", "--reward", "mine.py:score", rows=rows)
@@ -671,9 +646,8 @@ def bad_reward() -> Found:
     return (code != 0, len(bodies), resumed) == (True, 0, 0) and len(asked) < 12, f"{seen}; {first(said)}"
 
 
-@check("numbers")
-def plans() -> Found:
-    """Plan of what training refuses, and of a card that is full."""
+@check("numbers", "Plan of what is refused, and of full cards")
+def _() -> Found:
     kinds = [way["kind"] for way in parsed(cli("plan", "flow-grpo-lora", "--gpus", "8xH100", "--json")[1])["ways"]]
     full = []
     for recipe in ("agentflow-7b", "agentflow-7b-80gb", "search-r1-7b", "retool-7b"):
@@ -686,18 +660,16 @@ def plans() -> Found:
     )
 
 
-@check("numbers")
-def malformed() -> Found:
-    """Turns that are all malformed."""
+@check("numbers", "Turns that are all malformed")
+def _() -> Found:
     call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
     code, said, _, _ = evaluated("tool-calling", reply=lambda _: call)
     warned = [line for line in said.splitlines() if "warning" in line and "malformed" in line]
     return bool(warned), f"exit code {code}, {first(' '.join(warned))}"
 
 
-@check("numbers")
-def threads() -> Found:
-    """Process for each run of a plain function."""
+@check("numbers", "Process for each run of a plain function")
+def _() -> Found:
     rows = [{"question": f"{i} ?", "answer": f"pid {os.getpid()}"} for i in range(20)]
     agent = "\ndef solve(question, session):\n    return f'pid {os.getpid()}'\n"
     used = time.process_time() + sum(os.times()[2:4])
@@ -706,22 +678,18 @@ def threads() -> Found:
     return scores == [1] * 20 and used < 10, f"{scores.count(1)} of 20 runs in the process itself, {used:.1f} CPU-s"
 
 
-@check("numbers")
-def one_line_a_step() -> Found:
-    """Progress where nothing is a terminal: of a training, and from Python."""
+@check("numbers", "Progress where nothing is a terminal")
+def _() -> Found:
     lines = re.findall(r"^step (\d)/2", trained("training.steps=2")[1], re.MULTILINE)
     write("q.jsonl", [TASK])
-    if True:
-        code = "import midstream as ms\n\n\ndef solve(question): return '42'\n\n\nms.evaluate(solve, ms.tasks('q.jsonl').test)"
-        command = [sys.executable, write("script.py", code)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    code = "import midstream as ms\n\nms.evaluate(ms.OwnAgent(lambda question: '42'), ms.tasks('q.jsonl').test)"
+    done = subprocess.run([sys.executable, write("script.py", code)], capture_output=True, text=True, timeout=30)
     right = lines == ["1", "2"] and bool(done.stderr) and done.returncode == 0
     return right, f"steps {lines}; Python: {first(done.stderr)}"
 
 
-@check("numbers")
-def words() -> Found:
-    """Words that users type."""
+@check("numbers", "Words that users type")
+def _() -> Found:
     quiet, missing = ("train", "flow-grpo-tiny", "--dry-run", "--set"), []
     for typed, wanted in {
         (*quiet, "steps=5"): "training.steps",
@@ -744,9 +712,8 @@ def words() -> Found:
     return not missing, f"not answered: {missing or 'none'}"
 
 
-@check("numbers")
-def few_questions() -> Found:
-    """Lessons on 40 questions."""
+@check("numbers", "Lessons on 40 questions")
+def _() -> Found:
     rows = [{"question": f"{i} + 1 ?", "answer": str(i + 1)} for i in range(40)]
     write("q.jsonl", rows)
     write("probe.py", PROBE + "\ndef solve(question, session):\n    return ask(session, question)\n")
@@ -757,9 +724,8 @@ def few_questions() -> Found:
     return not re.search(r"\bcount\b", refusal), first(refusal) + " / " + first(refusal[refusal.find("fix:") :])
 
 
-@check("numbers")
-def mcp_prefix() -> Found:
-    """Prefix of an MCP server's tools."""
+@check("numbers", "Prefix of an MCP server's tools")
+def _() -> Found:
     server = Path(__file__).parents[1] / "tests/support/mcp_servers/honest.py"
     command = json.dumps([sys.executable, str(server), "stdio"])
     write(
@@ -770,18 +736,16 @@ def mcp_prefix() -> Found:
     return (code, said.strip()) == (0, "3"), f"shop_add: exit code {code}, {first(said)}"
 
 
-@check("numbers")
-def step_of_a_run() -> Found:
-    """Evaluation of one checkpoint."""
+@check("numbers", "Evaluation of one checkpoint")
+def _() -> Found:
     trained("training.checkpoint_every=1")
     words = ("--count", 2, "--out", "step", "--quiet", "--json")
     code, said = cli("eval", "run@1", *words)
     return code == 0, f"exit code {code}, {first(said)[:60]}"
 
 
-@check("numbers")
-def lesson_effects() -> Found:
-    """Effects of lessons that were tested together."""
+@check("numbers", "Effects of lessons that were tested together")
+def _() -> Found:
     from support.practice_sessions import SMALL
     from support.tiny_runs import settings
 
@@ -822,16 +786,15 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@check("rewards")
-def answer_forms() -> Found:
-    """Forms of answers."""
+@check("rewards", "Forms of answers")
+def _() -> Found:
     rows = [
         {"question": f"Question {number}", "answer": gold, "numbers": [6, 6, 6, 6]} | ({"reward": rule} if rule else {})
         for number, (rule, gold, _, _) in enumerate(ANSWERS)
     ]
     write("answers.json", json.dumps({f"Question {number}": text for number, (_, _, text, _) in enumerate(ANSWERS)}))
     agent = f"\ndef solve(question):\n    return json.load(open({str(Path('answers.json').absolute())!r}))[question]\n"
-    _, said, _, scores = evaluated(agent, rows=rows)
+    *_, scores = evaluated(agent, rows=rows)
     wrong = [f"{rule} {gold}: {text!r}: {score}" for (rule, gold, text, right), score in zip(ANSWERS, scores, strict=True)
              if score != right]  # fmt: skip
     return not wrong, f"{len(scores) - len(wrong)} of {len(scores)} as wanted; {wrong or ''}"
@@ -840,25 +803,25 @@ def answer_forms() -> Found:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-@check("training")
-def uniform_groups() -> Found:
-    """Step of uniform groups without a KL term."""
+@check("training", "Step of uniform groups without a KL term")
+def _() -> Found:
     import torch
 
+    # The tiny model draws its rows of names again at each step.
+    names = "model.embed_tokens.weight"
     write("mine.py", "def same(answer): return 1.0\n")
     code, _ = trained("reward.type=mine.py:same", "training.loss.kl_coefficient=0", "training.steps=2")
     paths = sorted(Path("run/checkpoints").glob("step-*/learner.pt"))
-    sums = [
-        {name: tensor.double().sum().item() for name, tensor in torch.load(path)["model"].items()} for path in paths
-    ]
+    models = [torch.load(path)["model"] for path in paths]
+    equal = len(models) == 2 and all(
+        torch.equal(models[0][name], models[1][name]) for name in models[0].keys() - {names}
+    )
     rows = [json.loads(line)["rows"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    equal = len(sums) == 2 and sums[0] == sums[1]
     return code == 0 and equal and rows == [0, 0], f"weights of both checkpoints equal: {equal}, rows {rows}"
 
 
-@check("training")
-def sigterm() -> Found:
-    """SIGTERM before any checkpoint is due."""
+@check("training", "SIGTERM before any checkpoint is due")
+def _() -> Found:
     with training("training.checkpoint_every=25", "training.steps=500") as process:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
@@ -868,9 +831,8 @@ def sigterm() -> Found:
     return (state, saved) == ("interrupted", steps), f"{state}, {steps} steps, checkpoint of step {saved}"
 
 
-@check("training")
-def turns() -> Found:
-    """Weights of calls that continue one another."""
+@check("training", "Weights of calls that continue one another")
+def _() -> Found:
     from midstream.core.trajectory import Call, Score, Trajectory, Turn
     from midstream.training.rows import build_rows
     from midstream.training.settings import TrainingConfig
@@ -906,7 +868,7 @@ def main() -> int:
         if " ".join(name.split()).casefold().startswith(only):
             right, seen, took = run(made)
             wrong += not right
-            print(f"{name:64} {'ok   ' if right else 'WRONG'} {took:4.1f} s  {seen}", flush=True)
+            print(f"{name:60} {'ok   ' if right else 'WRONG'} {took:4.1f} s  {seen}", flush=True)
     return 1 if wrong else 0
 
 
