@@ -62,16 +62,6 @@ def ask(session, text, **fields):
     except urllib.error.HTTPError as refused:
         return f"{refused.code} {refused.read().decode()}"
 """
-BROKEN = """
-from midstream import Tool
-
-class Lookup(Tool):
-    name, description, timeout_s, output_tokens = "Lookup", "Looks up.", 5.0, 100
-    parameters = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
-
-    async def call(self, arguments):
-        raise UnicodeError("label empty or too long")
-"""
 
 
 def check(group: str, name: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
@@ -176,7 +166,7 @@ def parsed(text: str) -> Any:
 
 
 def evaluated(agent: str, *words: Any, rows: Any = (TASK,), reply: Any = lambda _: "<answer>42</answer>") -> Any:
-    """`eval` on questions: exit code, what it prints, bodies that the model got, scores. `agent` may be code (PROBE)."""
+    """`eval` on questions: exit code, what it prints, bodies that the model got, scores. `agent` may be code."""
     write("q.jsonl", list(rows))
     shutil.rmtree("run", ignore_errors=True)
     if "\n" in agent:
@@ -211,6 +201,11 @@ def training(*changes: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
+
+
+def problems(run: str) -> dict[str, str]:
+    """What `verify` says of each file that it does not call whole."""
+    return {one["file"]: one["problem"] for one in parsed(cli("verify", run, "--json")[1])["files"] if one["problem"]}
 
 
 def small_run(*words: str) -> Path:
@@ -388,14 +383,12 @@ def _() -> Found:
     return right, f"exit codes {[code for code, _ in said]}, {first(said[-1][1])}"
 
 
-@check("borders", "Tool that raises an unexpected exception")
+@check("borders", "Broken address that a model visits")
 def _() -> Found:
-    write("mine.py", BROKEN)
-    call = '<tool_call>{"name": "Lookup", "arguments": {"key": "a"}}</tool_call>'
-    reply = lambda body: call if "break" in str(body["messages"]) else "<answer>42</answer>"  # noqa: E731
-    rows = (TASK, {"question": "break", "answer": "42"})
-    code, said, _, scores = evaluated("tool-calling", "--tools", "mine.py:Lookup", rows=rows, reply=reply)
-    return (code, scores) == (0, [1, None]) and "Traceback" not in said, f"exit code {code}, scores {scores}"
+    call = '<tool_call>{"name": "web_page", "arguments": {"url": "http://xn--/", "query": "x"}}</tool_call>'
+    reply = lambda body: "<answer>42</answer>" if len(body["messages"]) > 2 else call  # noqa: E731
+    code, said, _, scores = evaluated("tool-calling", "--tools", "web_page", reply=reply)
+    return (code, scores) == (0, [1]) and "Traceback" not in said, f"exit code {code}, scores {scores}, {first(said)}"
 
 
 @check("borders", "Chat-template tokens in what a tool returns")
@@ -509,23 +502,25 @@ def _() -> Found:
         "practice/trajectories/step-000002*": lambda path: repack(path, lambda lines: lines[::-1]),
         "practice/learned.jsonl": cut_last_line,
     }
-    before = [cli("verify", name)[0] for name in ("run", "practice")]
     missed = []
     for pattern, damage in damages.items():
         [path] = Path().glob(pattern)
+        run, file = path.parts[0], path.relative_to(path.parts[0]).as_posix()
+        before = problems(run)
         damage(path)
-        missed += [pattern] * (path.name not in cli("verify", path.parts[0], "--quiet")[1])
-    return before == [0, 0] and not missed, f"missed: {missed or 'none'}"
+        missed += [pattern] * (problems(run).get(file) == before.get(file))
+    return not missed, f"missed: {missed or 'none'}"
 
 
 @check("borders", "Emptied journal of a killed run")
 def _() -> Found:
     with training("training.checkpoint_every=1", "training.steps=50") as process:
         process.kill()
-    whole = cli("verify", "run")[0]
+    before = problems("run")
     Path("run/metrics.jsonl").write_bytes(b"")
-    code, said = cli("verify", "run")
-    return (whole, code) == (0, 1) and "metrics.jsonl" in said, f"verify: {whole}, emptied: {code}"
+    after = problems("run")
+    changed = after.get("metrics.jsonl") != before.get("metrics.jsonl")
+    return changed, f"metrics.jsonl: {before.get('metrics.jsonl')!r}, emptied: {after.get('metrics.jsonl')!r}"
 
 
 @check("borders", "Code that came with a run or a recipe")
