@@ -99,6 +99,10 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "LongCat": ("meituan-longcat/LongCat-Flash-Chat", ("<longcat_user>", "</longcat_tool_call>")),
     "Pangu": ("ascend-tribe/openPangu-Embedded-7B, GitCode", ("[unused9]", "[unused10]")),
     "TeleChat": ("Tele-AI/telechat-7B", ("<_user>", "<_bot>", "<_end>")),
+    "Code Llama": ("codellama/CodeLlama-7b-hf", ("<PRE>", "<EOT>", "<mask>")),
+    "LLaVA": ("llava-hf/llava-1.5-7b-hf", ("<image>",)),
+    "BERT": ("google-bert/bert-base-uncased", ("[SEP]", "[MASK]")),
+    "several": ("no single model", ("<eom>", "<eod>", "<function_calls>")),
     "MiniCPM": ("openbmb/MiniCPM-2B-sft-bf16", ("<用户>", "<AI>")),
 }
 INNOCENT = (

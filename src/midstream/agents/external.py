@@ -102,7 +102,7 @@ class ExternalAgent(SessionAgent):
                 self._places.ended.add(place.id)
 
     async def _run(self, start: Callable[[Task], Awaitable[str]], task: Task) -> str:
-        """Run a caller's own task, and tell the caller if that ends before it has a place."""
+        """Run a caller's own task, and answer the caller if that ends before it has a place."""
         why = await start(task)
         del self._places.runs[task.id]
         async with self._places.changed:

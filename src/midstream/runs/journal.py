@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -30,6 +31,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 warn = logging.getLogger("midstream.runs").warning
 _BLOCK = 1 << 16
+_LONGEST = 1 << 25  # bytes of a line
 _LARGEST = 1 << 27  # bytes of a file whose records are read at once, far more than any run writes
 
 
@@ -177,7 +179,8 @@ def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tup
     # The number of an unreadable line, which is torn if no other follows.
     unreadable = 0
     with open_file(path) as file:
-        for number, line in enumerate(file, start=1):
+        # A line without an end, as of a file of somebody else's, is not read whole.
+        for number, line in enumerate(iter(partial(file.readline, _LONGEST), b""), start=1):
             if unreadable:
                 on_damage(_damaged_line(path, unreadable, "is not a JSON object"))
                 unreadable = 0
