@@ -82,7 +82,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     start, modules = _cpu_s(), len(sys.modules)
     outcome = yield
     spent = _cpu_s() - start
-    measured = settings.get_current_profile_name() == "quick" and item.get_closest_marker("slow") is None
+    measured = item.config.option.markexpr == "not slow"
     # Nor does the first import of a library such as PyTorch.
     if (
         measured

@@ -176,6 +176,16 @@ def test_code_in_a_run_that_was_recorded_so_needs_trust(
     assert not (evil.parent / "ran").exists()
 
 
+def test_a_module_in_a_run_needs_trust_by_its_name_too(evil: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(own.TRUST, "0")
+    monkeypatch.syspath_prepend(evil)
+    (evil / "midstream_evil").mkdir()
+    (evil / "midstream_evil/inside.py").write_text(f"open({str(evil.parent / 'ran')!r}, 'w').close()")
+    with raises("code-not-trusted", "midstream_evil"):
+        own.load("midstream_evil.inside:anything")
+    assert not (evil.parent / "ran").exists()
+
+
 def test_changed_code_is_refused_before_it_is_imported(place: Path):
     run = api.evaluate(table("mine.py"), "run")
     run.set_status("interrupted")

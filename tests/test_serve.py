@@ -284,6 +284,21 @@ def test_a_killed_server_continues_and_the_limits_of_the_agent_hold(recipe, tmp_
     assert (found.task_id, found.reward.value) == ("mine", 1)
 
 
+@pytest.mark.slow
+def test_a_session_whose_run_ends_before_it_begins_is_answered_at_once_and_recorded_once(recipe, tmp_path):
+    own = recipe.with_name("own.toml")
+    own.write_text('extends = "own-agent"\nname = "own"\n[engines.model]\ntype = "parts.py:answer"\n')
+    with serving(own, "--sessions", "--out", tmp_path / "run", "--budget", "1 rollouts") as address:
+        found = []
+        for name in ("first", "second", "second"):
+            status, opened = post(f"{address}/v1/sessions", {"id": name, "task": {"question": "6 * 7 ?"}})
+            found.append(status)
+            if status == 200:
+                post(opened["base_url"].removesuffix("/v1") + "/end", {"answer": "42", "reward": 1})
+    assert found == [200, 503, 503]
+    assert [one.task_id for one in ms.Run(str(tmp_path / "run")).trajectories()] == ["first", "second"]
+
+
 def test_an_address_that_cannot_be_had_is_a_plain_error(recipe, tmp_path, monkeypatch):
     monkeypatch.delenv("MIDSTREAM_ADMIN_KEY", raising=False)
     with create_server(("127.0.0.1", 0)) as taken:

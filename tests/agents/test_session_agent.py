@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import resource
@@ -488,6 +489,26 @@ def test_a_function_in_a_thread_has_settings_and_calls_tools():
     found = run(answers_setting, tools=[ms.tool(add)], times=7, place="/over/there")
     assert found.answer.startswith("question 0 8 there 3 ")
     assert found.answer.endswith(f" {os.getpid()}")
+
+
+def test_a_decorated_async_function_awaits_tools():
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    def traced(function):
+        @functools.wraps(function)
+        def call(*arguments, **named):
+            return function(*arguments, **named)
+
+        return call
+
+    @traced
+    async def awaits(session, tools):
+        await asyncio.to_thread(asked, session)
+        return await tools["add"](a=1, b=2)
+
+    assert run(awaits, tools=[ms.tool(add)]).answer == "3"
 
 
 def test_a_function_that_blocks_is_left_behind_and_asks_in_vain():

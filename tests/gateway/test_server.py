@@ -235,18 +235,27 @@ def test_half_a_request_is_given_up(monkeypatch):
         async with open_session() as (gateway, session, url), client() as http:
             assert (await ask(http, url))[0] == 200  # a connection that stays
             port, found = int(gateway.address.rpartition(":")[2]), []
-            for half in (b"", b"POST /v1", post(url, BODY)[:-5]):
+            for whole, half in (
+                (b"", b""),
+                (b"", b"POST /v1"),
+                (b"", post(url, BODY)[:-5]),
+                (post(url, BODY), b"POST /v1"),
+            ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(whole)
+                start = await reader.readexactly(12) if whole else b""
+                await asyncio.sleep(0.1 * bool(whole))  # for the rest of the response
                 writer.write(half)
                 try:
-                    found.append(await asyncio.wait_for(reader.read(), 20))
+                    found.append(start + await asyncio.wait_for(reader.read(), 20))
                 except ConnectionResetError:
                     found.append(b"")
                 writer.close()
             return found, (await ask(http, url))[0], len(session.calls)
 
-    (nothing, head, body), status, calls = asyncio.run(both())
-    assert (nothing, head, body[:12], status, calls) == (b"", b"", b"HTTP/1.1 408", 200, 2)
+    (nothing, head, body, second), status, calls = asyncio.run(both())
+    assert (nothing, head, body[:12], second[:12]) == (b"", b"", b"HTTP/1.1 408", b"HTTP/1.1 200")
+    assert (status, calls) == (200, 3)
 
 
 def test_other_hosts_origins_and_lengths_are_refused(monkeypatch):

@@ -99,6 +99,19 @@ def test_what_a_prompt_holds_besides_its_messages_counts():
     assert prompt_bound(replace(words, prompt_ids=(7,))) == prompt_bound(words)
 
 
+@pytest.mark.parametrize(("limits", "sent"), [({"tokens": 9_000}, 2048), ({"rollouts": 5}, None)])
+def test_a_request_without_a_limit_gets_one_where_tokens_are_limited(limits, sent):
+    class Seen(Varied):
+        async def sample(self, request):
+            self.asked = request.max_tokens
+            return await super().sample(request)
+
+    engine = Seen()
+    asked = budgeted(engine, Budget(BudgetConfig(**limits)))
+    asyncio.run(asked.sample(replace(request(max_tokens=2048), options={"temperature": 0.2})))
+    assert engine.asked == sent
+
+
 def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
     inner, budget = Varied(), Budget(BudgetConfig())
     engine = budgeted(inner, budget)

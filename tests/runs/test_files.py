@@ -152,6 +152,8 @@ def test_a_digest_of_a_file_that_grows_covers_its_first_part(tmp_path):
     path.write_bytes(b"first")
     digest = digest_of(path)
     assert file_damage(path, digest) is None
+    (link := path.with_name("link")).symlink_to(path)
+    assert file_damage(link, digest) is not None
     path.write_bytes(b"first, second")
     assert file_damage(path, digest, grows=True) is None
     assert file_damage(path, digest) is not None
