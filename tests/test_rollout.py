@@ -323,6 +323,7 @@ def fails(error: Callable[[Task], Exception]) -> Callable[[Task, Trajectory], fl
     [
         (lambda task: RewardError(f"no score for {task.id}", code="reward-failed"), "reward-failed"),
         (lambda task: KeyError("score"), "component-failed"),
+        (lambda task: ToolServerError("add raised KeyError", code="tool-failed"), "tool-failed"),
     ],
 )
 def test_a_reward_that_fails_alike_five_times_in_a_row_ends_the_rollout(error, code):
@@ -339,6 +340,7 @@ def test_other_failures_and_outages_are_counted_in_the_trajectories():
             raise RewardError(f"no score: {'abcdefgh'[trajectory.seed % 8]}")
         return 1.0
 
-    for reward in (sometimes, fails(lambda task: EngineError("down")), fails(lambda task: ToolServerError("down"))):
+    outages = EngineError("down"), ToolServerError("down", code="service-failed")
+    for reward in (sometimes, *(fails(lambda task, outage=outage: outage) for outage in outages)):
         done = flat(run(environment(StubAgent(), StubReward(reward), max_attempts=1), group_size=3))
         assert len(done) == 3 * len(TASKS)
