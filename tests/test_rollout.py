@@ -323,7 +323,7 @@ def fails(error: Callable[[Task], Exception]) -> Callable[[Task, Trajectory], fl
     [
         (lambda task: RewardError(f"no score for {task.id}", code="reward-failed"), "reward-failed"),
         (lambda task: KeyError("score"), "component-failed"),
-        (lambda task: ToolServerError("add raised KeyError", code="tool-failed"), "tool-failed"),
+        (lambda task: ToolServerError("add raised KeyError", code="tool-broken"), "tool-broken"),
     ],
 )
 def test_a_reward_that_fails_alike_five_times_in_a_row_ends_the_rollout(error, code):

@@ -268,7 +268,7 @@ class _Failures:
     def add(self, failure: Exception | SystemExit | None, task: Task) -> None:
         """Count a run that ended in `failure`, None for one with a score. Raises `RepeatedError`."""
         outage = isinstance(failure, EngineError | SandboxError | DeadlineError | BudgetError) or (
-            isinstance(failure, ToolServerError) and failure.code != "tool-failed"
+            isinstance(failure, ToolServerError) and failure.code != "tool-broken"
         )
         text = "" if failure is None or outage else _text_of(failure)
         alike = re.sub(r"[0-9]+", "", text.replace(task.id, ""))

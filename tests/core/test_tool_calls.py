@@ -58,7 +58,7 @@ def test_a_time_limit_inside_a_tool_is_its_failure():
 
 def test_any_other_exception_inside_a_tool_is_its_failure():
     failure = UnicodeError("label empty or too long")
-    with pytest.raises(ToolServerError, check=coded("tool-failed", "sleeper raised UnicodeError: label")) as raised:
+    with pytest.raises(ToolServerError, check=coded("tool-broken", "sleeper raised UnicodeError: label")) as raised:
         asyncio.run(call_tool(Sleeper(failure=failure), {}))
     assert Path(__file__).name in raised.value.cause
     with pytest.raises(RefusedError, check=coded("key-refused", "wrong key")):

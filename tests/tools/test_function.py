@@ -385,7 +385,7 @@ def test_other_exceptions_are_a_broken_tool(acting, how, said):
     with pytest.raises(ToolServerError) as broken:
         call(acting, how=how)
     assert broken.value.retryable
-    assert broken.value.code == "tool-failed"
+    assert broken.value.code == "tool-broken"
     assert broken.value.what.startswith(said)
     assert "test_function" in broken.value.cause
 

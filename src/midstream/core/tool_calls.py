@@ -60,7 +60,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         last = traceback.extract_tb(failure.__traceback__)[-1]
         raise ToolServerError(
             f"{tool.name} raised {traceback.format_exception_only(failure)[-1].strip()}",
-            code="tool-failed",
+            code="tool-broken",
             cause=f"raised in {last.name}, {last.filename}, line {last.lineno}",
         ) from failure
     text = cut_result(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)

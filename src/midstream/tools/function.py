@@ -164,7 +164,7 @@ class FunctionTool(Tool, Generic[P, R]):
         except ValueError as error:  # an unknown type, or a value that contains itself
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
-                code="tool-failed",
+                code="tool-broken",
                 cause=f"the function {self._location} returned it",
                 fix="return text, or lists, dictionaries, dataclasses and models of plain values",
             ) from error
@@ -186,7 +186,7 @@ class FunctionTool(Tool, Generic[P, R]):
         where = (f", {Path(own).name}" if own else "") + (f", line {lines[-1]}" if lines else "")
         raise ToolServerError(
             f"{self.name} raised {type(error).__name__}: {text[:_SHOWN_MESSAGE]}",
-            code="tool-failed",
+            code="tool-broken",
             cause=f"raised in the function {self._function.__qualname__}{where}",
             fix="correct the function; if arguments are wrong or nothing is found, raise ValueError with a text",
         ) from error
