@@ -259,6 +259,6 @@ def test_what_does_not_help_is_accepted_at_the_stated_rate_at_most(runs: int):
 
 @pytest.mark.parametrize("harm", [0.25, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_run_gains(harm: float):
-    found = [run(World(harm=harm), seed, gated(GateConfig(), seed)) for seed in range(1)]
-    assert all(one.gain > 0 for one in found)
-    assert all(one.rollouts <= 10 * 1500 for one in found)
+    found = run(World(harm=harm), 0, gated(GateConfig(), 0))
+    assert found.gain > 0
+    assert found.rollouts <= 10 * 1500

@@ -107,7 +107,7 @@ class ExternalAgent(SessionAgent):
         del self._places.runs[task.id]
         async with self._places.changed:
             if task.id not in self._places.ended:
-                self._places.lost[task.id] = f"its run ended before it began: {why or 'see the run'}"
+                self._places.lost[task.id] = f"its run ended before it began: {why or 'midstream show RUN says why'}"
                 self._places.changed.notify_all()
         return why
 
