@@ -12,6 +12,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
 from midstream.core.task import Task
@@ -19,7 +20,7 @@ from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
 from midstream.worlds.planning.compact import CompactConfig, CompactPlanner
-from midstream.worlds.planning.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
+from midstream.worlds.planning.programs import FormVerifier, VerifiedResultGenerator
 from support.errors import coded
 from support.rollouts import TASKS, StubReward, flat, pause, run
 

@@ -35,6 +35,7 @@ from midstream.core.errors import (
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
 from midstream.core.protocols import (
+    ORDER,
     Agent,
     Dialogue,
     Dialogues,
@@ -209,6 +210,7 @@ async def run_each(
 
 async def _run_wave(wave: Sequence[_Run], engine: LockstepEngine) -> list[Ended]:
     async def finish(run: _Run) -> Ended:
+        ORDER.set(run.order)
         try:
             return run.order, await run.trajectory()
         finally:

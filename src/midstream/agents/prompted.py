@@ -51,11 +51,13 @@ class ModuleConfig(Settings):
 
     Attributes:
         sampling: see `sampling`
+        opening: what every reply begins with; an engine that continues text gets it, other servers do not
         prompt_file: a prompt file that replaces the one in `src/midstream/agents/prompts/`, relative to the recipe's
             file or to the working directory
     """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
+    opening: str = ""
     prompt_file: Path | None = None
 
 
@@ -97,31 +99,37 @@ class PromptedModule:
         """
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
+        # Other engines would answer a message of the assistant's as if it were whole.
+        continues = getattr(context.engine, "codec", None) is not None
+        opening = self.config.opening if continues else ""
+        begun = (Message(role="assistant", content=opening),) if opening else ()
         while True:
             request = Request(
                 role=self.role,
-                messages=messages,
+                messages=(*messages, *begun),
                 sampling=self.config.sampling,
+                keep_stop=bool(self.config.opening),
                 seed=derive_seed(context.seed, len(calls)),
                 json_schema=json_schema,
             )
             try:
                 call = await context.sample(request)
                 calls = (*calls, call)
-                value, problem = await parse(call.completion)
+                reply = opening + call.completion
+                value, problem = await parse(reply)
             except InfrastructureError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
             if problem is not None and last and repair is not None and call.finish_reason != "length":
-                repaired, problem = await repair(call.completion)
+                repaired, problem = await repair(reply)
                 if problem is None:
                     value, calls = repaired, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.emit("call", calls[-1])
             if problem is None or last:
                 return value, calls
             # The next request shows the unusable reply without its thoughts, and what was wrong with it.
-            said = neutral(spoken(call.completion).strip()) or "(no text)"
+            said = neutral(spoken(reply).strip()) or "(no text)"
             advice = f"This reply cannot be used: {problem}. Reply again in the form asked for, and with nothing else."
             correction = Message(role="user", content=neutral(advice))
             messages = (*messages, Message(role="assistant", content=said), correction)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -35,6 +36,10 @@ from midstream.core.trajectory import (
 
 if TYPE_CHECKING:
     from midstream.core.component import Context
+
+
+# The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
+ORDER: ContextVar[int] = ContextVar("order", default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

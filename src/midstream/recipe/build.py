@@ -408,14 +408,17 @@ class _BuildContext:
         if name is None:
             return None
         # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        if self.component.kind == "tool" and in_process(self.build.recipe, name):
+        if self.component.kind == "tool" and in_process(self.build.recipe, name) and not self.is_reference(name):
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 code="engine-in-process",
-                cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
-                fix="give the tool an engine of type openai_compatible",
+                cause="the tool would answer with the weights that are trained",
+                fix=f'name an engine of type reference, [engines.frozen] engine = "{name}", or one of a server',
             )
         return self.build.engine(name, counted=self.component.kind != "engine")
+
+    def is_reference(self, name: str) -> bool:
+        return self.build.recipe.engines[name].type == "reference"
 
     @property
     def engine_identity(self) -> dict[str, Any]:

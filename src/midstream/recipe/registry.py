@@ -16,6 +16,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "both": "midstream.worlds.both:BothConfig",
         "atlas": "midstream.worlds.atlas.tasks:AtlasConfig",
         "game24": "midstream.worlds.game24:Game24Config",
+        "quiz": "midstream.worlds.quiz:QuizConfig",
         "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",
         "desks": "midstream.worlds.desks.tasks:DesksConfig",
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
@@ -75,21 +76,24 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "planner": {
         "compact": "midstream.worlds.planning.compact:CompactConfig",
         "prompted": "midstream.agents.prompted:PlannerConfig",
+        "json_line": "midstream.agents.compact:JsonLineConfig",
         "released": "midstream.agents.released:ReleasedPlannerConfig",
         "clumsy": "midstream.worlds.planning.scripted:ScriptedConfig",
     },
     "executor": {
-        "single_argument": "midstream.worlds.planning.programs:ExecutorConfig",
+        "single_argument": "midstream.agents.compact:SingleArgumentConfig",
         "prompted": "midstream.agents.prompted:ExecutorConfig",
         "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
         "form": "midstream.worlds.planning.programs:VerifierConfig",
         "prompted": "midstream.agents.prompted:VerifierConfig",
+        "result": "midstream.agents.compact:ResultConfig",
     },
     "generator": {
         "verified_result": "midstream.worlds.planning.programs:GeneratorConfig",
         "prompted": "midstream.agents.prompted:GeneratorConfig",
+        "last_result": "midstream.agents.compact:LastResultConfig",
     },
     "analyst": {"prompted": "midstream.agents.prompted:AnalystConfig"},
     "policy": {

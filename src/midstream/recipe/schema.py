@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_serializer
 
@@ -48,6 +48,10 @@ MODULES: dict[str, tuple[Kind, ...]] = {
     "direct": ("policy",),
 }
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
+# What `form = "compact"` has in place of prompted modules.
+_COMPACT: Table = {
+    "planner": "json_line", "executor": "single_argument", "verifier": "result", "generator": "last_result"
+}  # fmt: skip
 
 
 class AgentConfig(LoopConfig):
@@ -57,9 +61,13 @@ class AgentConfig(LoopConfig):
     three distinct votes against; a text is its `votes`.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
+
+    `form = "compact"` has the modules of `agents/compact.py`, for small models, in place of prompted ones. Its planner
+    and generator ask the engines that are named, its verifier too; the executor is a program.
     """
 
     type: str = "agentflow"
+    form: Literal["paper", "compact"] = "paper"
     planner: Component
     executor: Component
     verifier: Component
@@ -242,6 +250,8 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         parsed["tools"] = tools
     agent = parsed.get("agent")
     kind = agent_type(agent)
+    if kind == "agentflow" and isinstance(agent, Mapping) and agent.get("form") == "compact":
+        parsed["agent"] = _compact(agent)
     if kind not in AGENTS:
         parsed["agent"] = _own_agent(agent)
         parsed.setdefault("tools", {})
@@ -268,6 +278,21 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
     return validate(Recipe, parsed, "", {**AGENTS, "own": OwnAgentConfig})
+
+
+def _compact(agent: Mapping[str, Any]) -> Table:
+    """The agent's table with compact modules where it has prompted ones, or none. A prompted one keeps its engine."""
+    modules: Table = {}
+    for name, kind in _COMPACT.items():
+        module = agent.get(name, {})
+        if isinstance(module, Mapping) and module.get("type", "prompted") == "prompted":
+            prompted = module.get("type") == "prompted"
+            kept = {key: value for key, value in module.items() if key == "engine" or not prompted}
+            module = {**kept, "type": kind}
+            if name == "executor":
+                module.pop("engine", None)
+        modules[name] = module
+    return {**agent, **modules}
 
 
 def _own_agent(agent: Any) -> Table:

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, RefusedError, ToolServerError
-from midstream.core.protocols import Engine, Request, Tool, ToolResult
+from midstream.core.protocols import ORDER, Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.text import spoken
 from midstream.core.tool_calls import text_arguments
@@ -22,11 +22,15 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     The prompt determines the seed. `ok=False` if the answer is empty or the prompt too long for the model; `text` then
     gives the reason. Raises `ToolServerError`, whose `calls` hold the failed request, if the engine failed.
 
-    The engine is shared, and its owner closes it. It must not be a lockstep engine that waits for all live
-    trajectories: this request is not one of their turns.
+    The engine is shared, and its owner closes it. One in this process batches the request with those of the other
+    trajectories, in the place of the trajectory that calls the tool.
     """
     request = Request(
-        role=tool, messages=(Message(role="user", content=prompt),), sampling=sampling, seed=derive_seed(tool, prompt)
+        role=tool,
+        messages=(Message(role="user", content=prompt),),
+        sampling=sampling,
+        seed=derive_seed(tool, prompt),
+        order=ORDER.get(),
     )
     try:
         call = await engine.sample(request)

@@ -6,6 +6,7 @@ Source: arXiv 2510.05592, equations 4 to 7 and 10. One step is `FlowGRPO.step`; 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -21,6 +22,7 @@ from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
 from midstream.core.schedule import Progress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
+from midstream.core.task import Task
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
@@ -187,7 +189,11 @@ class FlowGRPO:
         if self.stages:
             begun, every = self._begun, self.source.families
             weights = {family: (weights or {}).get(family, 1.0) if family in begun else 0.0 for family in every}
-        sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *rounds), weights)
+        drawn = derive_seed(self.seed, "tasks", *rounds)
+        if self.config.family_sampling == "balanced":
+            sampled = self._balanced(count, drawn)
+        else:
+            sampled = self.source.sample("train", count, drawn, weights)
         tried = {group.task.id for group in earlier}
         tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *rounds)
@@ -200,6 +206,17 @@ class FlowGRPO:
                     rate = self.success.get(trajectory.family, 0.0)
                     self.success[trajectory.family] = rate + SUCCESS_MEMORY * (trajectory.reward.value - rate)
         return groups
+
+    def _balanced(self, count: int, seed: int) -> list[Task]:
+        """Tasks of every family that is trained on, as often as of the others; of a random part if `count` is small."""
+        families = list(self._begun)
+        random.Random(seed).shuffle(families)
+        tasks: list[Task] = []
+        for place, family in enumerate(families):
+            share = len(range(place, count, len(families)))
+            weights = {each: float(each == family) for each in self.source.families}
+            tasks += self.source.sample("train", share, derive_seed(seed, family), weights) if share else []
+        return tasks
 
     def _batches(self, groups: list[Group], step: int) -> list[RowBatch]:
         """The rows of each mini-batch of whole groups."""

@@ -316,7 +316,8 @@ class TrainingConfig(Settings):
         resample_uniform: replace groups of equal rewards by other tasks, at most this many times a step (DAPO's dynamic
             sampling)
         uniform_kl_fraction: below 1: the share of uniform groups that carry their KL term, reweighted without bias
-        family_sampling: `uniform`, or `failure`: families that fail are drawn more often
+        family_sampling: `uniform`; `failure`: families that fail are drawn more often; `balanced`: every family in each
+            step, as often as the others, or as nearly as `tasks_per_step` allows
         shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
         supervised: see `training.supervised`
         checkpoint_every: steps between checkpoints; where that takes longer, one is written every ten minutes
@@ -344,7 +345,7 @@ class TrainingConfig(Settings):
     mask_cut_off: bool = False
     resample_uniform: int = Field(default=0, ge=0)
     uniform_kl_fraction: float = Field(default=1.0, gt=0, le=1)
-    family_sampling: Literal["failure", "uniform"] = "uniform"
+    family_sampling: Literal["balanced", "failure", "uniform"] = "uniform"
     shuffle_rewards: bool = False
     supervised: ImitationConfig = ImitationConfig()
     checkpoint_every: int = Field(default=25, ge=1)

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.lessons import lines
 from midstream.core.protocols import ModuleContext, Tool
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Trajectory, Verdict
+from midstream.core.trajectory import Action, Call, Memory, MemoryRecord, Trajectory, Verdict
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
@@ -27,7 +28,6 @@ from midstream.worlds.planning.programs import (
     ConfidentGuess,
     FormVerifier,
     GuessConfig,
-    SingleArgumentExecutor,
     VerifiedResultGenerator,
 )
 from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner
@@ -75,24 +75,7 @@ def test_a_guess_does_not_solve_it():
     assert sum(one.reward.value for one in trajectories if one.reward) < 0.03 * len(trajectories)
 
 
-# --- executor, verifier, generator --------------------------------------------------------------------------------
-
-
-def test_executor_passes_the_context_on():
-    action = Action(sub_goal="add", tool="python", context="105 + 7")
-    command, calls = asyncio.run(SingleArgumentExecutor().command(action, [PythonTool()], CONTEXT))
-    assert command == Command(tool="python", arguments={"code": "105 + 7"})
-    assert calls == ()
-
-
-def test_executor_refuses_what_it_cannot_fill_in():
-    def command(tool: str, known: Tool) -> Command:
-        return asyncio.run(SingleArgumentExecutor().command(Action(tool=tool), [known], CONTEXT))[0]
-
-    greedy = PythonTool()
-    greedy.parameters = {"type": "object", "properties": {}, "required": ["code", "language"]}
-    assert command("browser", greedy).error == "no tool is called browser"
-    assert command("python", greedy).error == "python wants 2 arguments"
+# --- verifier, generator --------------------------------------------------------------------------------
 
 
 ONE, TOGETHER = "How high is Amberbank ?", "What is the total height of Amberbank and Oakfell ?"

@@ -1,7 +1,6 @@
-"""Executor, verifier, generator and the `guess` tool of the two worlds: fixed rules that read text only.
+"""Verifier, generator and the `guess` tool of the two worlds: fixed rules that read text only.
 
-They see what a prompted module would see and nothing more. The verifier and the generator know the worlds' wording;
-the executor serves any tool that takes one string.
+They see what a prompted module would see and nothing more, and they know the worlds' wording.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
+from midstream.core.trajectory import Call, Memory, MemoryRecord, Verdict
 from midstream.worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
@@ -24,28 +23,6 @@ OPENINGS = (
     "This is well known: the answer is",
     "Checked twice, the answer is",
 )
-
-
-class SingleArgumentExecutor:
-    """Passes the action's context on as the one required string argument of its tool."""
-
-    async def command(
-        self, action: Action, tools: Sequence[Tool], context: ModuleContext
-    ) -> tuple[Command, tuple[Call, ...]]:
-        """Return the command, or one with `error` if the tool is unknown or takes other arguments."""
-        tool = next((known for known in tools if known.name == action.tool), None)
-        if tool is None:
-            return Command(tool=action.tool, error=f"no tool is called {action.tool}"), ()
-        required = tool.parameters.get("required", ())
-        if len(required) != 1:
-            return Command(tool=action.tool, error=f"{action.tool} wants {len(required)} arguments"), ()
-        return Command(tool=action.tool, arguments={required[0]: action.context}), ()
-
-
-class ExecutorConfig(ComponentConfig):
-    """A program that passes the action's context on as the one string argument of its tool."""
-
-    component = SingleArgumentExecutor
 
 
 class FormVerifier:

@@ -1,0 +1,272 @@
+"""AgentFlow's modules in a form that a small language model can follow (`agent.form = "compact"`).
+
+The loop is the paper's (`agentflow.py`); only what the modules read and write is shorter. The planner writes one line
+of JSON, which midstream begins for it where the engine continues text (`opening`) and a JSON schema holds to its form
+on other servers. The line's input is already the tool's one argument, so a program is the executor:
+
+    Query: How much taller is K2 than Elbrus?
+    Step 1: {"tool": "local_search", "input": "height K2 Elbrus"}
+    Result 1: K2: height 8611 m. Elbrus: height 5642 m.
+    {"tool": "python", "input": "print(8611 - 5642)"}
+
+Verifier and generator are programs too, which ask a model only where they cannot decide, if they have an engine: a
+model of 0.5 B takes an error for a result, but reads an answer off a result well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from midstream.agents.formats import json_objects, parse_answer, repaired_objects
+from midstream.agents.prompted import ModuleConfig, PromptedModule
+from midstream.agents.rendering import prompt_text
+from midstream.core.component import ComponentConfig
+from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.text import fill, neutral, spoken, to_json
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
+
+_SEARCHES = ("local_search", "web_search", "wikipedia")
+_NAMED = re.compile(r'"tool": "(\w+)"')  # in an example
+# A line whose input is never closed: the rest of the reply is the input.
+_UNCLOSED = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*"(.+)', re.DOTALL)
+_MAX_VALUE = 60  # characters of a result that is an answer as it stands
+
+SUFFICIENT_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"sufficient": {"type": "boolean"}},
+    "required": ["sufficient"],
+    "additionalProperties": False,
+}
+
+
+class CompactModule(PromptedModule):
+    """A prompted module that sees the query and the memory as numbered steps and results."""
+
+    def _values(self, question: str, memory: Memory) -> dict[str, str]:
+        return {"query": neutral(question), "memory": render_steps(memory)}
+
+
+class JsonLinePlanner(CompactModule):
+    """`core.protocols.Planner` on an engine: a line of JSON with `tool` and `input`; anything else costs the turn."""
+
+    role, layout = "planner", ("tools", "query", "memory")
+
+    def __init__(self, config: JsonLineConfig) -> None:
+        super().__init__(config, prompt="planner_compact")
+        self._examples = prompt_text("planner_examples", config.examples_file)
+
+    async def plan(
+        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
+    ) -> tuple[Action, tuple[Call, ...]]:
+        """Decide the next tool and its input."""
+
+        async def parse(reply: str, repair: bool = False) -> tuple[Action, str | None]:
+            action = parse_line(reply, tools, repair=repair)
+            return action, action.error
+
+        async def repaired(reply: str) -> tuple[Action, str | None]:
+            return await parse(reply, repair=True)
+
+        schema = {
+            "type": "object",
+            "properties": {"tool": {"enum": [tool.name for tool in tools]}, "input": {"type": "string"}},
+            "required": ["tool", "input"],
+            "additionalProperties": False,
+        }
+        values = self._values(question, memory) | {"tools": self._tools(tools)}
+        return await self._ask(values, context, parse, asks=1, repair=repaired, json_schema=schema)
+
+    def _tools(self, tools: Sequence[Tool]) -> str:
+        """A line for each tool, and the examples whose tools are all there."""
+        names = {tool.name: "" for tool in tools}
+        search = next((name for name in _SEARCHES if name in names), _SEARCHES[0])
+        blocks = fill(self._examples, {"search": search}).strip().split("\n\n")
+        known = [block for block in blocks if set(_NAMED.findall(block)) <= names.keys()]
+        if not known and tools:
+            line = {"tool": tools[0].name, "input": f"({_input_of(tools[0])})"}
+            known = [f"Query: (what is asked)\n{to_json_line(line)}"]
+        lines = [neutral(f"- {tool.name}: {_summary(tool)} Input: {_input_of(tool)}.") for tool in tools]
+        return "\n".join(lines) + "\n\nExamples:\n\n" + "\n\n".join(known)
+
+
+class JsonLineConfig(ModuleConfig, ComponentConfig):
+    """A chat model that plans in one line of JSON, `{"tool": ..., "input": ...}`: for small models.
+
+    Attributes:
+        examples_file: a file of examples in place of midstream's, separated by empty lines; those that use a tool which
+            the recipe does not have are left out, and `{{search}}` is the first tool that searches
+    """
+
+    asks = "always"
+    component = JsonLinePlanner
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=64, stop=('"}',))
+    opening: str = '{"tool": "'
+    examples_file: Path | None = None
+
+
+class SingleArgumentExecutor:
+    """Passes the action's context on as the one required string argument of its tool."""
+
+    async def command(
+        self, action: Action, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[Command, tuple[Call, ...]]:
+        """Return the command, or one with `error` if the tool is unknown or takes other arguments."""
+        tool = next((known for known in tools if known.name == action.tool), None)
+        if tool is None:
+            return Command(tool=action.tool, error=f"no tool is called {action.tool}"), ()
+        required = tool.parameters.get("required", ())
+        if len(required) != 1:
+            return Command(tool=action.tool, error=f"{action.tool} wants {len(required)} arguments"), ()
+        return Command(tool=action.tool, arguments={required[0]: action.context}), ()
+
+
+class SingleArgumentConfig(ComponentConfig):
+    """A program that passes the action's context on as the one string argument of its tool."""
+
+    component = SingleArgumentExecutor
+
+
+class ResultVerifier(CompactModule):
+    """`core.protocols.Verifier`: an error is never valid, and the result of a tool in `ends` ends the run.
+
+    Of other results an engine says whether they suffice; without one, they do not.
+    """
+
+    role, layout = "verifier", ("query", "memory")
+
+    def __init__(self, config: ResultConfig) -> None:
+        super().__init__(config, prompt="verifier_compact")
+        self._ends = config.ends
+
+    async def verify(
+        self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
+    ) -> tuple[Verdict, tuple[Call, ...]]:
+        """Judge the newest result."""
+        if newest.error is not None or not newest.result.strip():
+            return Verdict(result_valid=False, memory_sufficient=False), ()
+        if newest.action.tool in self._ends or context.engine is None:
+            return Verdict(result_valid=True, memory_sufficient=newest.action.tool in self._ends), ()
+
+        async def parse(reply: str) -> tuple[Verdict, str | None]:
+            said = next((found.get("sufficient") for found in json_objects(spoken(reply))), None)
+            problem = None if isinstance(said, bool) else 'it is not {"sufficient": true} or {"sufficient": false}'
+            return Verdict(result_valid=True, memory_sufficient=said is True), problem
+
+        values = self._values(question, memory.append(newest))
+        return await self._ask(values, context, parse, asks=1, json_schema=SUFFICIENT_SCHEMA)
+
+
+class ResultConfig(ModuleConfig, ComponentConfig):
+    """A program that never takes an error for a result; a model judges the rest if an engine is named.
+
+    Attributes:
+        ends: tools whose result, if it is no error, ends the run
+    """
+
+    asks = "optional"
+    component = ResultVerifier
+
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=8, stop=("}",))
+    opening: str = '{"sufficient": '
+    ends: tuple[str, ...] = ("python", "base_generator")
+
+
+class LastResultGenerator(CompactModule):
+    """`core.protocols.Generator`: the last valid result is the answer if it is one short value.
+
+    Otherwise an engine reads the answer off the memory; without one, the last valid result is the answer as it stands.
+    """
+
+    role, layout = "generator", ("query", "memory")
+
+    def __init__(self, config: LastResultConfig) -> None:
+        super().__init__(config, prompt="generator_compact")
+
+    async def generate(
+        self, question: str, memory: Memory, context: ModuleContext
+    ) -> tuple[str | None, tuple[Call, ...]]:
+        """Answer from the memory; None without a valid result and without an engine."""
+        valid = [record for record in memory.records if record.verdict is not None and record.verdict.result_valid]
+        result = valid[-1].result.strip() if valid else ""
+        is_value = bool(result) and len(result) <= _MAX_VALUE and "\n" not in result
+        if context.engine is None or (is_value and valid[-1].action.tool not in _SEARCHES):
+            return result or None, ()
+
+        async def parse(reply: str) -> tuple[str | None, str | None]:
+            answer = parse_answer(reply) or None
+            return answer, None if answer else "it holds no answer"
+
+        return await self._ask(self._values(question, memory), context, parse, asks=1)
+
+
+class LastResultConfig(ModuleConfig, ComponentConfig):
+    """A program that answers with the last valid result; a model reads the answer off longer ones if it has an engine.
+
+    A result is an answer as it stands if it is one line of at most 60 characters, and not of a search."""
+
+    asks = "optional"
+    component = LastResultGenerator
+
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=32, stop=("</answer>",))
+    opening: str = "<answer>"
+
+
+def render_steps(memory: Memory) -> str:
+    """The memory as numbered steps and results, each on one line."""
+    lines = []
+    for record in memory.records:
+        action = {"tool": record.action.tool, "input": record.action.context}
+        step = to_json_line(action) if record.action.tool else "(not readable)"
+        result = f"error: {record.error}" if record.error is not None else record.result
+        lines.append(f"Step {record.turn}: {step}\nResult {record.turn}: {neutral(' '.join(result.split()))}\n")
+    return "".join(lines)
+
+
+def to_json_line(value: Mapping[str, str]) -> str:
+    """One line of JSON with spaces, as models write it; it cannot start a chat turn."""
+    return "{" + ", ".join(f"{to_json(key)}: {to_json(text)}" for key, text in value.items()) + "}"
+
+
+def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Action:
+    """The planner's action from a line of JSON; with `repair`, also from one that is almost JSON, or never closed."""
+    text = spoken(text).strip()
+    found = next(iter(json_objects(text)), None)
+    if found is None and repair:
+        found = next(iter(repaired_objects(text)), None) or _unclosed(text)
+    if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
+        return Action(error='the reply is not {"tool": "...", "input": "..."}')
+    named = str(found.get("tool"))
+    if named not in (tool.name for tool in tools):
+        names = ", ".join(tool.name for tool in tools) or "none"
+        return Action(context=written, error=f"no tool is called {named[:80]!r} (tools: {names})")
+    return Action(tool=named, context=written)
+
+
+def _unclosed(text: str) -> dict[str, str] | None:
+    if (found := _UNCLOSED.match(text)) is None:
+        return None
+    rest = found[2].rstrip()
+    if rest.endswith("}") and rest.count("}") > rest.count("{"):
+        rest = rest[:-1].rstrip()
+    try:
+        return {"tool": found[1], "input": json.JSONDecoder(strict=False).decode(f'"{rest}"')}
+    except ValueError:
+        return None
+
+
+def _summary(tool: Tool) -> str:
+    """The first sentence of a tool's description."""
+    return re.split(r"(?<=[.!?])\s", tool.description.strip(), maxsplit=1)[0]
+
+
+def _input_of(tool: Tool) -> str:
+    """What the planner's input is to the tool: its one required argument."""
+    required = tool.parameters.get("required", ())
+    properties = tool.parameters.get("properties", {})
+    names = required or list(properties)[:1]
+    return "; ".join(str(properties.get(name, {}).get("description") or name) for name in names)
