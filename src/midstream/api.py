@@ -20,6 +20,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import threading
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, zip_longest
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from midstream.cluster.launch import session_of as verl_session_of
 from midstream.core import lessons, own
@@ -75,7 +76,7 @@ from midstream.recipe.schema import (
     with_overrides,
 )
 from midstream.recipe.serving import served
-from midstream.recipe.sessions import refuse_strategy, require_sets, session_of, validation_settings
+from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, OnDone, rollout
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
@@ -95,6 +96,9 @@ from midstream.training_free.validation import Validation
 from midstream.training_free.validation import validate as measure_library
 from midstream.view.bundle import AT_END, write_report
 from midstream.worlds.tiny_model import TinyWorld
+
+if TYPE_CHECKING:
+    from midstream.training.trial import Trial
 
 _SETTINGS_SHOWN = 3
 
@@ -129,6 +133,25 @@ def train(
             fix=f"choose another directory with --out, or move {root} away",
         )
     return _train(root, run, recipe, record=record, replay=replay, track=track, listener=listener)
+
+
+def try_training(recipe: Recipe | str) -> Trial:
+    """Play some tasks and make one update of a recipe's weights, which is thrown away, to see if training can work.
+
+    Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
+    """
+    recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
+    if recipe.training is None or recipe.training.algorithm != "flow_grpo" or recipe.warm_start is not None:
+        raise UsageError(
+            f"recipe {recipe.name!r} has no reinforcement of a pretrained model to try",
+            code="not-trainable",
+            fix="midstream train it without --try; --dry-run says how much there is to do",
+        )
+    with Build(recipe) as build:
+        parts = parts_of(build)
+        from midstream.training.trial import measured  # needs torch, which `parts_of` has checked
+
+        return asyncio.run(measured(parts))
 
 
 def resume(

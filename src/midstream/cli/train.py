@@ -1,15 +1,26 @@
-"""`midstream train RECIPE`: train weights, or practice a library of lessons."""
+"""`midstream train RECIPE`: train weights, or practice a library of lessons.
+
+`--try` plays some tasks and makes one update before anything is trained, and says whether training can work.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
+from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.report.progress import progress
 from midstream.trackers import trackers_of
+
+if TYPE_CHECKING:
+    from midstream.training.trial import Trial
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_recording(parser)
     shared.add(parser, "--track", "--budget", "--no-eval", "--engine", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
+    text = "play 16 tasks and make one update, train nothing, and say what decides whether training can work"
+    parser.add_argument("--try", dest="trial", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,9 +40,32 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         trackers_of(options.track)  # refuses a wrong name
         return shared.dry_run(recipe, options, "train")
+    if options.trial:
+        with shared.spinner("playing 16 tasks, then one update", silent=options.quiet):
+            trial = api.try_training(recipe)
+        if options.json:
+            print(json.dumps(trial.model_dump()))
+        else:
+            Terminal().print(_screen(trial))
+        return 0
     with progress(quiet=options.quiet) as listener:
         run = api.train(
             recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
         )
     show_result_and_report(run, as_json=options.json)
     return 0
+
+
+def _screen(trial: Trial) -> Text:
+    step = trial.rollout_s + trial.update_s
+    rows = [
+        ("readable turns", f"{trial.readable:.0%} of {trial.turns}"),
+        ("groups with both outcomes", f"{trial.contrast:.0%} of {trial.tasks}: what there is to learn from"),
+        ("success", f"{trial.success:.0%} of {trial.tasks * trial.group_size}"),
+        ("tools", ", ".join(f"{name} {share:.0%}" for name, share in trial.tools.items())),
+        ("a step", f"{step:.0f} s: rollouts {trial.rollout_s:.0f} s, update {trial.update_s:.0f} s"),
+        (f"{trial.steps} steps", f"{trial.training_s / 60:.1f} minutes, without evaluations"),
+        ("peak memory", f"{trial.memory_gb:.1f} GB"),
+        *(("change", words) for words in trial.advice or ("nothing: train it",)),
+    ]
+    return Text("\n".join(f"{name:<26} {value}" for name, value in rows))

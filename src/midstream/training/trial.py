@@ -1,0 +1,98 @@
+"""A trial before training: one step on more tasks than a step has, whose weights are thrown away.
+
+It measures what decides whether training can work: whether the agent reads the model's replies, whether groups hold
+successes and failures (equal rewards have no advantage), what a step takes.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+from midstream.core.data import Frozen
+from midstream.core.metrics import StepMetrics
+from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.session import Parts
+
+TASKS, GROUP = 16, 8
+_READABLE = 0.8  # share of readable turns below which the form is the problem
+_CONTRAST = 0.25  # share of groups with both outcomes below which most of a step is wasted
+_LONG_S = 600.0  # of all steps
+
+
+class Trial(Frozen):
+    """What a trial measured. Seconds are those of a step of the recipe; memory is the process's peak."""
+
+    tasks: int
+    group_size: int
+    success: float
+    turns: int
+    readable: float  # share of the turns in which the agent understood the model
+    contrast: float  # share of the groups that hold different rewards
+    tools: dict[str, float] = {}  # share of turns by tool, and "malformed"
+    rollout_s: float
+    update_s: float
+    memory_gb: float
+    steps: int
+    advice: tuple[str, ...] = ()
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of all steps, without evaluations."""
+        return self.steps * (self.rollout_s + self.update_s)
+
+
+async def measured(parts: Parts) -> Trial:
+    """Play `TASKS` x `GROUP` rollouts and one update, and say what to change before training."""
+    config, started = parts.training, time.perf_counter()
+    tried = config.model_copy(update={"tasks_per_step": TASKS, "group_size": GROUP, "resample_uniform": 0})
+    algorithm = FlowGRPO(
+        config=tried,
+        learner=parts.learner,
+        environment=parts.make_environment(),
+        source=parts.source,
+        stages=parts.stages,
+        publish=parts.publish,
+        seed=parts.seed,
+        role=parts.role,
+    )
+    outcome = await algorithm.step(1)
+    share = config.tasks_per_step * config.group_size / (TASKS * GROUP)
+    metrics, update_s = outcome.metrics, time.perf_counter() - started - outcome.rollout_s
+    trial = Trial(
+        tasks=TASKS,
+        group_size=GROUP,
+        success=metrics.reward_mean,
+        turns=metrics.tool_use.turns,
+        readable=1 - metrics.tool_use.share.get("malformed", 0.0),
+        contrast=1 - (metrics.groups_uniform + metrics.groups_broken) / max(1, metrics.groups),
+        tools=metrics.tool_use.share,
+        rollout_s=outcome.rollout_s * share,
+        update_s=update_s * share,
+        memory_gb=_peak_gb(),
+        steps=config.steps,
+    )
+    return trial.model_copy(update={"advice": tuple(_advice(trial, metrics))})
+
+
+def _advice(trial: Trial, metrics: StepMetrics) -> list[str]:
+    found = []
+    if trial.readable < _READABLE:
+        found.append(
+            f"{1 - trial.readable:.0%} of the turns are not readable: set agent.form = compact (AgentFlow), another "
+            "template (one stream), or take a larger model"
+        )
+    if metrics.no_contrast and trial.readable:
+        found.append(metrics.no_contrast)
+    elif trial.contrast < _CONTRAST:
+        ease = "easier" if trial.success < 0.5 else "harder"
+        found.append(f"few groups hold both outcomes: take {ease} tasks, or set training.resample_uniform = 2")
+    if trial.training_s > _LONG_S:
+        found.append("to take less time: fewer tasks_per_step, fewer max_tokens, or a smaller model")
+    return found
+
+
+def _peak_gb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 30 if sys.platform == "darwin" else 1 << 20)
