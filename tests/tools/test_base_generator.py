@@ -81,3 +81,31 @@ def test_a_request_too_long_for_the_model_is_an_answer():
     result = call(Echo(PromptTooLongError("9000 tokens do not fit")), "a")
     assert (result.text, result.ok) == ("the request is too long: 9000 tokens do not fit", False)
     assert len(result.calls) == 1
+
+
+def test_trajectories_ask_the_reference_in_this_process_in_one_batch(tmp_path):
+    """Neither waits for the other, and what each gets depends on its request alone."""
+    from midstream.core.protocols import ORDER
+    from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
+    from midstream.engines.local.pretrained import load_model
+    from support.hf_models import save_chat_model
+
+    model, tokenizer = load_model(str(save_chat_model(tmp_path / "model", "llama")), "float32", "cpu")
+
+    async def texts(queries: tuple[str, ...]) -> list[str]:
+        engine = TransformersLocal(model, tokenizer)
+        tool = BaseGenerator(ReferencePolicy(engine, "frozen"), BaseGeneratorConfig(max_tokens=8))
+
+        async def asks(order: int, query: str) -> str:
+            ORDER.set(order)
+            try:
+                return (await tool.call({"query": query})).text
+            finally:
+                engine.leave(order)
+
+        for order in range(len(queries)):
+            engine.join(order)
+        return await asyncio.gather(*(asyncio.create_task(asks(*each)) for each in enumerate(queries)))
+
+    both = asyncio.run(asyncio.wait_for(texts(("ab", "cd")), 60))
+    assert both == [asyncio.run(texts((query,)))[0] for query in ("ab", "cd")]

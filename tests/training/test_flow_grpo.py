@@ -376,6 +376,19 @@ def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
     assert {one.family for outcome in run(algorithm, 3) for one in outcome.trajectories} == {"lookup"}
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_balanced_steps_hold_every_family_equally(make, count):
+    settings = ("training.family_sampling=balanced", f"training.tasks_per_step={count}")
+    algorithm, _ = make(Scripted(parity), *settings)
+    first, second = algorithm.success
+    (outcome,) = run(algorithm)
+    asked = Counter(dict.fromkeys(algorithm.success, 0))
+    for task in {one.task_id: one for one in outcome.trajectories}.values():
+        asked[task.family] += 1
+    assert sorted(asked.values()) == [count // 2, count - count // 2]
+    assert {first, second} == set(asked)
+
+
 def test_every_step_samples_other_tasks_and_names_its_policy(make):
     algorithm, parts = make(Scripted(parity))
     first, second = run(algorithm, 2)

@@ -122,7 +122,8 @@ def check_any_role(build: Build) -> None:
 def _reason_to_skip(build: Build, name: Kind) -> str:
     """Why a role is not examined, "" if it is."""
     module = build.recipe.modules[name]
-    if module.type not in ("prompted", "released", "model"):
+    examined = ("prompted", "released", "model", "json_line", *(["last_result"] if module.engine else []))
+    if module.type not in examined:
         return f"its type is {module.type!r}"
     if name == "analyst":
         return "no case is about it"
