@@ -191,6 +191,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if name not in self.recipe.engines:
             raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
+        if component.type == "reference" and self.recipe.practice is not None and component.engine is not None:
+            # Practice changes no weights, so a reference is the engine itself.
+            return self.engine(component.engine, counted=counted, continuous=continuous)
         if name not in self._engines:
             self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
@@ -408,7 +411,7 @@ class _BuildContext:
         if name is None:
             return None
         # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        if self.component.kind == "tool" and in_process(self.build.recipe, name) and not self.is_reference(name):
+        if self.component.kind == "tool" and in_process(self.build.recipe, name) and not self.answers_tools(name):
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 code="engine-in-process",
@@ -417,8 +420,8 @@ class _BuildContext:
             )
         return self.build.engine(name, counted=self.component.kind != "engine")
 
-    def is_reference(self, name: str) -> bool:
-        return self.build.recipe.engines[name].type == "reference"
+    def answers_tools(self, name: str) -> bool:
+        return self.build.recipe.engines[name].type == "reference" or self.build.recipe.continuous
 
     @property
     def engine_identity(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import Discriminator, Field, Tag, model_serializer
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session_agent import SessionSettings
-from midstream.core.component import Component, Kind, Table
+from midstream.core.component import Component, EngineConfig, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.own import anchored, is_reference, name_of
@@ -37,7 +37,7 @@ from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.settings import ClusterConfig, LearnerConfig, TrainingConfig, WarmStartConfig
-from midstream.training_free.settings import FeedbackConfig, PracticeConfig
+from midstream.training_free.settings import ROLES, FeedbackConfig, PracticeConfig
 
 _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
 
@@ -204,9 +204,19 @@ class Recipe(Settings):
 
     @property
     def continuous(self) -> bool:
-        """Whether engines in this process answer each request as it comes: for another program, for several chains."""
+        """Whether engines in this process answer each request as it comes.
+
+        They do for another program, for several chains, and where a reflector of practice asks one of them, too.
+        """
         if self.evaluation.strategy is not None:
             return True
+        if self.practice is not None:
+            configs = [self.engines.get(self.practice.role(name).engine) for name in ROLES]
+            return any(
+                isinstance(part.config, EngineConfig) and part.config.in_process and not part.config.tiny
+                for part in configs
+                if part
+            )
         return self.of_another_program and self.serve.batching == "continuous"
 
     @property
