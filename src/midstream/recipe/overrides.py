@@ -17,10 +17,12 @@ from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
+from midstream.engines.local.catalog import place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
+from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import (
     Recipe,
     Table,
@@ -43,6 +45,10 @@ RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
 GRAPH_RECIPE = "graphqa-prompted"
 """The same for a question about a graph file."""
+LOCAL = "local"
+"""The first part of the name of a model that is loaded into this process."""
+LARGE = 50_000_000
+"""Weights of a model that is loaded as bfloat16 where the CPU computes in it."""
 
 
 class AgentChanges(TypedDict, total=False):
@@ -357,8 +363,17 @@ def _reward_table(table: Table, reward: str | Table) -> Table:
 def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: bool = False) -> str:
     """Put `base_url`, `model` and `provider` in [engines.model]; returns the engine's name.
 
-    If the planner is from a run, the other modules use this server instead of the run's.
+    If the planner is from a run, the other modules use this server instead of the run's. A model "local/NAME" is loaded
+    into this process instead.
     """
+    local = local_engine(server.get("model", ""))
+    if local and len(server) > 1:
+        other = next(key for key in server if key != "model").replace("_", "-")
+        raise UsageError(
+            f"--model {server['model']} is loaded into this process, and --{other} names a server",
+            code="setting-conflict",
+            fix=f"leave out --{other}, or name a model of the server",
+        )
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
@@ -369,6 +384,8 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
+    if local:
+        return _set_local(table, local, "" if not planner_from_run else name)
     refuse_secrets(server)
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]
@@ -376,6 +393,72 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
     return name
+
+
+def local_engine(model: str) -> Table:
+    """The table of an engine that loads "local/NAME" into this process; {} for any other model.
+
+    NAME is a directory, a GGUF file, a short name (`midstream models`), or a name on the Hugging Face Hub.
+    """
+    place, slash, name = model.partition("/")
+    if place != LOCAL or not slash:
+        return {}
+    if not name:
+        raise UsageError(
+            f"{model!r} names no model", code="empty-value", fix="e.g. local/smollm2; midstream models lists some"
+        )
+    path = os.path.abspath(os.path.expanduser(name))
+    return {"type": "transformers_local", "model": path if os.path.exists(path) else name}
+
+
+def _set_local(table: Table, local: Table, name: str) -> str:
+    """Give the modules that ask a server, or a model in this process, the local model; returns its engine's name.
+
+    The trained policy's engine keeps its other settings. Engines of other modules become its `reference`: it has the
+    same weights, and is not trained. `name`: the engine of the modules that are not from a run.
+    """
+    agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
+    modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
+    if not name and (weights := training.pop("weights", None)):
+        # The trained module asks a server of these weights: it asks them here now.
+        modules[0]["engine"] = weights
+    asked = [name] if name else [module.get("engine") for module in modules]
+    replaced = [
+        engine
+        for engine in dict.fromkeys(asked)
+        if engine and engines.get(engine, {}).get("type", "openai_compatible") in ("openai_compatible", local["type"])
+    ]
+    for engine in replaced[1:]:
+        engines[engine] = {"type": "reference", "engine": replaced[0]}
+    for engine in replaced[:1]:
+        old = engines.get(engine, {})
+        kept = (
+            {key: value for key, value in old.items() if key != "adapter"} if old.get("type") == local["type"] else {}
+        )
+        engines[engine] = {**kept, **local}
+        learner = table.get("learner", {})
+        whole = training and not (learner.get("lora") or learner.get("masters"))
+        if (
+            "dtype" not in kept
+            and kept.get("device", "cpu") == "cpu"
+            and not whole
+            and _prefers_bfloat16(local["model"])
+        ):
+            engines[engine]["dtype"] = "bfloat16"
+    return replaced[0] if replaced else "model"
+
+
+def _prefers_bfloat16(model: str) -> bool:
+    """Whether a model is large enough to gain from bfloat16, and this CPU computes in it."""
+    place = Path(place_of(model))
+    shape = shape_of(str(place))
+    # A GGUF file has about half a byte to two bytes a weight.
+    large = shape.parameters > LARGE if shape else place.suffix == ".gguf" and place.stat().st_size > LARGE
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return large and any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
 def set_served(table: Table, provider: str) -> None:
