@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
             # It imports torch, as below.
             from midstream.engines.local.gguf import converted
 
-            place = converted(place)
+            file, place = place, converted(place, place.with_suffix(""))
+            file.unlink()
     else:
         require_torch()
         from midstream.engines.local.pretrained import merge_adapter

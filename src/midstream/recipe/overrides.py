@@ -17,7 +17,7 @@ from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
-from midstream.engines.local.catalog import place_of
+from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues, reads_world_only
@@ -403,12 +403,17 @@ def local_engine(model: str) -> Table:
     place, slash, name = model.partition("/")
     if place != LOCAL or not slash:
         return {}
-    if not name:
+    path = Path(os.path.abspath(os.path.expanduser(name)))
+    if name and path.exists():
+        name = str(path)
+    elif name not in MODELS and (name.count("/") != 1 or name.startswith((".", "~")) or name.endswith(".gguf")):
         raise UsageError(
-            f"{model!r} names no model", code="empty-value", fix="e.g. local/smollm2; midstream models lists some"
+            f"there is no model {model!r} on this machine",
+            code="unknown-name",
+            fix=f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or one "
+            f"of: {', '.join(MODELS)} (midstream models)",
         )
-    path = os.path.abspath(os.path.expanduser(name))
-    return {"type": "transformers_local", "model": path if os.path.exists(path) else name}
+    return {"type": "transformers_local", "model": name}
 
 
 def _set_local(table: Table, local: Table, name: str) -> str:

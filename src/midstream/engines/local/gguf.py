@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from midstream.core.errors import RecipeError, needs_extra
 from midstream.engines.local.catalog import cache_directory, locked
@@ -31,8 +29,7 @@ from midstream.engines.local.codec import one_line
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Raise it when a conversion gives another result: it is a part of the names in the cache.
 _VERSION = 1
-_SHARD_BYTES, _SPARE_BYTES, _MB = 1 << 30, 64 << 20, 1 << 20
-_REPORT_S = 10.0
+_SPARE_BYTES, _MB, _REPORT_S = 64 << 20, 1 << 20, 10.0
 # Two embeddings that differ by less than this share of their norm are two roundings of the same weights.
 _ROUNDING = 0.5
 _SETTINGS = {
@@ -40,31 +37,29 @@ _SETTINGS = {
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }  # fmt: skip
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INNER = {
+_NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "blk": "model.layers",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_INPUT, _OUTPUT, _FREQUENCIES = "token_embd.weight", "output.weight", "rope_freqs.weight"
-# How text is split before its pairs are merged. transformers splits for the last line; `_tokenizer` corrects the rest.
-_SINGLE_DIGITS, _QWEN = ("smollm", "starcoder", "refact"), ("qwen2", "deepseek-r1-qwen")
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-_SPLITS = (*_SINGLE_DIGITS, *_QWEN, *_LLAMA3, "gpt-2", "default", "tekken")
+_INPUT, _OUTPUT = "token_embd.weight", "output.weight"
+# How text is split before its pairs are merged, by the names of llama.cpp.
+_SINGLE_DIGITS, _QWEN, _PLAIN = ("smollm", "starcoder", "refact"), ("qwen2", "deepseek-r1-qwen"), ("gpt-2", "default")
 
 
-def converted(path: Path) -> Path:
+def converted(path: Path, directory: Path | None = None) -> Path:
     """Return the directory with the weights of a GGUF file, which is converted if that is not in the cache.
 
-    Raises `RecipeError` if the file is damaged or of a kind that is not supported, or the disk has too little space.
+    `directory`: in place of the one that is named by the file's checksum. Raises `RecipeError` if the file is damaged
+    or of a kind that is not supported, or the disk has too little space.
     """
     cache = cache_directory()
     try:
-        # Another process may be converting the same file.
         with locked(cache):
-            directory = cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
-            if not (directory / "config.json").is_file():
+            directory = directory or cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
+            if not directory.is_dir():
                 _File(path).convert(directory)
     except (OSError, SafetensorError) as failure:
         raise _no_space(f"{path} could not be converted into {cache}: {one_line(failure)}") from failure
@@ -94,10 +89,6 @@ def _no_space(what: str) -> RecipeError:
     return RecipeError(what, code="gguf-no-space", fix=fix)
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 class _File:
     """An open GGUF file, of an architecture and in quantizations that are supported."""
 
@@ -107,9 +98,6 @@ class _File:
             from gguf import GGUFReader
             from gguf.quants import dequantize
         self._plain = lambda tensor, rows=None: dequantize(tensor.data[:rows], tensor.tensor_type)
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise self._damaged("it does not begin as a GGUF file does")
         try:
             self._reader = GGUFReader(path)
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as failure:
@@ -119,10 +107,8 @@ class _File:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._architecture = self._field("general.architecture")
         if self._architecture not in ARCHITECTURES:
-            what = f"its architecture is {self._architecture!r}; supported are {', '.join(ARCHITECTURES)}"
-            raise self._unsupported(what)
-        if (self._field("split.count") or 0) > 1:
-            raise self._unsupported("it is one part of a model", "merge the parts: llama-gguf-split --merge")
+            names = ", ".join(ARCHITECTURES)
+            raise self._unsupported(f"its architecture is {self._architecture!r}; midstream converts {names}")
         for tensor in {tensor.tensor_type: tensor for tensor in self._tensors.values()}.values():
             try:
                 self._plain(tensor, 1)
@@ -136,29 +122,29 @@ class _File:
             shutil.rmtree(stale, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix="partial-gguf-", dir=directory.parent))
         try:
-            config = self._config()
-            self._check_tensors(config)
-            tokenizer = self._tokenizer(partial)
-            count = sum(tensor.n_elements for tensor in self._tensors.values())
-            needed, free = 2 * count + _SPARE_BYTES, shutil.disk_usage(partial).free
+            model, tokenizer = self._empty_model(), self._tokenizer(partial)
+            count, free = model.num_parameters(), shutil.disk_usage(partial).free
+            needed = 2 * count + _SPARE_BYTES
             numbers = (
                 f"{count / 1e6:,.1f} M weights, {needed // _MB:,} MB in {directory}, {free // _MB:,} MB free there"
             )
             if free < needed:
                 raise _no_space(f"{self.path} is too large as bfloat16: {numbers}")
-            _say(f"converting {self.path.name} to bfloat16, once: {numbers}")
+            sys.stderr.write(f"converting {self.path.name} to bfloat16, once: {numbers}\n")
             began = time.monotonic()
-            self._write_weights(config, partial)
-            config.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+            model.load_state_dict(dict(self._weights(model.config)), strict=False, assign=True)
+            model.tie_weights()
             ends = {tokenizer.eos_token_id, self._field("tokenizer.ggml.eot_token_id")} - {None}
-            ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad")}
-            GenerationConfig(eos_token_id=sorted(ends) or None, **ids).save_pretrained(partial)
+            model.generation_config = GenerationConfig(
+                eos_token_id=sorted(ends), bos_token_id=tokenizer.bos_token_id, pad_token_id=tokenizer.pad_token_id
+            )
+            model.save_pretrained(partial, max_shard_size="2GB")
+            tokenizer.save_pretrained(partial)
             for file in partial.iterdir():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
             partial.rename(directory)
-            _say(f"converted {self.path.name} in {time.monotonic() - began:.0f} s")
+            sys.stderr.write(f"converted {self.path.name} in {time.monotonic() - began:.0f} s\n")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -167,11 +153,9 @@ class _File:
         return RecipeError(f"{self.path} is not supported: {what}", code="gguf-unsupported", fix=fix)
 
     def _damaged(self, what: str) -> RecipeError:
-        return RecipeError(
-            f"{self.path} ({self.path.stat().st_size:,} bytes) is cut short or damaged: {what}",
-            code="gguf-truncated",
-            fix="fetch it again, and compare its size and checksum with those at its source",
-        )
+        what = f"{self.path} ({self.path.stat().st_size:,} bytes) is cut short or damaged: {what}"
+        fix = "fetch it again, and compare its size and checksum with those at its source"
+        return RecipeError(what, code="gguf-truncated", fix=fix)
 
     def _field(self, key: str) -> Any:
         field = self._reader.fields.get(key)
@@ -180,86 +164,55 @@ class _File:
     def _setting(self, name: str) -> Any:
         return self._field(f"{self._architecture}.{name}")
 
-    def _config(self) -> Any:
+    def _empty_model(self) -> Any:
+        """The model without weights, after a check that the file has exactly its weights."""
         values = {ours: self._setting(theirs) for theirs, ours in _SETTINGS.items()}
         lacks = [theirs for theirs, ours in _SETTINGS.items() if not isinstance(values[ours], int | float)]
         if lacks or _INPUT not in self._tensors:
             raise self._unsupported(f"it has no single value of {lacks[0] if lacks else _INPUT}")
-        heads = values["num_attention_heads"]
+        heads, scaling = values["num_attention_heads"], self._setting("rope.scaling.type")
         width = self._setting("attention.key_length") or values["hidden_size"] // heads
-        if any(self._setting(name) not in (None, width) for name in ("rope.dimension_count", "attention.value_length")):
-            raise self._unsupported(f"rotated or value width other than the {width} of a head")
+        if self._setting("rope.dimension_count") not in (None, width) or scaling not in (None, "none"):
+            raise self._unsupported("its positions are scaled, or rotate only a part of a head")
         if self._architecture == "llama":
             biases = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
             values |= {key: f"blk.0.{name}" in self._tensors for key, name in biases.items()}
-        names = {"bos": "bos", "eos": "eos", "pad": "padding"}
-        values |= {f"{ours}_token_id": self._field(f"tokenizer.ggml.{name}_token_id") for ours, name in names.items()}
+        ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
         config: Any = AutoConfig.for_model(
             self._architecture,
             **values,
+            **{f"{ours}_token_id": self._field(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in ids.items()},
             num_key_value_heads=self._setting("attention.head_count_kv") or heads,
             head_dim=width,
             vocab_size=int(self._tensors[_INPUT].shape[-1]),
             tie_word_embeddings=self._tied(),
+            rope_parameters={"rope_type": "default", "rope_theta": self._setting("rope.freq_base") or 10000.0},
             dtype=torch.bfloat16,
         )
-        theta, kind = self._setting("rope.freq_base") or 10000.0, self._setting("rope.scaling.type") or "none"
-        config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
-        if _FREQUENCIES in self._tensors:
-            self._scale_as_llama3(config)
-        elif kind in ("linear", "yarn"):
-            config.rope_parameters |= {"rope_type": kind, "factor": self._setting("rope.scaling.factor")}
-            if original := self._setting("rope.scaling.original_context_length"):
-                config.rope_parameters["original_max_position_embeddings"] = original
-        elif kind != "none":
-            raise self._unsupported(f"positions scaled by {kind!r}")
-        return config
-
-    def _scale_as_llama3(self, config: Any) -> None:
-        """Find the settings of scaled positions by their frequencies, which alone are in the file."""
-        found, theta = np.array(self._tensors[_FREQUENCIES].data), config.rope_parameters["rope_theta"]
-        plain = 1 / theta ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
-        for factor in (8.0, 32.0):  # Llama 3.1 and 3.2
-            config.rope_parameters = {
-                "rope_type": "llama3", "rope_theta": theta, "factor": factor, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-            }  # fmt: skip
-            scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-            if found.shape == plain.shape and np.allclose((plain / scaled).numpy(), found, rtol=1e-3):
-                return
-        raise self._unsupported("the frequencies of its positions are neither those of Llama 3.1 nor 3.2")
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+        found = {_name(name): tuple(map(int, tensor.shape[::-1])) for name, tensor in self._tensors.items()}
+        if config.tie_word_embeddings:
+            found.setdefault(_name(_OUTPUT), found[_name(_INPUT)])
+        if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+            shapes = f"has shape {found.get(odd[0])}, and in a {config.model_type} {wanted.get(odd[0])}"
+            raise self._unsupported(f"{odd[0]} {shapes}")
+        return model
 
     def _tied(self) -> bool:
         """Whether input and output embeddings are the same weights: one of them, or two roundings."""
         if _OUTPUT not in self._tensors:
             return True
-        both = [self._tensors[name] for name in (_INPUT, _OUTPUT)]
-        first, second = (self._plain(tensor, 256) for tensor in both)
+        first, second = (self._plain(self._tensors[name], 256) for name in (_INPUT, _OUTPUT))
         return first.shape == second.shape and bool(np.linalg.norm(first - second) < _ROUNDING * np.linalg.norm(first))
-
-    def _check_tensors(self, config: Any) -> None:
-        """Refuse a file whose weights are not exactly those of the model."""
-        with torch.device("meta"):
-            state = AutoModelForCausalLM.from_config(config).state_dict()
-        wanted = {name: tuple(weight.shape) for name, weight in state.items()}
-        found = {
-            _name(name): tuple(map(int, reversed(tensor.shape)))
-            for name, tensor in self._tensors.items()
-            if name != _FREQUENCIES
-        }
-        if config.tie_word_embeddings:
-            found.setdefault(_name(_OUTPUT), found[_name(_INPUT)])
-        odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-        if odd:
-            what = f"{odd[0]} has shape {found.get(odd[0])}, and in a {config.model_type} {wanted.get(odd[0])}"
-            raise self._unsupported(what)
 
     def _tokenizer(self, directory: Path) -> PreTrainedTokenizerFast:
         kind, split = (self._field(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
         if kind is None or "tokenizer.ggml.tokens" not in self._reader.fields:
             raise self._unsupported("it has no tokenizer", "take a file of the model that has one")
-        if kind not in ("gpt2", "llama") or (kind == "gpt2" and (split or "default") not in _SPLITS):
-            raise self._unsupported(f"tokenizer {kind!r}, with text split as {split!r}")
+        if kind != "gpt2" or (split or "default") not in (*_SINGLE_DIGITS, *_QWEN, *_PLAIN):
+            raise self._unsupported(f"its tokenizer is {kind!r}, with text split as {split!r}")
         # By itself: a tokenizer's files next to it would be read in its place.
         link = directory / "model.gguf"
         link.symlink_to(self.path.resolve())
@@ -269,34 +222,16 @@ class _File:
             raise self._unsupported(f"its tokenizer could not be read: {one_line(failure)}") from failure
         finally:
             link.unlink()
-        inner = tokenizer.backend_tokenizer
         if split in _SINGLE_DIGITS:
-            digits = pre_tokenizers.Digits(individual_digits=True)
-            inner.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        if split in _QWEN:
-            inner.normalizer = normalizers.NFC()
-        if split in _LLAMA3:
-            inner.model.ignore_merges = True
+            parts = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(parts))
+        elif split in _QWEN:
+            tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
         return tokenizer
-
-    def _write_weights(self, config: Any, directory: Path) -> None:
-        """Write all weights in files of about `_SHARD_BYTES`, with the index that transformers reads."""
-        places: dict[str, str] = {}
-        shard: dict[str, torch.Tensor] = {}
-        held, number = 0, 1
-        for name, weight in self._weights(config):
-            if shard and held + weight.nbytes > _SHARD_BYTES:
-                save_file(shard, directory / f"model-{number:05}.safetensors", metadata={"format": "pt"})
-                shard, held, number = {}, 0, number + 1
-            shard[name], places[name] = weight, f"model-{number:05}.safetensors"
-            held += weight.nbytes
-        save_file(shard, directory / f"model-{number:05}.safetensors", metadata={"format": "pt"})
-        index = json.dumps({"metadata": {}, "weight_map": places})
-        (directory / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
     def _weights(self, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        tensors = {name: tensor for name, tensor in self._tensors.items() if name != _FREQUENCIES}
+        tensors = dict(self._tensors)
         if config.tie_word_embeddings and _OUTPUT in tensors:
             # Of two roundings of the same weights, the one with more bytes is nearer to them.
             tensors[_INPUT] = max(tensors[_INPUT], tensors.pop(_OUTPUT), key=lambda tensor: tensor.n_bytes)
@@ -312,12 +247,9 @@ class _File:
             yield _name(name), torch.from_numpy(np.array(value)).to(torch.bfloat16)
             if time.monotonic() - reported > _REPORT_S:
                 reported = time.monotonic()
-                _say(f"converting {self.path.name}: {100 * number // len(tensors)} %")
+                sys.stderr.write(f"converting {self.path.name}: {100 * number // len(tensors)} %\n")
 
 
 def _name(name: str) -> str:
-    """The name of a tensor in transformers, or itself: blk.3.attn_q.bias is model.layers.3.self_attn.q_proj.bias."""
-    part, *path = name.split(".")
-    if part == "blk" and len(path) == 3 and path[1] in _INNER:
-        return f"model.layers.{path[0]}.{_INNER[path[1]]}.{path[2]}"
-    return ".".join([_OUTER.get(part, part), *path])
+    """The name of a tensor in transformers: blk.3.attn_q.bias is model.layers.3.self_attn.q_proj.bias."""
+    return ".".join(_NAMES.get(part, part) for part in name.split("."))
