@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.engines.local.catalog import MODELS, fetch, is_here
+from midstream.engines.local.catalog import MODELS, fetch, fetched
 from midstream.engines.local.settings import require_torch
 
 
@@ -30,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List the models, fetch one, or merge an adapter."""
     if options.action is None:
-        record = [{"name": name, "here": is_here(name), **asdict(model)} for name, model in MODELS.items()]
+        record = [
+            {"name": name, "here": fetched(name) is not None, **model._asdict()} for name, model in MODELS.items()
+        ]
         return shared.show(options, record, MODELS, _screen)
     if options.action == "fetch":
         with shared.spinner(f"fetching {options.name}", silent=options.json or options.quiet):
@@ -58,7 +59,7 @@ def _screen() -> Table:
     for column in ("name", "weights", "size", "license", "here", "good for"):
         table.add_column(column)
     for name, model in MODELS.items():
-        here = "yes" if is_here(name) else "no"
-        table.add_row(name, model.parameters, f"{model.gb:g} GB", model.license, here, model.use)
+        here = "yes" if fetched(name) else "no"
+        table.add_row(name, model.weights, f"{model.gb:g} GB", model.license, here, model.use)
     table.caption = "midstream models fetch NAME, then --model local/NAME"
     return table

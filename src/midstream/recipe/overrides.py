@@ -410,8 +410,8 @@ def local_engine(model: str) -> Table:
         raise UsageError(
             f"there is no model {model!r} on this machine",
             code="unknown-name",
-            fix=f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or one "
-            f"of: {', '.join(MODELS)} (midstream models)",
+            fix=f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or "
+            f"one that midstream models lists: {', '.join(MODELS)}",
         )
     return {"type": "transformers_local", "model": name}
 
