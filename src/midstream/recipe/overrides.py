@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -47,8 +48,6 @@ GRAPH_RECIPE = "graphqa-prompted"
 """The same for a question about a graph file."""
 LOCAL = "local"
 """The first part of the name of a model that is loaded into this process."""
-LARGE = 50_000_000
-"""Weights of a model that is loaded as bfloat16 where the CPU computes in it."""
 
 
 class AgentChanges(TypedDict, total=False):
@@ -369,11 +368,8 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
     local = local_engine(server.get("model", ""))
     if local and len(server) > 1:
         other = next(key for key in server if key != "model").replace("_", "-")
-        raise UsageError(
-            f"--model {server['model']} is loaded into this process, and --{other} names a server",
-            code="setting-conflict",
-            fix=f"leave out --{other}, or name a model of the server",
-        )
+        what = f"--model {server['model']} is loaded into this process, and --{other} names a server"
+        raise UsageError(what, code="setting-conflict", fix=f"leave out --{other}, or name a model of the server")
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
@@ -407,63 +403,44 @@ def local_engine(model: str) -> Table:
     if name and path.exists():
         name = str(path)
     elif name not in MODELS and (name.count("/") != 1 or name.startswith((".", "~")) or name.endswith(".gguf")):
-        raise UsageError(
-            f"there is no model {model!r} on this machine",
-            code="unknown-name",
-            fix=f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or "
-            f"one that midstream models lists: {', '.join(MODELS)}",
-        )
+        fix = f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or "
+        fix += f"one that midstream models lists: {', '.join(MODELS)}"
+        raise UsageError(f"there is no model {model!r} on this machine", code="unknown-name", fix=fix)
     return {"type": "transformers_local", "model": name}
 
 
 def _set_local(table: Table, local: Table, name: str) -> str:
     """Give the modules that ask a server, or a model in this process, the local model; returns its engine's name.
 
-    The trained policy's engine keeps its other settings. Engines of other modules become its `reference`: it has the
-    same weights, and is not trained. `name`: the engine of the modules that are not from a run.
+    The trained policy's engine keeps its other settings. The engines of other modules become its `reference`: it has
+    the same weights, and is not trained. `name`: the engine of the modules that are not from a run, if one is.
     """
     agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
     modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
-    if not name and (weights := training.pop("weights", None)):
-        # The trained module asks a server of these weights: it asks them here now.
-        modules[0]["engine"] = weights
-    asked = [name] if name else [module.get("engine") for module in modules]
-    replaced = [
-        engine
-        for engine in dict.fromkeys(asked)
-        if engine and engines.get(engine, {}).get("type", "openai_compatible") in ("openai_compatible", local["type"])
-    ]
-    for engine in replaced[1:]:
-        engines[engine] = {"type": "reference", "engine": replaced[0]}
-    for engine in replaced[:1]:
-        old = engines.get(engine, {})
-        kept = (
-            {key: value for key, value in old.items() if key != "adapter"} if old.get("type") == local["type"] else {}
-        )
-        engines[engine] = {**kept, **local}
-        learner = table.get("learner", {})
-        whole = training and not (learner.get("lora") or learner.get("masters"))
-        if (
-            "dtype" not in kept
-            and kept.get("device", "cpu") == "cpu"
-            and not whole
-            and _prefers_bfloat16(local["model"])
-        ):
-            engines[engine]["dtype"] = "bfloat16"
-    return replaced[0] if replaced else "model"
+    if not name and "weights" in training:
+        # The trained module asked a server of these weights.
+        modules[0]["engine"] = training.pop("weights")
+    kinds = ("openai_compatible", local["type"])
+    asked = dict.fromkeys([name] if name else [module.get("engine") for module in modules])
+    found = [engine for engine in asked if engine and engines.get(engine, {}).get("type", kinds[0]) in kinds]
+    first, *others = found or ["model"]
+    old, learner = engines.get(first, {}), table.get("learner", {})
+    engines[first] = {**(old if old.get("type") == local["type"] else {}), **local}
+    engines[first].pop("adapter", None)
+    narrow = not training or learner.get("lora") or learner.get("masters")
+    if narrow and engines[first].get("device", "cpu") == "cpu" and _gains_from_bfloat16(local["model"]):
+        engines[first].setdefault("dtype", "bfloat16")
+    engines.update({other: {"type": "reference", "engine": first} for other in others})
+    return first
 
 
-def _prefers_bfloat16(model: str) -> bool:
-    """Whether a model is large enough to gain from bfloat16, and this CPU computes in it."""
-    place = Path(place_of(model))
-    shape = shape_of(str(place))
-    # A GGUF file has about half a byte to two bytes a weight.
-    large = shape.parameters > LARGE if shape else place.suffix == ".gguf" and place.stat().st_size > LARGE
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return large and any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
+def _gains_from_bfloat16(model: str) -> bool:
+    """Whether a model has over 50 million weights, and this CPU computes in bfloat16."""
+    place, shape = Path(place_of(model)), shape_of(model)
+    # A GGUF file has about one byte a weight.
+    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
+    cpu = Path("/proc/cpuinfo")
+    return weights > 50_000_000 and cpu.is_file() and bool(re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()))
 
 
 def set_served(table: Table, provider: str) -> None:

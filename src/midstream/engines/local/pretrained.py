@@ -35,11 +35,8 @@ def load_model(
     place = place_of(name)
     if (Path(place) / _ADAPTER_CONFIG).is_file():
         if adapter is not None:
-            raise RecipeError(
-                f"model {name!r} is a LoRA adapter, and so is {str(adapter)!r}",
-                code="setting-conflict",
-                fix="merge the first: midstream models merge ADAPTER DIRECTORY",
-            )
+            what = f"model {name!r} is a LoRA adapter, and so is {str(adapter)!r}"
+            raise RecipeError(what, code="setting-conflict", fix=f"midstream models merge {name} DIR, then name DIR")
         adapter = Path(place)
         place = _base_of(adapter)
     if place.endswith(".gguf"):
@@ -47,13 +44,13 @@ def load_model(
         from midstream.engines.local.gguf import converted
 
         place = str(converted(Path(place)))
-    if device == "cpu":
-        _check_memory(place, dtype)
     try:
+        if device == "cpu":
+            _check_memory(place, dtype)
         pair: Any = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), output_loading_info=True)
         model, loaded = pair
         tokenizer = load_tokenizer(place)
-    except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
+    except Exception as failure:  # of three libraries; tokenizers raises plain ones for a file that it cannot read
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
@@ -77,31 +74,24 @@ def _base_of(adapter: Path) -> str:
         raise RecipeError(
             f"the LoRA adapter {str(adapter)!r} was trained on {base or 'a model without a name'!r}, which is not here",
             code="adapter-invalid",
-            cause="the directory was moved or removed, or the run made its own model",
-            fix=f'set model = "MODEL" and adapter = "{adapter}" in [engines.*], or correct base_model_name_or_path in '
-            f"{_ADAPTER_CONFIG}",
+            fix=f'set adapter = "{adapter}" and model = "THAT MODEL" in [engines.*], or correct '
+            f"base_model_name_or_path in {_ADAPTER_CONFIG}",
         )
     return place_of(base)
 
 
 def _check_memory(directory: str, dtype: str) -> None:
-    """Refuse with `RecipeError` weights that are larger than the memory that is available."""
+    """Refuse with `RecipeError` weights that are larger than the memory that is available, where both are known."""
     stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
-    try:
-        config = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
-        kind = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"))
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        available = int(meminfo.partition("MemAvailable:")[2].split()[0]) << 10
-    except (OSError, ValueError, AttributeError, IndexError):
-        return  # of the hub, or not Linux
-    needed = stored // kind.itemsize * getattr(torch, dtype).itemsize
-    if needed > available:
-        raise RecipeError(
-            f"model {directory!r} needs {needed >> 20:,} MB as {dtype}, and {available >> 20:,} MB of memory are free",
-            code="too-little-memory",
-            fix="end other programs, name a smaller model"
-            + (', or set dtype = "bfloat16"' if dtype == "float32" else ""),
-        )
+    memory = Path("/proc/meminfo")
+    if stored and memory.is_file():
+        kind = AutoConfig.from_pretrained(directory).dtype or torch.float32
+        needed = stored // kind.itemsize * getattr(torch, dtype).itemsize
+        available = int(memory.read_text().partition("MemAvailable:")[2].split()[0]) << 10
+        if needed > available:
+            numbers = f"{needed >> 20:,} MB as {dtype}, and {available >> 20:,} MB of memory are free"
+            fix = "end other programs, or name a smaller model" + ', or set dtype = "bfloat16"' * (dtype == "float32")
+            raise RecipeError(f"model {directory!r} needs {numbers}", code="too-little-memory", fix=fix)
 
 
 def merge_adapter(adapter: Path, directory: Path) -> None:
