@@ -97,6 +97,6 @@ def test_an_unknown_model_is_named(capsys):
     assert (error.code, "did you mean 'smollm2'?" in error.fix) == ("unknown-name", True)
 
 
-def test_an_adapter_that_is_none_is_not_merged(capsys, tmp_path):
+def test_a_directory_without_an_adapter_is_not_merged(capsys, tmp_path):
     assert main(["models", "merge", str(tmp_path), str(tmp_path / "out")]) == 2
     assert printed(capsys.readouterr().err).code == "adapter-invalid"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from midstream.engines.local.catalog import cache_directory
@@ -79,8 +81,8 @@ def test_bfloat16_is_for_large_models_where_the_cpu_has_it(training, monkeypatch
     def dtype(*settings):
         return engines(changed_recipe(table, model="local/smollm2", overrides=settings))[engine][1].dtype
 
-    monkeypatch.setattr(overrides.re, "search", lambda pattern, text: True)
+    monkeypatch.setattr(overrides, "re", SimpleNamespace(search=lambda pattern, text: True))
     assert dtype() == ("float32" if training == "whole" else "bfloat16")
     assert dtype(f"engines.{engine}.dtype=float32") == "float32"
-    monkeypatch.setattr(overrides.re, "search", lambda pattern, text: None)
+    monkeypatch.setattr(overrides, "re", SimpleNamespace(search=lambda pattern, text: None))
     assert dtype() == "float32"

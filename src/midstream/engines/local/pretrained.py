@@ -50,6 +50,8 @@ def load_model(
         pair: Any = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), output_loading_info=True)
         model, loaded = pair
         tokenizer = load_tokenizer(place)
+    except RecipeError:
+        raise
     except Exception as failure:  # of three libraries; tokenizers raises plain ones for a file that it cannot read
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
