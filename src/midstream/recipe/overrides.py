@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -415,6 +416,8 @@ def _set_local(table: Table, local: Table, name: str) -> str:
     The trained policy's engine keeps its other settings. The engines of other modules become its `reference`: it has
     the same weights, and is not trained. `name`: the engine of the modules that are not from a run, if one is.
     """
+    # The table may share its parts with the caller's.
+    table |= deepcopy({key: table[key] for key in ("agent", "engines", "training") if table.get(key)})
     agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
     modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
     if not name and "weights" in training:
