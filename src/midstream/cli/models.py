@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List the models, fetch one, or merge an adapter."""
     if options.action is None:
-        record = [
-            {"name": name, "here": fetched(name) is not None, **model._asdict()} for name, model in MODELS.items()
-        ]
+        record = [{"name": name, "here": bool(fetched(name)), **model._asdict()} for name, model in MODELS.items()]
         return shared.show(options, record, MODELS, _screen)
     if options.action == "fetch":
         with shared.spinner(f"fetching {options.name}", silent=options.json or options.quiet):
@@ -59,7 +57,7 @@ def _screen() -> Table:
     for column in ("name", "weights", "size", "license", "here", "good for"):
         table.add_column(column)
     for name, model in MODELS.items():
-        here = "yes" if fetched(name) else "no"
-        table.add_row(name, model.weights, f"{model.gb:g} GB", model.license, here, model.use)
+        row = (model.weights, f"{model.gb:g} GB", model.license, "yes" if fetched(name) else "no", model.use)
+        table.add_row(name, *row)
     table.caption = "midstream models fetch NAME, then --model local/NAME"
     return table

@@ -29,7 +29,7 @@ from midstream.engines.local.codec import one_line
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Raise it when a conversion gives another result: it is a part of the names in the cache.
 _VERSION = 1
-_SPARE_BYTES, _MB, _REPORT_S = 64 << 20, 1 << 20, 10.0
+_SPARE_BYTES, _MB = 64 << 20, 1 << 20
 # Two embeddings that differ by less than this share of their norm are two roundings of the same weights.
 _ROUNDING = 0.5
 _SETTINGS = {
@@ -235,8 +235,9 @@ class _File:
         if config.tie_word_embeddings and _OUTPUT in tensors:
             # Of two roundings of the same weights, the one with more bytes is nearer to them.
             tensors[_INPUT] = max(tensors[_INPUT], tensors.pop(_OUTPUT), key=lambda tensor: tensor.n_bytes)
-        reported = time.monotonic()
-        for number, (name, tensor) in enumerate(tensors.items(), start=1):
+        for number, (name, tensor) in enumerate(tensors.items()):
+            if number % (len(tensors) // 4 + 1) == 0 and number:
+                sys.stderr.write(f"converting {self.path.name}: {100 * number // len(tensors)} %\n")
             value = self._plain(tensor)
             if not np.isfinite(value).all():
                 raise self._damaged(f"{name} has values that are not finite")
@@ -245,9 +246,6 @@ class _File:
                 # llama.cpp stores the two halves of each rotated pair next to each other.
                 value = value.reshape(heads[part], -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
             yield _name(name), torch.from_numpy(np.array(value)).to(torch.bfloat16)
-            if time.monotonic() - reported > _REPORT_S:
-                reported = time.monotonic()
-                sys.stderr.write(f"converting {self.path.name}: {100 * number // len(tensors)} %\n")
 
 
 def _name(name: str) -> str:
