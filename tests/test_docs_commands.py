@@ -48,6 +48,7 @@ NOT_RUN = {
     r".*question_field|.*--reward judge": "rows or a judge of the reader's own; tests/cli/test_eval.py has both",
     r".*runs/eval-mine": "an evaluation of the page before it; tests/exports/test_export.py exports one",
     r"midstream benchmarks medqa|midstream .*--benchmark|.*my-bfcl\.toml|.*mcp": "data from the Hugging Face Hub",
+    r"midstream models fetch|.*local/smollm2": "a model from the network; tests/cli/test_models.py has a stand-in",
     r"midstream view( runs/demo)?$": "it serves until Ctrl-C; tests/view/ runs it",
     r"midstream library (validate|rollback)": "asks a model, or needs versions; tests/cli/test_library.py runs it",
 }

@@ -32,6 +32,7 @@ COMMANDS = {
     "tools": "the tools there are; one in full; one called by hand",
     "components": "what a recipe can name, by kind: midstream's and yours",
     "benchmarks": "benchmarks and training sets; one in full",
+    "models": "small models for this process; fetch one, merge an adapter",
     "index": "search in your own documents",
     "view": "look at runs in the browser, while they run and afterwards",
     "show": "numbers of a run, or one trajectory, turn by turn",
@@ -56,6 +57,7 @@ EXAMPLES = """examples:
   midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
   midstream doctor                     what works on this machine?
   midstream doctor --provider ollama --model qwen2.5:7b
+  midstream models fetch smollm2       then: --model local/smollm2
   midstream tools                      what agents can call, and what each needs
   midstream tools python "105 + 7"     call one by hand
   midstream components reward          what can score an answer

@@ -14,6 +14,7 @@ from typing import Any
 
 from midstream.core.errors import MidstreamError, UnsupportedError
 from midstream.doctor.servers import check_server, no_server
+from midstream.engines.local.settings import LocalModelConfig
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.build import Build
 from midstream.report.doctor import Check
@@ -112,6 +113,8 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         for name, engine in recipe.engines.items()
         if named and isinstance(engine.config, OpenAIConfig)
     }
+    local = [engine.config.model for engine in recipe.engines.values() if isinstance(engine.config, LocalModelConfig)]
+    none = f"{', '.join(local)}: in this process" if named and local else "no model is named"
     slow: list[Coroutine[None, None, list[Check]]] = [
         check_training(),
         check_sandbox(recipe.sandbox, wanted=named and build.runs_code),
@@ -122,7 +125,7 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         check_python(),
         *training,
         *sandbox,
-        *(check for found in servers or [no_server()] for check in found),
+        *(check for found in servers or [no_server(none)] for check in found),
     )
 
 

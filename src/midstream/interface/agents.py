@@ -12,10 +12,8 @@ from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.recipe.overrides import chosen_tools
+from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine
 from midstream.recipe.schema import agent_type, merge, modules_of, overrides_of, read_table, with_overrides
-
-LOCAL = "local"
 
 
 class AgentSpec:
@@ -24,8 +22,8 @@ class AgentSpec:
     Args:
         recipe: the recipe whose agent it changes.
         model: `"provider/name"`, such as "ollama/qwen2.5:7b" or "openai/gpt-4o-mini"; any name with `base_url`;
-            "local/NAME" is a model of the Hugging Face Hub, or a directory, that is loaded into this process and can be
-            trained; or an `Engine`.
+            "local/NAME" is a model of the Hugging Face Hub, a directory, a GGUF file or a short name (`midstream
+            models`), that is loaded into this process and can be trained; or an `Engine`.
         tools: functions, `Tool`s, names of midstream's tools ("python"), or "my_tools.py:name".
         base_url: the address of an OpenAI-compatible server.
         settings: others of a recipe, by their names: `{"agent.max_turns": 5}`. They are applied last.
@@ -225,9 +223,9 @@ def component_type(value: Any) -> str:
 def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     if not isinstance(model, str):
         return {"type": reference_of(model)}
+    if local := local_engine(model):
+        return local
     provider, slash, name = model.partition("/")
-    if slash and provider == LOCAL:
-        return {"type": "transformers_local", "model": name}
     known = slash and provider in PROVIDERS
     if not known and base_url is None:
         raise UsageError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midstream.core.component import Component
+from midstream.engines.local.catalog import place_of
 from midstream.engines.local.settings import LocalModelConfig
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
@@ -118,7 +119,7 @@ SHAPES: Mapping[str, Shape] = {
 
 def shape_of(model: str) -> Shape | None:
     """The shape of a model given by its directory or public name; None if it is unknown."""
-    path = Path(model) / "config.json"
+    path = Path(place_of(model)) / "config.json"
     if not path.is_file():
         named = re.fullmatch(r"(?:Qwen/)?(Qwen2\.5-)(?:Math-)?([\d.]+B)(?:-Instruct)?", model)
         return SHAPES.get(named[1] + named[2]) if named else None

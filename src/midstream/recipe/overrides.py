@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -17,10 +19,12 @@ from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
 from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
+from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
+from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import (
     Recipe,
     Table,
@@ -43,6 +47,8 @@ RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
 GRAPH_RECIPE = "graphqa-prompted"
 """The same for a question about a graph file."""
+LOCAL = "local"
+"""The first part of the name of a model that is loaded into this process."""
 
 
 class AgentChanges(TypedDict, total=False):
@@ -357,8 +363,14 @@ def _reward_table(table: Table, reward: str | Table) -> Table:
 def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: bool = False) -> str:
     """Put `base_url`, `model` and `provider` in [engines.model]; returns the engine's name.
 
-    If the planner is from a run, the other modules use this server instead of the run's.
+    If the planner is from a run, the other modules use this server instead of the run's. A model "local/NAME" is loaded
+    into this process instead.
     """
+    local = local_engine(server.get("model", ""))
+    if local and len(server) > 1:
+        other = next(key for key in server if key != "model").replace("_", "-")
+        what = f"--model {server['model']} is loaded into this process, and --{other} names a server"
+        raise UsageError(what, code="setting-conflict", fix=f"leave out --{other}, or name a model of the server")
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError("no model is named", code="missing-option", fix="add --model NAME")
     name, agent = "model", table.get("agent", {})  # the table need not be valid yet: overrides may add what it lacks
@@ -369,6 +381,8 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
+    if local:
+        return _set_local(table, local, "" if not planner_from_run else name)
     refuse_secrets(server)
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]
@@ -376,6 +390,60 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
     return name
+
+
+def local_engine(model: str) -> Table:
+    """The table of an engine that loads "local/NAME" into this process; {} for any other model.
+
+    NAME is a directory, a GGUF file, a short name (`midstream models`), or a name on the Hugging Face Hub.
+    """
+    place, slash, name = model.partition("/")
+    if place != LOCAL or not slash:
+        return {}
+    path = Path(os.path.abspath(os.path.expanduser(name)))
+    if name and path.exists():
+        name = str(path)
+    elif name not in MODELS and (name.count("/") != 1 or name.startswith((".", "~")) or name.endswith(".gguf")):
+        fix = f"{did_you_mean(name, MODELS)}name a directory, a .gguf file, OWNER/NAME on the Hugging Face Hub, or "
+        fix += f"one that midstream models lists: {', '.join(MODELS)}"
+        raise UsageError(f"there is no model {model!r} on this machine", code="unknown-name", fix=fix)
+    return {"type": "transformers_local", "model": name}
+
+
+def _set_local(table: Table, local: Table, name: str) -> str:
+    """Give the modules that ask a server, or a model in this process, the local model; returns its engine's name.
+
+    The trained policy's engine keeps its other settings. The engines of other modules become its `reference`: it has
+    the same weights, and is not trained. `name`: the engine of the modules that are not from a run, if one is.
+    """
+    # The table may share its parts with the caller's.
+    table |= deepcopy({key: table[key] for key in ("agent", "engines", "training") if table.get(key)})
+    agent, engines, training = table.get("agent", {}), table.setdefault("engines", {}), table.get("training") or {}
+    modules = [agent.get(module, agent) for module in modules_of(agent_type(agent))]
+    if not name and "weights" in training:
+        # The trained module asked a server of these weights.
+        modules[0]["engine"] = training.pop("weights")
+    kinds = ("openai_compatible", local["type"])
+    asked = dict.fromkeys([name] if name else [module.get("engine") for module in modules])
+    found = [engine for engine in asked if engine and engines.get(engine, {}).get("type", kinds[0]) in kinds]
+    first, *others = found or ["model"]
+    old, learner = engines.get(first, {}), table.get("learner", {})
+    engines[first] = {**(old if old.get("type") == local["type"] else {}), **local}
+    engines[first].pop("adapter", None)
+    narrow = not training or learner.get("lora") or learner.get("masters")
+    if narrow and engines[first].get("device", "cpu") == "cpu" and _gains_from_bfloat16(local["model"]):
+        engines[first].setdefault("dtype", "bfloat16")
+    engines.update({other: {"type": "reference", "engine": first} for other in others})
+    return first
+
+
+def _gains_from_bfloat16(model: str) -> bool:
+    """Whether a model has over 50 million weights, and this CPU computes in bfloat16."""
+    place, shape = Path(place_of(model)), shape_of(model)
+    # A GGUF file has about one byte a weight.
+    weights = shape.parameters if shape else place.stat().st_size if place.suffix == ".gguf" else 0
+    cpu = Path("/proc/cpuinfo")
+    return weights > 50_000_000 and cpu.is_file() and bool(re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()))
 
 
 def set_served(table: Table, provider: str) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import generate
-from midstream.engines.local.pretrained import load_model
+from midstream.engines.local.pretrained import load_model, merge_adapter
 from support.errors import raises
 from support.hf_models import forward_logprobs, save_chat_model
 
@@ -134,7 +134,52 @@ def test_a_base_that_was_moved_is_found_by_its_last_name(saved_adapter, tmp_path
     assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_adapter_named_as_the_model_is_refused_with_both_settings(saved_adapter):
+@pytest.mark.parametrize("trainable", [False, True])
+def test_an_adapter_named_as_the_model_is_loaded_with_its_base(saved_adapter, trainable):
+    _, adapter, expected = saved_adapter
+    model, _ = load_model(str(adapter), "float32", "cpu", trainable=trainable)
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_adapter_whose_base_is_gone_is_named(saved_adapter):
     base, adapter, _ = saved_adapter
-    with raises("model-not-loaded", f'adapter = "{adapter}" and model = "{base}"'):
+    shutil.rmtree(base)
+    with raises("adapter-invalid", adapter, base, "which is not here", f'adapter = "{adapter}"'):
         load_model(str(adapter), "float32", "cpu")
+
+
+def test_an_adapter_on_an_adapter_is_refused(saved_adapter):
+    _, adapter, _ = saved_adapter
+    with raises("setting-conflict", adapter, "midstream models merge"):
+        load_model(str(adapter), "float32", "cpu", adapter=adapter)
+
+
+def test_an_adapter_is_merged_into_a_directory(saved_adapter, tmp_path):
+    base, adapter, expected = saved_adapter
+    merge_adapter(adapter, tmp_path / "whole")
+    model, _ = load_model(str(tmp_path / "whole"), "float32", "cpu")
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+    assert not list(tmp_path.glob(".*"))
+    with raises("file-exists", "whole"):
+        merge_adapter(adapter, tmp_path / "whole")
+    with raises("adapter-invalid", base):
+        merge_adapter(Path(base), tmp_path / "other")
+
+
+# -- models that do not fit, or lack something -------------------------------------------------------------------------
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(saved_model):
+    directory = saved_model("llama")
+    with (Path(directory) / "more.safetensors").open("wb") as file:
+        file.truncate(1 << 42)
+    with raises("too-little-memory", directory, "4,194,304 MB as float32", "MB of memory are free", "bfloat16"):
+        load_model(directory, "float32", "cpu")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"added_tokens": [], "model": 3}'])
+def test_a_tokenizer_that_cannot_be_read_is_named(saved_model, text):
+    directory = saved_model("llama")
+    (Path(directory) / "tokenizer.json").write_text(text)
+    with raises("model-not-loaded", directory):
+        load_model(directory, "float32", "cpu")

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
+from midstream.engines.local.catalog import place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -24,27 +25,38 @@ _ADAPTER_CONFIG = "adapter_config.json"
 def load_model(
     name: str, dtype: str, device: str, *, adapter: Path | None = None, trainable: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights and tokenizer from a directory or the hub, and a LoRA adapter from its directory.
+    """Load weights and tokenizer from a directory, a GGUF file or the hub, and a LoRA adapter from its directory.
 
-    The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model. Raises
-    `RecipeError` if model, adapter or device is missing, unknown, or does not fit the others.
+    A directory that is itself an adapter is loaded onto the model that it was trained on. The adapter is merged into
+    the weights, or, to train it further (`trainable`), the result is a peft model. Raises `RecipeError` if model,
+    adapter or device is missing, unknown, or does not fit the others, or if memory is too small for the weights.
     """
     require_device(device)
-    if (Path(name) / _ADAPTER_CONFIG).is_file():
-        raise RecipeError(
-            f"model {name!r} is a LoRA adapter, not a whole model",
-            code="model-not-loaded",
-            fix=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
-        )
+    place = place_of(name)
+    if (Path(place) / _ADAPTER_CONFIG).is_file():
+        if adapter is not None:
+            what = f"model {name!r} is a LoRA adapter, and so is {str(adapter)!r}"
+            raise RecipeError(what, code="setting-conflict", fix=f"midstream models merge {name} DIR, then name DIR")
+        adapter = Path(place)
+        place = _base_of(adapter)
+    if place.endswith(".gguf"):
+        # Imported where used: it takes half a second.
+        from midstream.engines.local.gguf import converted
+
+        place = str(converted(Path(place)))
     try:
-        pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
+        if device == "cpu":
+            _check_memory(place, dtype)
+        pair: Any = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), output_loading_info=True)
         model, loaded = pair
-        tokenizer = load_tokenizer(name)
-    except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
+        tokenizer = load_tokenizer(place)
+    except RecipeError:
+        raise
+    except Exception as failure:  # of three libraries; tokenizers raises plain ones for a file that it cannot read
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             code="model-not-loaded",
-            fix="correct the name or path in the recipe's [engines.*] table",
+            fix="correct the name or path in the recipe's [engines.*] table; midstream models lists short names",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
         raise RecipeError(
@@ -53,8 +65,52 @@ def load_model(
             fix="name another model, or save it again",
         )
     if adapter is not None:
-        model = _with_adapter(model, name, adapter, trainable)
+        model = _with_adapter(model, place, adapter, trainable)
     return model.to(device), tokenizer
+
+
+def _base_of(adapter: Path) -> str:
+    """The model that an adapter was trained on: a directory, or a name on the hub."""
+    base = str(_adapter_config(adapter).get("base_model_name_or_path") or "")
+    if not base or (Path(base).is_absolute() and not Path(base).exists()):
+        raise RecipeError(
+            f"the LoRA adapter {str(adapter)!r} was trained on {base or 'a model without a name'!r}, which is not here",
+            code="adapter-invalid",
+            fix=f'set adapter = "{adapter}" and model = "THAT MODEL" in [engines.*], or correct '
+            f"base_model_name_or_path in {_ADAPTER_CONFIG}",
+        )
+    return place_of(base)
+
+
+def _check_memory(directory: str, dtype: str) -> None:
+    """Refuse with `RecipeError` weights that are larger than the memory that is available, where both are known."""
+    stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
+    memory = Path("/proc/meminfo")
+    if stored and memory.is_file():
+        kind = AutoConfig.from_pretrained(directory).dtype or torch.float32
+        needed = stored // kind.itemsize * getattr(torch, dtype).itemsize
+        available = int(memory.read_text().partition("MemAvailable:")[2].split()[0]) << 10
+        if needed > available:
+            numbers = f"{needed >> 20:,} MB as {dtype}, and {available >> 20:,} MB of memory are free"
+            fix = "end other programs, or name a smaller model" + ', or set dtype = "bfloat16"' * (dtype == "float32")
+            raise RecipeError(f"model {directory!r} needs {numbers}", code="too-little-memory", fix=fix)
+
+
+def merge_adapter(adapter: Path, directory: Path) -> None:
+    """Write the model of a LoRA adapter with the adapter merged into its weights, in the dtype that it is stored in.
+
+    The directory appears when it is whole. Raises `RecipeError` if there is no adapter, or the directory exists.
+    """
+    base = _base_of(adapter)
+    if directory.exists():
+        raise RecipeError(f"{directory} exists", code="file-exists", fix="name another directory")
+    # Merged in single precision: in bfloat16 a small step would be lost twice.
+    model, tokenizer = load_model(str(adapter), "float32", "cpu")
+    stored = AutoConfig.from_pretrained(base).dtype or torch.float32
+    partial = directory.with_name(f".{directory.name}.partial")
+    model.to(stored).save_pretrained(partial)  # type: ignore[arg-type]
+    tokenizer.save_pretrained(partial)
+    partial.rename(directory)
 
 
 def require_device(device: str) -> None:

@@ -26,7 +26,7 @@ class LocalModelConfig(InProcessConfig):
     """A Hugging Face causal language model in this process, which can be trained.
 
     Attributes:
-        model: a directory, or a name on the Hugging Face Hub
+        model: a directory, a GGUF file, a short name of `midstream models`, or a name on the Hugging Face Hub
         adapter: the directory of a LoRA adapter of that model, such as a run's `policy`
         dtype: `float32`, `bfloat16` or `float16`; training all weights needs `float32`, or `learner.masters`, because
             the others lose small steps

@@ -1,0 +1,63 @@
+"""`midstream models`: list small models that run in process, fetch one, or merge a run's adapter into its model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from midstream.cli import options as shared
+from midstream.engines.local.catalog import MODELS, fetch, fetched
+from midstream.engines.local.settings import require_torch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `models`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    one = actions.add_parser("fetch", help="fetch a model from the Hugging Face Hub")
+    one.add_argument("name", help="a short name that `midstream models` lists")
+    merge = actions.add_parser("merge", help="write a LoRA adapter and its model as whole weights")
+    merge.add_argument("run", help="a run directory, or the directory of an adapter")
+    merge.add_argument("out", help="the new directory")
+    shared.add(parser, *shared.OUTPUT)
+    for action in (one, merge):
+        shared.add(action, *shared.OUTPUT)
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the models, fetch one, or merge an adapter."""
+    if options.action is None:
+        record = [{"name": name, "here": bool(fetched(name)), **model._asdict()} for name, model in MODELS.items()]
+        return shared.show(options, record, MODELS, _screen)
+    if options.action == "fetch":
+        with shared.spinner(f"fetching {options.name}", silent=options.json or options.quiet):
+            place, use = fetch(options.name), options.name
+        if place.suffix == ".gguf":
+            require_torch()
+            # It imports torch, as below.
+            from midstream.engines.local.gguf import converted
+
+            file, place = place, converted(place, place.with_suffix(""))
+            file.unlink()
+    else:
+        require_torch()
+        from midstream.engines.local.pretrained import merge_adapter
+
+        policy, place = Path(options.run) / "policy", Path(options.out)
+        merge_adapter(policy if policy.is_dir() else Path(options.run), place)
+        use = str(place)
+    line = Text(f"{place}\nUse it: --model local/{use}")
+    return shared.show(options, {"path": str(place)}, [str(place)], lambda: line)
+
+
+def _screen() -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "weights", "size", "license", "here", "good for"):
+        table.add_column(column)
+    for name, model in MODELS.items():
+        row = (model.weights, f"{model.gb:g} GB", model.license, "yes" if fetched(name) else "no", model.use)
+        table.add_row(name, *row)
+    table.caption = "midstream models fetch NAME, then --model local/NAME"
+    return table
