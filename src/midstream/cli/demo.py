@@ -1,7 +1,7 @@
 """`midstream demo`: train a tiny recipe, then show everything there is to see. An interrupted demo resumes.
 
-`--text` trains a small language model in open text instead, and asks it about a country that the user names. Without a
-terminal the name and the questions are preset.
+`--text` trains a small language model in open text instead, and asks it about a country that the user names. `--real`
+trains a real one to use a tool, and asks a question before and after. Without a terminal all of it is preset.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.cli import solve
 from midstream.cli.show import show_result
-from midstream.core.errors import MidstreamError
+from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.terminal import Terminal
+from midstream.engines.local.catalog import fetch
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import agent_recipe, changed_recipe
 from midstream.recipe.schema import Recipe
@@ -30,6 +31,9 @@ from midstream.runs import RunDirectory
 
 RECIPE, RUN = "flow-grpo-tiny", "runs/demo"
 TEXT_RECIPE, TEXT_RUN = "text-tiny", "runs/demo-text"
+REAL_RECIPE, REAL_RUN = "tool-use-small", "runs/demo-real"
+REAL_MODEL = "smollm2"
+SUM = "Omar has 58 bags with 74 nuts each and gives 219 nuts away. How many nuts are left?"
 PLACE = "Zorbania"
 QUESTIONS = ("How high is {}?", "How many people live in the capital of {}?", "How high is Mount Everest?")
 START = {
@@ -37,12 +41,15 @@ START = {
     "about 4 minutes on 2 cores.",
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
+    REAL_RECIPE: "A real language model learns to calculate with Python instead of in its head: about 8 minutes on 2 "
+    "cores with SmolLM2 (135 M).",
 }
 LIMITS = {
     RECIPE: "The planner knows its made-up world alone, and questions of up to three turns. It shows that loop, "
     "credit and update work, not how much a large model gains (docs/limits.md).",
     TEXT_RECIPE: "The model knows the language of a made-up atlas alone. It shows that loop, masks and update work, "
     "not how much a large model gains (docs/limits.md).",
+    REAL_RECIPE: "The model learned when to use its tool, not to reason (docs/real-models.md).",
 }
 FACTS = 9  # documents about a country, its capital and its river
 
@@ -51,15 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
     shared.add(parser, "--set", "--seed", "--dry-run", "--out", *shared.OUTPUT)
     parser.add_argument("--no-resume", action="store_true", help="refuse to resume a demo that was interrupted")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--text", action="store_true", help="in open text: train a small language model, then ask it (not with --json)"
     )
+    kind.add_argument(
+        "--real", action="store_true", help=f"with a real language model: --model local/NAME, or {REAL_MODEL}, fetched"
+    )
+    shared.add(parser, "--model")
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show on one screen what changed, where to look at it, its limits, and what to try next."""
-    name, root = (TEXT_RECIPE, TEXT_RUN) if options.text else (RECIPE, RUN)
-    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed)
+    name, root, model = (TEXT_RECIPE, TEXT_RUN, {}) if options.text else (RECIPE, RUN, {})
+    if options.real:
+        name, root, model = REAL_RECIPE, REAL_RUN, {"model": options.model or _fetched_model(options.quiet)}
+    elif options.model:
+        fix = "add --real"
+        raise UsageError(f"--model {options.model} without --real", code="option-without-effect", fix=fix)
+    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, **model)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
     root = Path(options.out or root)
@@ -74,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
     console, place = Terminal(), shlex.quote(str(run.root))
     if options.text:
         _ask(run, console)
+    elif options.real:
+        _ask_before_and_after(run, model["model"], console)
     console.print(f"Report  {run.report_path}", highlight=False, soft_wrap=True)
     console.print(f"View    midstream view {place}", highlight=False, soft_wrap=True)
     console.print(f"Limits  {LIMITS[name]}", highlight=False)
@@ -122,6 +141,24 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
         command = ["--planner", str(run.root), "--set", setting, "--", question]
         console.print(Text(f"\n$ midstream solve {shlex.join(command)}\n", "bold"), soft_wrap=True)
         solve.run(parser.parse_args(command))
+
+
+def _fetched_model(quiet: bool) -> str:
+    with shared.spinner(f"fetching {REAL_MODEL}", silent=quiet):
+        fetch(REAL_MODEL)
+    return f"local/{REAL_MODEL}"
+
+
+def _ask_before_and_after(run: RunDirectory, model: str, console: Terminal) -> None:
+    """Ask a question of the user's, of the model as it was and as it is now."""
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    question = (_line(f"\nAsk a calculation in words [{SUM}]: ") if typed else "") or SUM
+    parser = argparse.ArgumentParser()
+    solve.add_arguments(parser)
+    before = ["--recipe", REAL_RECIPE, "--model", model, "--temperature", "0"]
+    for when, command in (("Before", before), ("After", ["--planner", str(run.root)])):
+        console.print(Text(f"\n{when}: midstream solve {shlex.join([*command, question])}\n", "bold"), soft_wrap=True)
+        solve.run(parser.parse_args([*command, "--", question]))
 
 
 def _questions(place: str, *, typed: bool) -> Iterator[str]:
