@@ -87,7 +87,7 @@ def _check_memory(directory: str, dtype: str) -> None:
     stored = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
     memory = Path("/proc/meminfo")
     if stored and memory.is_file():
-        kind = AutoConfig.from_pretrained(directory).dtype or torch.float32
+        kind: Any = AutoConfig.from_pretrained(directory).dtype or torch.float32
         needed = stored // kind.itemsize * getattr(torch, dtype).itemsize
         available = int(memory.read_text().partition("MemAvailable:")[2].split()[0]) << 10
         if needed > available:
