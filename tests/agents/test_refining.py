@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.refinement import expected_accuracy
 
 from midstream.agents.refining import Refining
 from midstream.agents.strategy import Strategy
@@ -21,7 +22,6 @@ from midstream.core.protocols import OVER, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import wilson
-from midstream.evaluation.refinement import expected_accuracy
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, rollout

@@ -22,7 +22,7 @@ class Strategy(Settings):
         K: chains, each of which begins with a solution of its own
         T: rounds of a chain, each of a verification and a refinement; 0 is a vote over solutions alone
         early_stop: whether the other chains are stopped once they can no longer change the answer; "no" lets every
-            chain end, which `midstream study refine` needs for accuracies without bias
+            chain end, which `studies/refine.py` needs for accuracies without bias
     """
 
     K: int = Field(ge=1, le=_MOST)

@@ -1,4 +1,4 @@
-"""`midstream study FILE`: arms times seeds, trained, evaluated, compared. `study refine RUN`: what refinement does."""
+"""`midstream study FILE`: arms times seeds, trained, evaluated, compared."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ if TYPE_CHECKING:
     from midstream.study import Plan, StudyResult
 
 
-REFINE = "refine"  # in place of a study's file
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `study`."""
     parser.add_argument(
         "file", nargs="?", help="a .toml file that names arms and numbers, or a study that comes with midstream"
-    )
-    parser.add_argument(
-        "run", nargs="?", help="after the word `refine` in place of FILE: an evaluation with --strategy"
     )
     parser.add_argument("--list", action="store_true", help="list the studies that come with midstream")
     parser.add_argument("--seeds", type=int, default=None, help="seeds of each arm (default: as the file has it)")
@@ -36,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default=None, help="directory (default: runs/study-NAME); what is in it is not repeated"
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM", help="some of the arms")
-    parser.add_argument("--budget", type=int, metavar="N", help="of `refine`: advise for N agent runs of a task")
     shared.add(parser, "--set", "--trust", "--dry-run", *shared.OUTPUT)
 
 
@@ -46,12 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
     if options.list:
         return _list(as_json=options.json)
-    if options.file == REFINE:
-        return _refine(options)
-    if options.run is not None or options.budget is not None:
-        option = options.run if options.run is not None else f"--budget {options.budget}"
-        fix = "midstream study refine RUN [--budget N]"
-        raise UsageError(f"{option} does nothing with a study of arms", code="option-without-effect", fix=fix)
     if options.file is None:
         raise UsageError("no study is named", code="missing-option", fix="midstream study --list, or the file of yours")
     study, console = read_study(options.file), Terminal(stderr=True)
@@ -74,36 +61,6 @@ def run(options: argparse.Namespace) -> int:
         print((root / "study.json").read_text(encoding="utf-8"), end="")
     else:
         _show_result(planned, result)
-    return 0
-
-
-def _refine(options: argparse.Namespace) -> int:
-    """Print what refinement does in an evaluation, and with `--out` write it there."""
-    from midstream.refine import study_refinement
-    from midstream.report.study import refinement_screen
-
-    if options.run is None:
-        fix = "midstream study refine runs/mine"
-        raise UsageError("no evaluation is named", code="missing-option", fix=fix)
-    given = {"--seeds": options.seeds, "--only": options.only, "--set": options.overrides, "--dry-run": options.dry_run}
-    for name, value in given.items():
-        if value:
-            fix = "leave it out"
-            raise UsageError(f"{name} does nothing with `study refine`", code="option-without-effect", fix=fix)
-    with shared.spinner("scoring every answer", silent=options.quiet or options.json):
-        studies = study_refinement(options.run, budget=options.budget, out=options.out)
-    if options.json:
-        print(json.dumps([study.model_dump(mode="json") for study in studies]))
-        return 0
-    console = Terminal()
-    for study in studies:
-        if options.quiet:
-            console.print(f"{study.set_name} {study.sampling}: {study.advice}", highlight=False)
-        else:
-            for part in refinement_screen(study):
-                console.print(part)
-    if options.out and not options.quiet:
-        console.print(Text(f"refinement.json and figures: {options.out}"), soft_wrap=True)
     return 0
 
 

@@ -9,9 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-
-from midstream.agents.strategy import Strategy
-from midstream.evaluation.refinement import (
+from studies.refinement import (
     Attempt,
     Estimate,
     RefinementStudy,
@@ -22,6 +20,8 @@ from midstream.evaluation.refinement import (
     study_of,
     vote_accuracy,
 )
+
+from midstream.agents.strategy import Strategy
 
 Rates = Callable[[random.Random], tuple[float, float]]  # a task's p and q
 

@@ -1,34 +1,46 @@
-"""What the rounds of a strategy did in an evaluation: probabilities, accuracies, advice (`midstream study refine RUN`).
+"""What the rounds of a strategy did in an evaluation: probabilities, accuracies, advice .
 
-Every answer of every chain and round is scored with the evaluation's own rewards; `evaluation/refinement.py` estimates.
+    python -m studies.refine RUN [--budget N] [--out DIRECTORY]
+
+Every answer of every chain and round is scored with the evaluation's own rewards; `refinement.py` estimates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from pydantic_core import to_json
+from rich.console import RenderableType
+from rich.text import Text
 
 from midstream.agents.strategy import parse_strategy
+from midstream.cli import options as shared
 from midstream.core.component import RewardConfig
-from midstream.core.errors import RunError, UnsupportedError, UsageError
+from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.evaluation.refinement import Attempt, RefinementStudy, study_of
+from midstream.evaluation.estimates import Interval
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
+from midstream.report.evaluation_tables import plain_table
+from midstream.report.numbers import counted, gains, percent
 from midstream.report.study import Panel, StudyRow, panels
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
+from studies.refinement import Attempt, RefinementStudy, study_of
 
 
 def study_refinement(
@@ -51,7 +63,7 @@ def study_refinement(
         raise RunError(
             f"{run.root} is not an evaluation with a strategy",
             code="wrong-kind-of-run",
-            fix="midstream eval ... --strategy dser:K=8,T=4,early_stop=no --out RUN, then midstream study refine RUN",
+            fix="midstream eval ... --strategy dser:K=8,T=4,early_stop=no --out RUN, then python -m studies.refine RUN",
         )
     if budget is not None and budget < 1:
         raise UsageError(f"--budget {budget}", code="setting-range", fix="give the agent runs of a task: 1 or more")
@@ -149,3 +161,94 @@ def _write(out: Path, studies: Sequence[RefinementStudy], results: Sequence[Eval
             )
         ]
         panels(out / f"refinement-{result_name(result.set_name, result.sampling)}.svg", [chart], rows)
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def refinement_screen(study: RefinementStudy) -> Iterator[RenderableType]:
+    """The parts of the screen of one set."""
+    title = f"{study.set_name} {study.sampling}, {study.strategy}: {counted(study.tasks, 'task')}"
+    table = plain_table(Text(title), right=["round", "chains", "Avg@K", "95%", "closed form", "Cons@K", "95%"])
+    for each in study.rounds:
+        table.add_row(
+            str(each.number),
+            f"{each.chains:,}",
+            percent(each.average),
+            _range(each.interval),
+            percent(each.expected),
+            percent(each.consensus),
+            _range(each.consensus_interval),
+        )
+    yield table
+    facts = plain_table(left=["", "", "95%", ""])
+    facts.show_header = False
+    for name, estimate, of in (
+        ("a_0, first answer right", study.start, "chains"),
+        ("p, wrong to right", study.improvement, "rounds"),
+        ("q, right to wrong", study.degradation, "rounds"),
+    ):
+        known = f"{estimate.trials:,} {of}, effect {estimate.design_effect:.2f}"
+        facts.add_row(name, percent(estimate.value), _range(estimate.interval), known)
+    facts.add_row("p - q", "", gains(study.gain), "points")
+    facts.add_row("limit, p / (p + q)", percent(study.limit), _range(study.limit_interval), "")
+    facts.add_row("limit - a_0", "", gains(study.lift), "points")
+    facts.add_row("speed, |1 - p - q|", f"{study.speed:.2f}", "", "of the gap is left")
+    facts.add_row("agent runs of a task", f"{study.agent_runs:.1f}", "", "at most K(1 + 2T)")
+    yield facts
+    plan, votes = (
+        f"{percent(plan.expected)} expected with dser:K={plan.K},T={plan.T}: {counted(plan.agent_runs, 'agent run')}"
+        for plan in (study.plan, study.votes_only)
+    )
+    notes = [
+        f"scored   by {study.metric}; an answer is right if its score is 1",
+        f"advice   {study.advice}: {study.reason}",
+        f"budget   {counted(study.budget, 'agent run')} of a task; wrong answers are expected to agree",
+        f"best     {plan}",
+        f"no round {votes}",
+        "effect   the factor by which differences between tasks raise the variance",
+    ]
+    if study.cut_short:
+        ended = f"{study.cut_short:,} of {study.chains:,} chains ended before their last round"
+        notes.append(f"warning  {ended}, and the others may differ from them;")
+        notes.append("         early_stop=no in the strategy and a later rollout.deadline_s let all end")
+    if study.left_out:
+        notes.append(f"left out {counted(study.left_out, 'attempt')} without a result")
+    yield Text("\n".join(notes))
+
+
+def _range(interval: Interval) -> str:
+    return "–".join(f"{end * 100:.1f}" for end in interval)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what refinement does in an evaluation, and with `--out` write it there."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="an evaluation with --strategy")
+    parser.add_argument("--budget", type=int, metavar="N", help="advise for N agent runs of a task")
+    parser.add_argument("--out", help="write refinement.json and the figures here")
+    shared.add(parser, *shared.OUTPUT)
+    options = parser.parse_args(arguments)
+    try:
+        with shared.spinner("scoring every answer", silent=options.quiet or options.json):
+            studies = study_refinement(options.run, budget=options.budget, out=options.out)
+    except MidstreamError as error:
+        print(f"error[{error.code}]: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps([study.model_dump(mode="json") for study in studies]))
+        return 0
+    console = Terminal()
+    for study in studies:
+        if options.quiet:
+            console.print(f"{study.set_name} {study.sampling}: {study.advice}", highlight=False)
+        else:
+            for part in refinement_screen(study):
+                console.print(part)
+    if options.out and not options.quiet:
+        console.print(Text(f"refinement.json and figures: {options.out}"), soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
