@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from midstream.agents.formats import json_objects, parse_answer, repaired_objects
@@ -57,7 +56,7 @@ class JsonLinePlanner(CompactModule):
 
     def __init__(self, config: JsonLineConfig) -> None:
         super().__init__(config, prompt="planner_compact")
-        self._examples = prompt_text("planner_examples", config.examples_file)
+        self._examples = prompt_text("planner_examples")
 
     async def plan(
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
@@ -96,9 +95,7 @@ class JsonLinePlanner(CompactModule):
 class JsonLineConfig(ModuleConfig, ComponentConfig):
     """A chat model that plans in one line of JSON, `{"tool": ..., "input": ...}`: for small models.
 
-    Attributes:
-        examples_file: a file of examples in place of midstream's, separated by empty lines; those that use a tool which
-            the recipe does not have are left out, and `{{search}}` is the first tool that searches
+    Its prompt has the examples of `prompts/planner_examples.md` whose tools are all in the recipe.
     """
 
     asks = "always"
@@ -106,7 +103,6 @@ class JsonLineConfig(ModuleConfig, ComponentConfig):
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=64, stop=('"}',))
     opening: str = '{"tool": "'
-    examples_file: Path | None = None
 
 
 class SingleArgumentExecutor:

@@ -49,7 +49,7 @@ LIMITS = {
     "credit and update work, not how much a large model gains (docs/limits.md).",
     TEXT_RECIPE: "The model knows the language of a made-up atlas alone. It shows that loop, masks and update work, "
     "not how much a large model gains (docs/limits.md).",
-    REAL_RECIPE: "The model learned when to use its tool, not to reason (docs/real-models.md).",
+    REAL_RECIPE: "The model learned when to use its tool, not to reason (docs/models.md).",
 }
 FACTS = 9  # documents about a country, its capital and its river
 
