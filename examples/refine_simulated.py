@@ -1,10 +1,10 @@
 """A model whose rounds of verification and refinement succeed with known probabilities: refine_simulated.toml names it.
 
     midstream eval examples/refine_simulated.toml --strategy dser:K=8,T=4,early_stop=no --out runs/deep
-    midstream study refine runs/deep
+    python -m studies.refine runs/deep
 
 Everything runs in this process, in seconds. `--set engines.model.degrade=0.6` makes a model that refinement harms,
-and `midstream study refine` says so.
+and `python -m studies.refine` says so.
 """
 
 from __future__ import annotations

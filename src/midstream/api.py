@@ -151,6 +151,7 @@ def try_training(recipe: Recipe | str) -> Trial:
         parts = parts_of(build)
         from midstream.training.trial import measured  # needs torch, which `parts_of` has checked
 
+        use_threads(recipe, learns=True)
         return asyncio.run(measured(parts))
 
 

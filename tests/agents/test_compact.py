@@ -32,6 +32,7 @@ PYTHON = PythonTool()
 SEARCH = LocalSearch.from_documents([Document(id="k2", text="K2 height 8611")])
 FOUND = "K2: height 8611 m."
 EMPTY = Memory()
+CUT = '{"tool": "python", "input": "print({\\"a\\": \\"b\\"}'  # at a stop string inside the input
 
 
 class Codec:
@@ -73,6 +74,7 @@ class TestPlanner:
         (request,) = model.requests
         assert request.messages[-1].role == "assistant"
         assert request.messages[-1].content == '{"tool": "'
+        assert request.continues
         assert (request.keep_stop, request.sampling.stop) == (True, ('"}',))
         assert [call.repaired for call in calls] == [False]
 
@@ -127,7 +129,9 @@ class TestPlanner:
         assert (strict.error is None) is not repaired
         assert lenient == Action(tool="python", context=read)
 
-    @pytest.mark.parametrize("reply", ["", "print(1)", '{"tool": "python"}', '{"tool": "python", "input": 3}', "{"])
+    @pytest.mark.parametrize(
+        "reply", ["", "print(1)", '{"tool": "python"}', '{"tool": "python", "input": 3}', "{", CUT]
+    )
     def test_anything_else_costs_the_turn(self, reply: str):
         assert parse_line(reply, (PYTHON,), repair=True).error
 
@@ -191,6 +195,9 @@ class TestVerifier:
     def test_a_model_judges_the_rest(self, reply: str, sufficient: bool):
         verdict = self.verdict(record(), engine(reply))
         assert verdict == Verdict(result_valid=True, memory_sufficient=sufficient)
+
+    def test_a_server_leaves_out_the_brace_that_ends_the_object(self):
+        assert self.verdict(record(), engine('{"sufficient": true', continues=False)).memory_sufficient
 
     def test_without_a_model_the_rest_does_not_suffice(self):
         assert self.verdict(record()) == Verdict(result_valid=True, memory_sufficient=False)

@@ -32,6 +32,7 @@ _SEARCHES = ("local_search", "web_search", "wikipedia")
 _NAMED = re.compile(r'"tool": "(\w+)"')  # in an example
 # A line whose input is never closed: the rest of the reply is the input.
 _UNCLOSED = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*"(.+)', re.DOTALL)
+_SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
 _MAX_VALUE = 60  # characters of a result that is an answer as it stands
 
 SUFFICIENT_SCHEMA: Mapping[str, Any] = {
@@ -149,9 +150,10 @@ class ResultVerifier(CompactModule):
             return Verdict(result_valid=True, memory_sufficient=newest.action.tool in self._ends), ()
 
         async def parse(reply: str) -> tuple[Verdict, str | None]:
-            said = next((found.get("sufficient") for found in json_objects(spoken(reply))), None)
-            problem = None if isinstance(said, bool) else 'it is not {"sufficient": true} or {"sufficient": false}'
-            return Verdict(result_valid=True, memory_sufficient=said is True), problem
+            # A server leaves out the stop string that closes the object.
+            said = _SUFFICIENT.search(spoken(reply))
+            problem = None if said else 'it is not {"sufficient": true} or {"sufficient": false}'
+            return Verdict(result_valid=True, memory_sufficient=bool(said and said[1] == "true")), problem
 
         values = self._values(question, memory.append(newest))
         return await self._ask(values, context, parse, asks=1, json_schema=SUFFICIENT_SCHEMA)
@@ -167,7 +169,7 @@ class ResultConfig(ModuleConfig, ComponentConfig):
     asks = "optional"
     component = ResultVerifier
 
-    sampling: Sampling = Sampling(temperature=0.0, max_tokens=8, stop=("}",))
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=16, stop=("}",))
     opening: str = '{"sufficient": '
     ends: tuple[str, ...] = ("python", "base_generator")
 
@@ -247,6 +249,9 @@ def _unclosed(text: str) -> dict[str, str] | None:
     if (found := _UNCLOSED.match(text)) is None:
         return None
     rest = found[2].rstrip()
+    if rest.endswith('\\"}'):
+        # Sampling stopped at a quotation mark and brace inside the input.
+        return None
     if rest.endswith("}") and rest.count("}") > rest.count("{"):
         rest = rest[:-1].rstrip()
     try:

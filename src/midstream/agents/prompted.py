@@ -107,6 +107,7 @@ class PromptedModule:
             request = Request(
                 role=self.role,
                 messages=(*messages, *begun),
+                continues=bool(begun),
                 sampling=self.config.sampling,
                 keep_stop=bool(self.config.opening),
                 seed=derive_seed(context.seed, len(calls)),

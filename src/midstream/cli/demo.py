@@ -41,15 +41,14 @@ START = {
     "about 4 minutes on 2 cores.",
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
-    REAL_RECIPE: "A real language model learns to calculate with Python instead of in its head: about 8 minutes on 2 "
-    "cores with SmolLM2 (135 M).",
+    REAL_RECIPE: "A real language model is trained to calculate with Python instead of in its head.",
 }
 LIMITS = {
     RECIPE: "The planner knows its made-up world alone, and questions of up to three turns. It shows that loop, "
     "credit and update work, not how much a large model gains (docs/limits.md).",
     TEXT_RECIPE: "The model knows the language of a made-up atlas alone. It shows that loop, masks and update work, "
     "not how much a large model gains (docs/limits.md).",
-    REAL_RECIPE: "The model learned when to use its tool, not to reason (docs/models.md).",
+    REAL_RECIPE: "A small model learns when to use its tool, not to reason (docs/models.md).",
 }
 FACTS = 9  # documents about a country, its capital and its river
 
@@ -62,23 +61,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--text", action="store_true", help="in open text: train a small language model, then ask it (not with --json)"
     )
-    kind.add_argument(
-        "--real", action="store_true", help=f"with a real language model: --model local/NAME, or {REAL_MODEL}, fetched"
-    )
-    shared.add(parser, "--model")
+    kind.add_argument("--real", action="store_true", help="with a real language model, which is fetched: SmolLM2")
+    parser.add_argument("--model", metavar="NAME", help="with --real: another model than SmolLM2, local/NAME")
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show on one screen what changed, where to look at it, its limits, and what to try next."""
     name, root, model = (TEXT_RECIPE, TEXT_RUN, {}) if options.text else (RECIPE, RUN, {})
     if options.real:
-        name, root, model = REAL_RECIPE, REAL_RUN, {"model": options.model or _fetched_model(options.quiet)}
+        name, root, model = REAL_RECIPE, REAL_RUN, {"model": options.model or f"local/{REAL_MODEL}"}
     elif options.model:
         fix = "add --real"
         raise UsageError(f"--model {options.model} without --real", code="option-without-effect", fix=fix)
     recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, **model)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
+    if options.real and not options.model:
+        with shared.spinner(f"fetching {REAL_MODEL}", silent=options.quiet):
+            fetch(REAL_MODEL)
     root = Path(options.out or root)
     finished = (root / "run.json").exists() and RunDirectory.open(root).status().state == "finished"
     if not options.quiet and not finished:
@@ -141,12 +141,6 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
         command = ["--planner", str(run.root), "--set", setting, "--", question]
         console.print(Text(f"\n$ midstream solve {shlex.join(command)}\n", "bold"), soft_wrap=True)
         solve.run(parser.parse_args(command))
-
-
-def _fetched_model(quiet: bool) -> str:
-    with shared.spinner(f"fetching {REAL_MODEL}", silent=quiet):
-        fetch(REAL_MODEL)
-    return f"local/{REAL_MODEL}"
 
 
 def _ask_before_and_after(run: RunDirectory, model: str, console: Terminal) -> None:

@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> int:
             # It imports torch, as below.
             from midstream.engines.local.gguf import converted
 
-            file, place = place, converted(place, place.with_suffix(""))
-            file.unlink()
+            place = converted(place)
     else:
         require_torch()
         from midstream.engines.local.pretrained import merge_adapter

@@ -14,6 +14,7 @@ from rich.text import Text
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
+from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.report.progress import progress
@@ -41,6 +42,10 @@ def run(options: argparse.Namespace) -> int:
         trackers_of(options.track)  # refuses a wrong name
         return shared.dry_run(recipe, options, "train")
     if options.trial:
+        for name in ("out", "record", "replay", "track"):
+            if getattr(options, name):
+                what, fix = f"--{name} does nothing with --try, which keeps no run", "leave it out"
+                raise UsageError(what, code="option-without-effect", fix=fix)
         with shared.spinner("playing 16 tasks, then one update", silent=options.quiet):
             trial = api.try_training(recipe)
         if options.json:
@@ -59,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 def _screen(trial: Trial) -> Text:
     step = trial.rollout_s + trial.update_s
     rows = [
-        ("readable turns", f"{trial.readable:.0%} of {trial.turns}"),
+        ("readable turns", f"{trial.readable:.0%} of {trial.turns}" if trial.turns else "none: no reply called a tool"),
         ("groups with both outcomes", f"{trial.contrast:.0%} of {trial.tasks}: what there is to learn from"),
         ("success", f"{trial.success:.0%} of {trial.tasks * trial.group_size}"),
         ("tools", ", ".join(f"{name} {share:.0%}" for name, share in trial.tools.items())),

@@ -53,6 +53,7 @@ class Request:
     # without token ids.
     prompt_ids: tuple[int, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, offered to a chat model in its native form
+    continues: bool = False  # the last message is the beginning of the reply (engines with a codec)
     sampling: Sampling = Sampling()
     keep_stop: bool = False  # keep the stop string that ended the completion in its text, with the rest of its token
     seed: int = 0  # makes the sample repeatable if the engine supports it

@@ -25,7 +25,7 @@ from midstream.doctor.cases import Cases, load_cases
 from midstream.doctor.servers import probe_engine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import InterleavedConfig
-from midstream.report.doctor import CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
+from midstream.report.doctor import GOOD, CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 from midstream.rollout import run_concurrently
 
 _CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
@@ -89,11 +89,15 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
         found[role.name] = _role_result(role, answered)
     everyone = list(found.values())
+    advice, planner = advice_on(everyone, probes), found.get("planner")
+    readable = planner.rates.get("reply readable") if planner else None
+    if readable is not None and readable.share < GOOD and build.recipe.modules["planner"].type == "prompted":
+        advice = ("planner: try the form for small models:\n  --set agent.form=compact", *advice)
     return Diagnosis(
         recipe=build.recipe.name,
         roles=tuple(everyone),
         probes=tuple(probes),
-        advice=advice_on(everyone, probes),
+        advice=advice,
         works=all(role.standing != "cannot" for role in everyone),
     )
 

@@ -191,9 +191,17 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if name not in self.recipe.engines:
             raise no_engine(self.recipe, f"engine {name!r}", name)
         component = self.recipe.engines[name]
-        if component.type == "reference" and self.recipe.practice is not None and component.engine is not None:
-            # Practice changes no weights, so a reference is the engine itself.
-            return self.engine(component.engine, counted=counted, continuous=continuous)
+        continuous = continuous or self.continuous or self.recipe.continuous
+        if component.type == "reference" and component.engine is not None and continuous:
+            if self.recipe.training is not None:
+                raise RecipeError(
+                    f"engine {name!r} is the reference of trained weights, and must answer each request as it comes",
+                    code="engine-in-process",
+                    cause="two sets of weights in one model cannot answer at the same time",
+                    fix=f"name {component.engine!r} in its place, e.g. --set agent.verifier.engine={component.engine}",
+                )
+            # Nothing changes the weights, so the reference is the engine itself.
+            return self.engine(component.engine, counted=counted, continuous=True)
         if name not in self._engines:
             self._engines[name] = component.config.build(_BuildContext(self, component, name))
             if not component.config.borrowed:
@@ -202,7 +210,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             return self._engines[name]
         if name not in self._asked:
             engine = self._engines[name]
-            if (continuous or self.continuous or self.recipe.continuous) and in_process(self.recipe, name):
+            if continuous and in_process(self.recipe, name):
                 from midstream.engines.local.continuous import ContinuousLocal
 
                 engine = ContinuousLocal(engine)  # type: ignore[arg-type]
@@ -416,12 +424,13 @@ class _BuildContext:
                 f"tool engine {name!r} samples in process",
                 code="engine-in-process",
                 cause="the tool would answer with the weights that are trained",
-                fix=f'name an engine of type reference, [engines.frozen] engine = "{name}", or one of a server',
+                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
             )
         return self.build.engine(name, counted=self.component.kind != "engine")
 
     def answers_tools(self, name: str) -> bool:
-        return self.build.recipe.engines[name].type == "reference" or self.build.recipe.continuous
+        recipe = self.build.recipe
+        return recipe.engines[name].type == "reference" or (recipe.continuous and recipe.training is None)
 
     @property
     def engine_identity(self) -> dict[str, Any]:

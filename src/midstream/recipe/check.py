@@ -240,7 +240,7 @@ def _check_engines(recipe: Recipe) -> None:
         if engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
         # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
-        if outside and in_process(recipe, engine) and not recipe.continuous:
+        if outside and in_process(recipe, engine) and not (recipe.continuous and recipe.training is None):
             raise RecipeError(
                 f"{where} = {engine!r} samples in process",
                 code="engine-in-process",

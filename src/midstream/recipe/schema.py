@@ -212,11 +212,12 @@ class Recipe(Settings):
             return True
         if self.practice is not None:
             configs = [self.engines.get(self.practice.role(name).engine) for name in ROLES]
-            return any(
+            if any(
                 isinstance(part.config, EngineConfig) and part.config.in_process and not part.config.tiny
                 for part in configs
                 if part
-            )
+            ):
+                return True
         return self.of_another_program and self.serve.batching == "continuous"
 
     @property
@@ -302,7 +303,8 @@ def _compact(agent: Mapping[str, Any]) -> Table:
             if name == "executor":
                 module.pop("engine", None)
         modules[name] = module
-    return {**agent, **modules}
+    # None of these modules reads an analysis.
+    return {**{key: value for key, value in agent.items() if key != _ANALYST}, **modules}
 
 
 def _own_agent(agent: Any) -> Table:

@@ -173,8 +173,6 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
         if "call readable" in role.rates and role.rates["call readable"].share < GOOD:
             native = "native for a model that was trained to call tools"
             advice.append(f"{role.role}: try another template (agent.template), {native}")
-        if role.role == "planner" and "reply readable" in role.rates and role.rates["reply readable"].share < GOOD:
-            advice.append("planner: try the form for small models:\n  --set agent.form=compact")
         form = [role.rates[name].share for name in ("valid", "verdict readable") if name in role.rates]
         if form and form[0] < 1 and role.structured_output is False:
             enforce = f"have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"

@@ -24,6 +24,8 @@ from midstream.training.flow_grpo import StepOutcome
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
+_PROMPTED = ("planner", "executor", "verifier", "generator")
+
 MAX_BROKEN = 0.01  # share of transcripts
 COPYING_FIRST = 48  # updates, half of which are on random tokens said twice where the recipe has such
 COPIED_ROWS, COPIED_TOKENS = 32, 24
@@ -136,7 +138,9 @@ def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> l
             continue
         end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
-        request = Request(role=call.role, messages=call.messages, prompt=call.prompt)
+        # A prompted module's reply, of which midstream wrote the opening.
+        begun = call.role in _PROMPTED and bool(call.messages) and call.messages[-1].role == "assistant"
+        request = Request(role=call.role, messages=call.messages, prompt=call.prompt, continues=begun)
         if completion:
             rows.append(supervised_row(student.codec.encode(request), completion, trajectory.id))
     return rows

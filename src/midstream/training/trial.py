@@ -80,8 +80,8 @@ def _advice(trial: Trial, metrics: StepMetrics) -> list[str]:
     found = []
     if trial.readable < _READABLE:
         found.append(
-            f"{1 - trial.readable:.0%} of the turns are not readable: set agent.form = compact (AgentFlow), another "
-            "template (one stream), or take a larger model"
+            f"{1 - trial.readable:.0%} of the turns are not readable: take a larger model, or a form that this one can "
+            "write (AgentFlow: agent.form = compact; one stream: another agent.template)"
         )
     if metrics.no_contrast and trial.readable:
         found.append(metrics.no_contrast)

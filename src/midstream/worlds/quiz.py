@@ -6,8 +6,8 @@
     difference  How many more people live in Peru than in Chad?    a search, then python
     sum         How many people live in Peru and Chad together?    a search, then python
 
-The splits share nothing: wordings and names of the arithmetic differ, and so do the countries. Facts are those of the
-package countryinfo, and answers are computed from them; `local_search` without an index searches them.
+Arithmetic on validation and test has other wordings and names than in training; countries differ in all three. Facts
+are those of the package countryinfo, and answers are computed from them; `local_search` without an index searches them.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class TokenizerCodec:
     def encode(self, request: Request) -> list[int]:
         """The prompt's token ids: those given, or of its text, or of its messages through the chat template.
 
-        A last message of the assistant's is the beginning of the reply.
+        With `continues` the last message is the beginning of the reply.
 
         Raises `RecipeError` if there is no chat template, or it refuses the messages or leaves out the tools.
         """
@@ -74,9 +74,9 @@ class TokenizerCodec:
             return list(request.prompt_ids)
         if not request.messages:
             return self._plain(request.prompt)
-        *asked, last = request.messages
-        if last.role == "assistant" and asked and not request.tools:
-            return [*self._apply(asked), *self.encode_text(last.content)]
+        if request.continues:
+            *asked, begun = request.messages
+            return [*self._apply(asked), *self.encode_text(begun.content)]
         if not request.tools:
             return self._apply(request.messages)
         ids = self._apply(request.messages, tools=[dict(tool) for tool in request.tools])

@@ -188,7 +188,7 @@ class ReferencePolicy(Engine):
     token_exact = True
 
     def __init__(self, engine: TransformersLocal, name: str) -> None:
-        self.name, self._engine = name, engine
+        self.name, self._engine, self.codec = name, engine, engine.codec
 
     async def sample(self, request: Request) -> Call:
         """Wait for the engine's next batch."""

@@ -49,16 +49,18 @@ _INPUT, _OUTPUT = "token_embd.weight", "output.weight"
 _SINGLE_DIGITS, _QWEN, _PLAIN = ("smollm", "starcoder", "refact"), ("qwen2", "deepseek-r1-qwen"), ("gpt-2", "default")
 
 
-def converted(path: Path, directory: Path | None = None) -> Path:
+def converted(path: Path) -> Path:
     """Return the directory with the weights of a GGUF file, which is converted if that is not in the cache.
 
-    `directory`: in place of the one that is named by the file's checksum. Raises `RecipeError` if the file is damaged
-    or of a kind that is not supported, or the disk has too little space.
+    Raises `RecipeError` if the file is missing, damaged or of a kind that is not supported, or the disk is too full.
     """
+    if not path.is_file():
+        what, fix = f"there is no file {path}", "correct the path; midstream models lists models by name"
+        raise RecipeError(what, code="model-not-loaded", fix=fix)
     cache = cache_directory()
     try:
         with locked(cache):
-            directory = directory or cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
+            directory = cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
             if not directory.is_dir():
                 _File(path).convert(directory)
     except (OSError, SafetensorError) as failure:

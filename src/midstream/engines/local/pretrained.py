@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
-from midstream.engines.local.catalog import place_of
+from midstream.engines.local.catalog import MODELS, fetched, place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -129,7 +129,9 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
     """The model with a LoRA adapter: merged, or apart from its weights and trainable."""
     config = _adapter_config(adapter)
     base = str(config.get("base_model_name_or_path") or "")
-    if Path(base).name not in ("", Path(name).name):  # the same model may lie elsewhere now
+    # The same model may lie elsewhere now, or have been fetched since.
+    names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(fetched(short)) == name)}
+    if base and Path(base).name not in names:
         raise _other_base(adapter, name, f"it was trained on {base!r}")
     from peft import PeftModel  # imported where used: it takes a second
 
