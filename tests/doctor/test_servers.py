@@ -199,6 +199,6 @@ def test_several_engines_are_named_apart() -> None:
 
 
 def test_where_no_model_is_named_nothing_is_asked() -> None:
-    assert [(check.code, check.status) for check in no_server()] == [
+    assert [(check.code, check.status) for check in no_server("none")] == [
         ("MS501", "not checked"), ("MS502", "not checked"), ("MS503", "not checked"),
     ]  # fmt: skip
