@@ -197,6 +197,11 @@ def test_recipes(screen: Screen) -> None:
     screen("recipes")
 
 
+def test_models(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    screen("models")
+
+
 def test_benchmarks(screen: Screen) -> None:
     screen("benchmarks", "gpqa")
 
