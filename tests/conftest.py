@@ -76,6 +76,7 @@ def _loop_s() -> float:
     return _cpu_s() - start
 
 
+@pytest.hookimpl(optionalhook=True)  # three environments have no xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many workers again as there are CPUs: a third of a run's time is spent waiting."""
     return 3 * len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
