@@ -75,6 +75,7 @@ class TestPlanner:
         assert request.messages[-1].role == "assistant"
         assert request.messages[-1].content == '{"tool": "'
         assert request.continues
+        assert request.json_schema is None
         assert (request.keep_stop, request.sampling.stop) == (True, ('"}',))
         assert [call.repaired for call in calls] == [False]
 
@@ -86,6 +87,8 @@ class TestPlanner:
         assert request.messages[-1].role == "user"
         assert request.json_schema is not None
         assert request.json_schema["properties"]["tool"] == {"enum": ["python", "local_search"]}
+        # The stop string would be missing at the end of the object.
+        assert (request.sampling.stop, request.keep_stop, request.continues) == ((), False, False)
 
     def test_examples_use_the_tools_that_there_are(self):
         def shown(*tools: Tool) -> str:
@@ -196,8 +199,8 @@ class TestVerifier:
         verdict = self.verdict(record(), engine(reply))
         assert verdict == Verdict(result_valid=True, memory_sufficient=sufficient)
 
-    def test_a_server_leaves_out_the_brace_that_ends_the_object(self):
-        assert self.verdict(record(), engine('{"sufficient": true', continues=False)).memory_sufficient
+    def test_a_server_writes_the_whole_object(self):
+        assert self.verdict(record(), engine('{"sufficient": true}', continues=False)).memory_sufficient
 
     def test_without_a_model_the_rest_does_not_suffice(self):
         assert self.verdict(record()) == Verdict(result_valid=True, memory_sufficient=False)

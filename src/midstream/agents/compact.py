@@ -82,10 +82,10 @@ class JsonLinePlanner(CompactModule):
 
     def _tools(self, tools: Sequence[Tool]) -> str:
         """A line for each tool, and the examples whose tools are all there."""
-        names = {tool.name: "" for tool in tools}
+        names = {tool.name for tool in tools}
         search = next((name for name in _SEARCHES if name in names), _SEARCHES[0])
         blocks = fill(self._examples, {"search": search}).strip().split("\n\n")
-        known = [block for block in blocks if set(_NAMED.findall(block)) <= names.keys()]
+        known = [block for block in blocks if set(_NAMED.findall(block)) <= names]
         if not known and tools:
             line = {"tool": tools[0].name, "input": f"({_input_of(tools[0])})"}
             known = [f"Query: (what is asked)\n{to_json_line(line)}"]
@@ -150,7 +150,6 @@ class ResultVerifier(CompactModule):
             return Verdict(result_valid=True, memory_sufficient=newest.action.tool in self._ends), ()
 
         async def parse(reply: str) -> tuple[Verdict, str | None]:
-            # A server leaves out the stop string that closes the object.
             said = _SUFFICIENT.search(spoken(reply))
             problem = None if said else 'it is not {"sufficient": true} or {"sufficient": false}'
             return Verdict(result_valid=True, memory_sufficient=bool(said and said[1] == "true")), problem

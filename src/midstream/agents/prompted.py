@@ -103,13 +103,20 @@ class PromptedModule:
         continues = getattr(context.engine, "codec", None) is not None
         opening = self.config.opening if continues else ""
         begun = (Message(role="assistant", content=opening),) if opening else ()
+        sampling = self.config.sampling
+        if begun:
+            # A schema would describe the whole reply, and this one has begun.
+            json_schema = None
+        elif self.config.opening:
+            # Servers leave out the stop string, which closes the form.
+            sampling = sampling.model_copy(update={"stop": ()})
         while True:
             request = Request(
                 role=self.role,
                 messages=(*messages, *begun),
                 continues=bool(begun),
-                sampling=self.config.sampling,
-                keep_stop=bool(self.config.opening),
+                sampling=sampling,
+                keep_stop=bool(begun),
                 seed=derive_seed(context.seed, len(calls)),
                 json_schema=json_schema,
             )

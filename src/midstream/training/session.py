@@ -85,6 +85,19 @@ class Parts:
     evaluation: EvaluationConfig
     role: str = "planner"
 
+    def flow_grpo(self, config: TrainingConfig) -> FlowGRPO:
+        """Flow-GRPO on these parts."""
+        return FlowGRPO(
+            config=config,
+            learner=self.learner,
+            environment=self.make_environment(),
+            source=self.source,
+            stages=self.stages,
+            publish=self.publish,
+            seed=self.seed,
+            role=self.role,
+        )
+
 
 class TrainingSession(Session):
     """One training run in one run directory; `listener` receives its events. The caller closes the parts.
@@ -110,16 +123,7 @@ class TrainingSession(Session):
                 report=self._phase,
             )
         else:
-            self.algorithm = FlowGRPO(
-                config=parts.training,
-                learner=parts.learner,
-                environment=parts.make_environment(),
-                source=parts.source,
-                stages=parts.stages,
-                publish=parts.publish,
-                seed=parts.seed,
-                role=parts.role,
-            )
+            self.algorithm = parts.flow_grpo(parts.training)
         # During training, the validation set alone is evaluated: greedily, once a task.
         once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
         self.validation = parts.evaluation.model_copy(update=once)

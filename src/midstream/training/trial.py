@@ -12,7 +12,6 @@ import time
 
 from midstream.core.data import Frozen
 from midstream.core.metrics import StepMetrics
-from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.session import Parts
 
 TASKS, GROUP = 16, 8
@@ -47,17 +46,7 @@ async def measured(parts: Parts) -> Trial:
     """Play `TASKS` x `GROUP` rollouts and one update, and say what to change before training."""
     config, started = parts.training, time.perf_counter()
     tried = config.model_copy(update={"tasks_per_step": TASKS, "group_size": GROUP, "resample_uniform": 0})
-    algorithm = FlowGRPO(
-        config=tried,
-        learner=parts.learner,
-        environment=parts.make_environment(),
-        source=parts.source,
-        stages=parts.stages,
-        publish=parts.publish,
-        seed=parts.seed,
-        role=parts.role,
-    )
-    outcome = await algorithm.step(1)
+    outcome = await parts.flow_grpo(tried).step(1)
     share = config.tasks_per_step * config.group_size / (TASKS * GROUP)
     metrics, update_s = outcome.metrics, time.perf_counter() - started - outcome.rollout_s
     trial = Trial(
