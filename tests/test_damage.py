@@ -99,6 +99,7 @@ def reader(cli: Cli, runs: dict[str, Path]) -> Callable[[str], Reader]:
     return lambda kind: Reader(cli, runs[kind])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 6)])
 def test_damage_is_named_or_changes_nothing(kind, cases, runs, tmp_path, reader):
     unseen = check_reading(kind, range(cases), runs, tmp_path, reader(kind))
@@ -168,6 +169,7 @@ def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> 
     return wrong
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 4)])
 def test_resume_ends_as_without_damage_or_names_it(kind, cases, begun, cli, tmp_path):
     wrong = check_resuming(kind, range(cases), begun, cli, tmp_path)

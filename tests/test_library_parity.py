@@ -160,6 +160,7 @@ def test_the_gates_two_sides_show_their_own_library_and_nothing_else_differs(ser
 # --- no lesson goes unseen --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("module", ["planner", "executor", "generator"])
 def test_a_prompt_without_a_place_for_lessons_is_refused(module, run, recipe, tmp_path, capsys, server):
     layouts = {
@@ -245,6 +246,7 @@ def test_a_library_file_that_was_changed_is_not_resumed(recipe, tmp_path, capsys
 # --- proven for an agent ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unproven_lessons_are_used_with_a_warning(server, run, recipe, tmp_path, capsys):
     agent = identity(check(load_recipe(str(recipe))))
     assert agent.startswith("scripted (")

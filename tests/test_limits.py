@@ -107,6 +107,7 @@ def check_kept(groups: Sequence[Sequence[Trajectory]], stop_reason: str) -> list
     return runs
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("kind", "listing", "settings"),
     [

@@ -594,6 +594,7 @@ def test_what_cannot_be_a_component_is_refused(case: str, place: Path):
     assert text in str(refused.value)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("value", ["float('nan')", "1.5", "-0.1", "'yes'", "None", "[1]", "{}", "ms.Score(value=2)"])
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, empty: bool, place: Path):

@@ -274,6 +274,7 @@ def test_a_server_that_hangs_for_good_ends_with_the_time_for_the_answer():
 # --- many at once -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [24, pytest.param(64, marks=pytest.mark.slow)])
 def test_concurrent_runs_on_one_agent_know_nothing_of_each_other(count):
     rng = random.Random(3)

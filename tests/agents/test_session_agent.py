@@ -327,6 +327,7 @@ def test_an_empty_completion_is_one():
 # --- commands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("text", "status", "answer"),
     [

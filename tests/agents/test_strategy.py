@@ -47,6 +47,7 @@ def test_the_most_frequent_answer_wins_and_of_a_tie_the_lowest_chain():
     assert winner({}) is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("chains", [1, 2, 3, 4, 5])
 def test_a_vote_is_decided_exactly_if_no_further_answers_change_it(chains: int):
     """Every vote of up to five chains, with every set of pending ones, against all completions."""

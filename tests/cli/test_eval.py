@@ -88,6 +88,7 @@ def test_what_is_left_out_of_a_benchmark_is_said(recipe, tmp_path, capsys):
     assert "warning: gaia: 1 left out: " in " ".join(err.split())
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("status", "allowed", "count", "code"),
     [

@@ -101,6 +101,7 @@ def test_long_documents_in_passages(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert build(source, "--passage-characters", 10) == 2
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("line", "why"),
     [

@@ -72,6 +72,7 @@ def follow(project: Path, capsys) -> dict[str, str]:
     return printed
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", ["solve", "evaluate", pytest.param("lessons", marks=pytest.mark.slow)])
 def test_the_readme_is_followed(kind, project, server, capsys):
     place = project(kind)

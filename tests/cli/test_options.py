@@ -95,6 +95,7 @@ def test_a_component_that_cannot_be_imported_is_named(capsys, monkeypatch):
 SET = "evaluation.sets=[{name='test',tasks={type='file',path='q.jsonl'}%s}]"
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [

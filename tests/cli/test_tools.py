@@ -377,6 +377,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_input_is_refused_with_its_fix(case, capsys, mine):
     words, kind, value, fix = REFUSED[case]

@@ -79,6 +79,7 @@ for part in (
     st.register_type_strategy(part, any_of(part))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [(Trajectory, 3), pytest.param(Trajectory, 40, marks=pytest.mark.slow), (Memory, 40), (Task, 40)],

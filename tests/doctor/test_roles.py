@@ -148,6 +148,7 @@ def test_a_constant_verdict_scores_its_share_and_is_found_out(
     assert any("--set agent.verifier.engine=large" in line for line in found["advice"])
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("role", ["planner", "executor", "verifier", "generator"])
 def test_an_injected_instruction_that_is_believed_is_seen(capsys: pytest.CaptureFixture[str], role: str) -> None:
     believed = {

@@ -85,6 +85,7 @@ def test_quantiles_of_students_t(freedom: float, error: float, quantile: float) 
     assert t_quantile(freedom, error) == pytest.approx(quantile, rel=1e-5)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("start", [0, 100], ids=["paired", "unpaired"])
 def test_the_interval_holds_the_truth_in_95_percent(start: int) -> None:
     """Five seeds a group; a part of each seed's luck is shared by both groups, one group varies more."""

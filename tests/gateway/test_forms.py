@@ -56,6 +56,7 @@ def test_no_json_value_breaks_a_reader(api: ModuleType, body: Any) -> None:
     check(api, body)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__.rpartition(".")[2])
 @given(key=WORDS, value=JSON, items=st.lists(st.dictionaries(WORDS, JSON, max_size=5), max_size=3))
 def test_no_json_value_in_a_request_breaks_a_reader(api: ModuleType, key: str, value: Any, items: list[Any]) -> None:

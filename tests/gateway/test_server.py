@@ -71,6 +71,7 @@ def test_other_methods_and_paths_do_no_harm(api, method):
     assert asked == 0
 
 
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize(
     "body",
     [

@@ -118,12 +118,14 @@ def test_output_and_gradients_equal_softmax_row_by_row(backend, past, groups):
     require_equal(backend, tree_of(SEQUENCES), past, groups)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 @given(batches(), st.integers(0, 3), st.sampled_from([1, 2]))
 def test_any_trie(backend, sequences, past, groups):
     require_equal(backend, tree_of(sequences), past, groups)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 @given(batches(), st.data())
 def test_segments_of_an_earlier_pass_are_seen_by_their_own_descendants_only(backend, sequences, data):
@@ -153,7 +155,7 @@ def test_unshared_sequences_do_not_see_each_other(backend):
     require_equal(backend, tree_of(SEQUENCES, share=False))
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 def test_segments_longer_than_a_kernels_block(backend):
     """Flash attention works in blocks of a few hundred: forks before, at and behind their edges."""
@@ -182,7 +184,7 @@ def test_large_scores_do_not_overflow(backend):
     torch.testing.assert_close(attend(backend, q, k, v, layout), plain(q, k, v, seen_by(tree)), atol=1e-12, rtol=0)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")

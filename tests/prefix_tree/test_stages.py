@@ -113,7 +113,7 @@ def test_subtrees_are_spread_evenly():
     assert [one.end - one.start for one in stages_of(tree, 28)] == [20, 20]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("budget", [1, 7, 50, 10**6])
 def test_nested_prefixes_and_forks_down_one_path(budget):
     """However often a path forks, stages nest to a bound, and hold the whole trie."""

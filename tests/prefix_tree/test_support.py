@@ -27,6 +27,7 @@ def model_of(family, **settings):
     return AutoModelForCausalLM.from_config(config(**{**SIZES, **settings})).eval()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "family", ["Llama", "Qwen2", "Qwen3", "Phi3", "Gemma", "Olmo2", "Granite", "Mixtral", "SmolLM3"]
 )
@@ -50,6 +51,7 @@ def test_a_window_bounds_the_rows():
     assert choose(model_of("Mistral", sliding_window=64)) == Choice("cascade", longest=64)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("family", "settings", "reason"),
     [

@@ -131,6 +131,7 @@ def test_the_batch_of_the_other_tests_has_every_kind_of_fork():
     assert tree.unique == len(prefixes(SEQUENCES)) < tree.total
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("share", [True, False])
 def test_thousands_of_nested_prefixes(share):
     count = 3000

@@ -281,6 +281,7 @@ def test_an_evaluation_asks_no_more_than_estimated(planned, tmp_path, capsys):
     assert asked["verifier"] == said["verifier"][0]
 
 
+@pytest.mark.slow
 def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path, capsys):
     settings = ["agent.max_turns=3", "evaluation.sets=[{name='test',split='test',per_family=2,seed=99}]"]
     recipe = config.load_recipe("function-calling-simulated", settings)

@@ -89,6 +89,7 @@ def test_parameters_of_a_directory_are_counted_exactly(family, tmp_path):
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("family", KNOWN)
 def test_an_adapters_weights_are_counted_exactly(family, tmp_path):
     directory = save_chat_model(tmp_path / "model", family)
@@ -189,7 +190,7 @@ def estimated(directory, dtype, config):
     return sum(part.bytes for part in parts if part.moment == "update")
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", ["rows", "cascade"])
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
@@ -203,7 +204,7 @@ def test_what_the_backward_pass_keeps_is_the_formula(dtype, lora, attention, tmp
     assert kept / tokens == pytest.approx(expected, rel=0.06)
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BYTES)
 def test_recomputed_activations_leave_the_layers_inputs(dtype, tmp_path):
     directory = save_model(tmp_path / "model")
@@ -285,6 +286,7 @@ def test_stages_hold_at_most_the_estimated_tokens(sequences, chunk_tokens):
     assert max(map(most_held, stages_of(tree, chunk_tokens))) <= SLACK * chunk_tokens + over
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_gradient_and_moments_take_the_estimate(lora, tmp_path):
     """Every tensor that one step leaves behind, besides the model's own weights."""

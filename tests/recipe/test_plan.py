@@ -92,6 +92,7 @@ def test_verl_divides_everything():
     assert sixty_four.bytes < eight.bytes
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(kind=st.sampled_from(["torchrun", "verl"]), gpus=st.integers(2, 512), more=st.integers(2, 4))
 def test_more_gpus_never_take_more_memory(kind, gpus, more):

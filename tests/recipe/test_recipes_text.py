@@ -153,6 +153,7 @@ def test_the_shipped_weights_answer_about_places_they_never_saw(shipped, split, 
     assert shipped.share(split, FAMILIES, 6) >= least
 
 
+@pytest.mark.slow
 def test_the_shipped_weights_decline_where_nothing_is_known(shipped):
     assert shipped.share("unseen", ["unknown"], 12) >= 0.9
 

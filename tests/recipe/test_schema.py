@@ -289,7 +289,7 @@ def test_a_missing_table_is_named():
 # -- writing back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
 def test_a_resolved_recipe_reads_back_as_itself(path: Path):
     """What a run directory holds is the whole recipe: resolving it again changes nothing."""

@@ -38,6 +38,7 @@ def numbers(text):
     return set(re.findall(r"(?<![\w.,])[-+]?\d[\d.,–]*%?", text))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("screen", SCREENS.values(), ids=SCREENS)
 def test_a_screen_cuts_no_number(screen, width):

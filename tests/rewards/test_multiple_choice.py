@@ -136,6 +136,7 @@ def test_a_gold_answer_that_is_no_option_is_named():
         chooses("A", "E")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("part", ["A", "A, ", "(B) ", "if ", "B? ", "answer\n", "is B is ", "if x was ", "⟦", "24 "])
 def test_long_answers_take_no_time(part):
     chosen(part * 7_000 + "B", OPTIONS | {"E": "24"})

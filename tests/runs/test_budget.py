@@ -120,6 +120,7 @@ def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
     assert engine.codec is inner.codec
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("limits", [{"tokens": 20_000}, {"cost_usd": 0.05}, {"tokens": 20_000, "cost_usd": 0.05}])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_limit_is_passed_and_little_is_left_over(limits, seed):

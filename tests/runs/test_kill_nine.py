@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("mode", ["checkpoint", "journal"])
 def test_kill_nine_at_any_moment_loses_nothing_confirmed(tmp_path, mode):

@@ -134,7 +134,7 @@ def test_a_program_calls_its_tool_branches_and_computes():
     assert observation.duration_s >= sum(call.duration_s for call in observation.tool_calls) > 0
 
 
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(6)
 @everywhere
 @pytest.mark.parametrize(
     ("code", "status", "text"),
@@ -458,6 +458,7 @@ def test_a_worker_that_dies_is_an_error_and_an_idle_one_is_replaced():
     with_runner(go, workers=1)
 
 
+@pytest.mark.matrix(1)
 @everywhere
 def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
     sandbox(tier)  # skips

@@ -117,6 +117,7 @@ def outcomes(tier: str, user: str, extent: str) -> dict[str, dict[str, Any]]:
     return {mode: found(tier, user, extent)[mode] for mode in modes}
 
 
+@pytest.mark.matrix(1)
 @every_run
 def test_only_what_is_documented_gets_through(tier: str, user: str, extent: str):
     snippets = SOME if extent == "some" else CORPUS
@@ -170,6 +171,7 @@ def watch(monkeypatch: pytest.MonkeyPatch):
     watching.close()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("who", ["the zygote", "what the host started"])
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_worker_killed_in_mid_call_is_an_error_of_that_call_alone(watch: Watch, tier: str, who: str):

@@ -455,6 +455,7 @@ def test_an_idle_worker_that_died_is_replaced(tier: Tier, temporary: Path):
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.matrix(2)
 @everywhere
 @pytest.mark.parametrize("which", [0, -2])  # the process that we started; the zygote: its child is the last
 def test_a_worker_that_dies_in_a_call_is_an_error_of_that_call_alone(tier: Tier, which: int, temporary: Path):

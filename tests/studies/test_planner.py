@@ -252,6 +252,7 @@ def test_costs_that_do_not_fit_are_refused_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_sound_plans_cost_what_the_best_ones_do(tmp_path: Path) -> None:
     shipped = read_file(SHIPPED.with_name("graphs.toml"))
     assert shipped.costs == COSTS

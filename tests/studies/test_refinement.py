@@ -75,7 +75,7 @@ def test_95_percent_intervals_hold_the_truth_in_93_to_97_percent_of_1000_repetit
     assert all(0.93 <= share <= 0.97 for share in found), found
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [30, 60])
 def test_they_hold_it_too_where_tasks_differ(tasks: int):
     """The truth is then the share of all such rounds, of which a task has more the longer it stays wrong or right."""

@@ -84,6 +84,7 @@ def test_a_setting_is_for_the_recipe_that_has_its_section(tmp_path: Path) -> Non
     assert (lessons.practice.epochs, weights.training.steps) == (2, 7)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("text", "more", "code"),
     [

@@ -51,6 +51,7 @@ def test_code_that_raises_or_runs_too_long_is_an_answer():
     assert not late.ok
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("code", "text"),
     [

@@ -273,6 +273,7 @@ def test_other_weights_than_those_that_sampled_stop_the_first_step_before_its_up
     assert not parts.learner.optimizer.state, "no step was made"
 
 
+@pytest.mark.slow
 def test_later_steps_are_reported_but_not_stopped(make, monkeypatch):
     """Off-policy drift is for the caller who reads the metrics: the check is of how things were wired."""
     algorithm, _ = make(Scripted(parity))
@@ -366,7 +367,7 @@ def test_progress_counts_the_families_that_are_trained_on_now(make):
     assert algorithm.progress.success == 0.7
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["failure", "uniform"])
 def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
     algorithm, _ = make(
@@ -376,6 +377,7 @@ def test_a_family_in_no_stage_is_not_trained_on(make, sampling):
     assert {one.family for outcome in run(algorithm, 3) for one in outcome.trajectories} == {"lookup"}
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("count", [2, 5])
 def test_balanced_steps_hold_every_family_equally(make, count):
     settings = ("training.family_sampling=balanced", f"training.tasks_per_step={count}")
@@ -389,6 +391,7 @@ def test_balanced_steps_hold_every_family_equally(make, count):
     assert {first, second} == set(asked)
 
 
+@pytest.mark.slow
 def test_every_step_samples_other_tasks_and_names_its_policy(make):
     algorithm, parts = make(Scripted(parity))
     first, second = run(algorithm, 2)
@@ -669,6 +672,7 @@ def supervised(make_build, *overrides):
     )
 
 
+@pytest.mark.slow
 def test_the_supervised_control_makes_as_many_updates_and_learns(make_build):
     algorithm = supervised(make_build)
     steps = []

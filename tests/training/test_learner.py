@@ -129,6 +129,7 @@ def test_temperature_counts(llama):
     assert hot != pytest.approx(warm, abs=1e-2)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("chunk_tokens", [1, 30, 6000])
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.3])
 def test_gradient_equals_the_loss_written_out_row_by_row(llama, chunk_tokens, kl_coefficient):
@@ -374,6 +375,7 @@ def test_what_a_tool_said_last_changes_nothing_at_all(precise):
     assert not all(torch.equal(one, other) for one, other in zip(*sampled, strict=True))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("chunk_tokens", [1, 30, 6000])
 def test_a_batch_of_streams_is_its_rows_one_by_one(precise, chunk_tokens):
     """Padding, chunks and shared sequences change neither the gradient nor what is logged."""
@@ -510,6 +512,7 @@ def test_exported_weights_are_the_policy(llama, tmp_path):
     assert not changed(weights(learner.model), weights(loaded))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_a_loaded_learner_continues_bit_for_bit(llama, tmp_path, lora):
     rows, loss = make_rows(), PolicyLoss(kl_coefficient=0.1)

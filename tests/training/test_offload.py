@@ -85,7 +85,7 @@ def assert_same(one, other):
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", ["rows", "cascade"])
 @pytest.mark.parametrize("masters", [False, True], ids=["float32", "masters"])
 @pytest.mark.parametrize("offload", OFFLOADS[1:])
@@ -131,7 +131,7 @@ def test_buckets_of_any_size_are_adamw(size, host, monkeypatch):
     assert all(state["step"] == 5 for state in streamed.state.values())
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "pair", [("none", "all"), ("all", "none"), ("all", "all"), ("reference", "optimizer")], ids=str
@@ -154,6 +154,7 @@ def test_a_checkpoint_resumes_with_another_setting_to_the_bit(pair, dtype, tmp_p
     assert not maps.exists() or str(tmp_path) not in maps.read_text(), "nothing is left that needs the file"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_the_first_step_has_no_state_and_loads(tmp_path):
     LocalLearner(make_model(), LearnerConfig()).save(tmp_path)
     resumed = LocalLearner(make_model(), LearnerConfig(offload="all"))
@@ -182,6 +183,7 @@ def test_rebase_makes_the_present_policy_the_streamed_reference():
     assert not learner.optimizer.state
 
 
+@pytest.mark.slow
 def test_with_lora_the_reference_is_the_model_and_only_the_optimizer_moves():
     found = []
     for offload in ("none", "reference", "all"):
@@ -305,6 +307,7 @@ def test_steps_that_bfloat16_loses_add_up_in_masters(host):
     assert ours[0] < 1
 
 
+@pytest.mark.slow
 def test_a_half_precision_learner_moves_with_masters_alone():
     moved = {}
     for masters in (False, True):

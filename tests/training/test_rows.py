@@ -304,6 +304,7 @@ lengths = st.lists(
 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("mode", get_args(Aggregation))
 @given(shape=lengths, seed=st.integers(0, 2**31))
 def test_weights_make_the_summed_loss_the_aggregate(mode, shape, seed):

@@ -149,6 +149,7 @@ def test_a_lost_last_reply_does_not_take_the_credit():
     assert batch.left_out == {"call whose reply the agent never received": 1}
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", ["rows", "dense"])  # padded; a prefix tree
 @given(session=sessions(most=8))
 @settings(max_examples=8)

@@ -228,6 +228,7 @@ def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, 
         assert capsys.readouterr().err.count("whole, each for itself: NovelForCausalLM has layers of type new") == times
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(ten_steps, tmp_path, monkeypatch, capsys):
     root, four = tmp_path / "damaged", settings({**TRAINING, "training.steps": 4})
     assert train(ten_steps, tmp_path / "whole", *four) == 0
@@ -310,6 +311,7 @@ def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_p
     assert "learned nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("words", "steps"), [(["--no-eval"], set()), (["--set", "evaluation.at=end"], {2})])
 def test_evaluations_can_be_left_out(ten_steps, tmp_path, capsys, words, steps):
     root = tmp_path / "run"

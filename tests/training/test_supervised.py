@@ -157,6 +157,7 @@ def test_the_warm_start_lowers_the_loss_and_becomes_the_reference(make_build):
         assert torch.equal(tensor, learner.reference.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_the_warm_start_follows_its_seed(make_build):
     builds = [make_build() for _ in range(2)]
     for build in builds:

@@ -144,6 +144,7 @@ def test_supervised_steps_and_the_new_reference_equal_the_local_learners(serve, 
     assert served.logprobs(rows, reference=True) != served.logprobs(rows)
 
 
+@pytest.mark.slow
 def test_a_server_that_divides_otherwise_is_refused(serve, directory):
     learner = served_learner(serve(division="tokens"), directory)
     with pytest.raises(UnsupportedError, match="does not add up gradients") as error:

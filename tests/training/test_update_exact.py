@@ -83,7 +83,7 @@ def test_every_family_is_exact(family, attention):
     require_exact(learner_of(model_of(family), config), truth(family))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_transformers_own_norm_costs_its_single_precision(family, attention):
@@ -92,6 +92,7 @@ def test_transformers_own_norm_costs_its_single_precision(family, attention):
     require_exact(learner, truth(family, double_norm=False), 1e-6, 1e-6)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", ["auto", "cascade"])
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 @pytest.mark.filterwarnings("ignore:.*sliding:UserWarning")
@@ -111,6 +112,7 @@ def test_flex_gives_the_same_logprobs(chunk_tokens):
         assert one == pytest.approx(other, abs=1e-12, rel=0)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_gradients_of_parts_of_a_batch_add_up(attention):
     learner, wanted = learner_of(model_of("qwen2"), LearnerConfig(attention=attention)), truth("qwen2")
@@ -119,6 +121,7 @@ def test_gradients_of_parts_of_a_batch_add_up(attention):
     require_gradient(learner, wanted.gradient, 1e-10)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_the_model_is_left_as_it_was(attention):
     """An engine samples from it between updates."""
@@ -132,7 +135,7 @@ def test_the_model_is_left_as_it_was(attention):
     assert before[1:] == after[1:]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("chunk_tokens", PACKINGS)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_a_head_that_is_trained_alone_is_exact(attention, chunk_tokens, monkeypatch):
@@ -146,6 +149,7 @@ def test_a_head_that_is_trained_alone_is_exact(attention, chunk_tokens, monkeypa
     require_gradient(learner, wanted.gradient, 1e-10)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_layers_in_training_stay_in_training(attention):
     model = model_of("qwen2").train()
@@ -154,6 +158,7 @@ def test_layers_in_training_stay_in_training(attention):
     assert all(one.training for one in model.modules())
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_tokens_are_counted(attention):
     learner = learner_of(model_of("qwen2"), LearnerConfig(attention=attention, chunk_tokens=70))
@@ -164,7 +169,7 @@ def test_tokens_are_counted(attention):
     assert stats.unique_tokens == len(prefixes(sequences))
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", BACKENDS[1:])
 def test_bfloat16_is_as_far_from_the_truth_as_plain_rows(attention):
     """Half-precision results differ with the order of summing, but no more by the trie than by padded rows.
@@ -208,6 +213,7 @@ def test_a_batch_without_a_sampled_token_changes_nothing(attention, count):
     assert not any(one.grad is not None and one.grad.any() for one in learner.parameters)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_a_row_of_one_token_has_nothing_to_predict(attention):
     alone = Row(prompt_ids=(7,), completion_ids=(), old_logprobs=(), advantage=1.0, weight=1.0, kl_weight=1.0)
@@ -240,7 +246,7 @@ def any_rows(draw):
     return rows
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("attention", BACKENDS)
 @given(any_rows(), st.sampled_from(PACKINGS))
 @settings(max_examples=5)

@@ -114,7 +114,7 @@ def _ids(rows):
     return [row.prompt_ids for row in rows], [row.completion_ids for row in rows]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("masked", [False, True], ids=["sampled", "with tool output"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("attention", ["rows", "cascade"])

@@ -89,6 +89,7 @@ def test_concurrency_and_the_order_of_answers_change_nothing(whole, tmp_path, mo
     assert asked.calls == whole[1]
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(whole, tmp_path):
     practise(tmp_path / "other", {"seed": 5})
     assert differences(whole[0], tmp_path / "other") == [
@@ -146,6 +147,7 @@ def test_patience_ends_a_run_that_accepts_nothing(tmp_path):
     assert len(read_updates(RunDirectory.open(tmp_path / "run"))) == 1
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("limit", ["rollouts=25", "rollouts=9", "tokens=40000", "tokens=12000"])
 def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path, limit, concurrency):
@@ -160,6 +162,7 @@ def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path,
     assert all(one.errors == 0 for one in run.evaluations.read())
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("limit", "warned"), [(9, True), (200, False)])
 def test_a_limit_without_room_for_an_update_is_named_at_the_start(tmp_path, limit, warned):
     noted = []
@@ -318,6 +321,7 @@ def test_at_30_percent_faults_nothing_is_lost(tmp_path):
     assert sum(one.request_failures for found in trajectories(runs[1].root).values() for one in found) > 10
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("limit", ["rollouts=25", "tokens=40000", "cost_usd=0.05"])
 def test_at_30_percent_faults_no_limit_is_passed(tmp_path, limit):
     name, _, value = limit.partition("=")

@@ -136,7 +136,7 @@ def test_it_is_an_engine_without_a_barrier(double_engine):
     assert (engine.name, engine.model, engine.codec) == ("policy", inner.model, inner.codec)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sample_is_that_of_the_request_alone_in_any_order_of_arrival(double_engine, seen, family):
     """Greedy or not, with sliding windows, learned positions and shared key heads."""
@@ -302,6 +302,7 @@ def test_event_loops_one_after_the_other(double_engine):
         loop.close()
 
 
+@pytest.mark.slow
 def test_two_event_loops_at_once(double_engine):
     engine = ContinuousLocal(double_engine())
     both = [mixed(random.Random(seed), 8) for seed in range(2)]
@@ -363,6 +364,7 @@ def test_all_cancelled_is_no_work(double_engine, seen):
     check_as_alone(engine._engine, requests[:1], [asyncio.run(play())])
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, AttributeError])
 def test_an_error_fails_the_batch_and_the_engine_works_on(double_engine, seen, kind):
     engine = ContinuousLocal(double_engine(max_batch=3))

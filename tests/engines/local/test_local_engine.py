@@ -89,6 +89,7 @@ def test_equal_prompts_with_different_seeds_differ_and_with_equal_seeds_agree(ti
     assert first[0] != second[0]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_follow_the_softmax(tiny_model, temperature):
     """A chi-square test at a fixed seed: with 60 tokens or so its statistic stays below 2.2 per degree of freedom."""
@@ -405,6 +406,7 @@ def test_any_causal_model_samples_with_its_own_logprobs(saved_model, family):
         assert alone_logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chat_goes_through_the_models_own_template(saved_model, family):
     model, tokenizer = load_model(saved_model(family), "float32", "cpu")

@@ -74,6 +74,7 @@ def compared(model, way, asked):
     return ours
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
 def test_logits_and_caches_are_those_of_padded_prompts(trie_always, family, dtype):

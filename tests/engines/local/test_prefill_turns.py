@@ -74,6 +74,7 @@ def drawn(calls):
     return [[(call.prompt_ids, call.completion_ids) for call in each] for each in calls]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("max_batch", "roles"), [(256, ["planner"]), (256, ["planner", "verifier"]), (3, ["planner"])])
 def test_turns_compute_what_is_new_and_sample_the_same(tiny_model, passes, monkeypatch, max_batch, roles):
     plain = asyncio.run(together(engine_of(tiny_model, max_batch=max_batch), roles=roles))

@@ -52,6 +52,7 @@ def test_any_text_comes_back(text: str):
     assert not {TOKENIZER.convert_tokens_to_ids(mark) for mark in SPECIAL} & set(ids)
 
 
+@pytest.mark.matrix(3)
 @given(st.sampled_from(NAMES) | st.from_regex(r"[A-ZÄÖÜÉŁÑ][a-zäöüéłñßœ]{0,12}", fullmatch=True))
 @pytest.mark.parametrize(
     ("before", "after"), [(" ", "."), ('"', '"}}'), ("(", ")"), ("[", "]"), (" ", "'s"), ('": "', " height"), ("", "?")]

@@ -68,6 +68,7 @@ def test_a_streamed_reply_is_the_whole_one(request_: Request, token_ids: bool):
     assert "".join(piece for _, piece in emitted) == whole.completion
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("token_ids", [False, True])
 @pytest.mark.parametrize("fault", STREAM_FAULTS)
 def test_a_stream_that_breaks_is_tried_again(fault: Fault, token_ids: bool):

@@ -289,6 +289,7 @@ def test_an_unknown_category_is_refused():
 # --- state --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(1)
 @needs_data
 @pytest.mark.parametrize("name", ["base_1", "long_context_150", "miss_param_55", "miss_func_102"])
 def test_eight_rollouts_at_once_in_any_order_are_rewarded_like_each_alone(source, name):

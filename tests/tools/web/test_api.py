@@ -69,6 +69,7 @@ def test_a_user_agent_that_no_header_can_carry_is_refused(bad: str):
 TRANSIENT: list[Fault] = [429, 500, 503, 408, "reset", "truncate", "cut_json", "html", "huge", "bomb", Answer(body="")]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("fault", TRANSIENT, ids=str)
 def test_a_transient_failure_is_retried(fault: Fault):
     with serve(fault) as server:
@@ -76,6 +77,7 @@ def test_a_transient_failure_is_retried(fault: Fault):
         assert len(server.asked) == 2
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("fault", TRANSIENT, ids=str)
 def test_a_failure_that_persists_is_a_retryable_error(fault: Fault):
     error, server = failure(fault, fault, fault)

@@ -126,6 +126,7 @@ def test_a_text_is_embedded_once(monkeypatch: pytest.MonkeyPatch):
     assert sent(("q", "ab"), ("q", "c"), ("q", "b"), ("q", "a")) == [["q", "a", "b"], ["c"], ["a"]]
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -94,7 +94,7 @@ def test_a_page_that_fits_is_given_whole(site: PageServer):
     assert text.count("Paragraph") == 120
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
@@ -114,6 +114,7 @@ def test_other_pages(site: PageServer, path: str, text: str):
     assert text in result.text
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("path", "why"),
     [
@@ -293,6 +294,7 @@ def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
     assert processes[0].returncode is not None
 
 
+@pytest.mark.slow
 def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch):
     ended, exited = BaseSubprocessTransport._call_connection_lost, BaseSubprocessTransport._process_exited
 

@@ -106,6 +106,7 @@ FACTS = [  # town, fact, question
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranking", ["words", pytest.param("embeddings", marks=pytest.mark.slow)])
 def test_a_fact_of_a_late_section_is_found_in_twenty_of_twenty_pages(ranking: str):
     """The engine summarizes by quoting the sentence that has the fact, if its prompt holds one."""
@@ -262,6 +263,7 @@ FAULTS: list[Fault] = [
 ]
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
     with MediaWikiServer(PAGES, faults=[None, fault]) as server:

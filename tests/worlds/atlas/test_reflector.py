@@ -72,6 +72,7 @@ def test_it_finds_the_hidden_rules():
     assert {change.module for change in operations} == {"policy"}
 
 
+@pytest.mark.slow
 def test_without_rules_or_from_calculations_it_finds_none():
     assert propose({}) == []
     assert stated(propose(HIDDEN, families=("scale", "arith", "compare"))) == {}

@@ -117,6 +117,7 @@ def ruled():
     return tasks, play
 
 
+@pytest.mark.slow
 def test_the_teacher_answers_by_the_rules_in_its_prompt(ruled):
     tasks, play = ruled
     lessons = {"policy": lines(RULES[attribute].lesson(Random(1), held_out=True) for attribute in RULED)}

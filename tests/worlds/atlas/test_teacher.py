@@ -35,6 +35,7 @@ def play(*settings, split="test", per_family=10):
     return asyncio.run(run())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("split", ["train", "validation", "test", "unseen", "real"])
 def test_sound_it_answers_every_question(split):
     played = play(split=split)
@@ -81,6 +82,7 @@ def test_its_transcripts_can_be_learned_in_a_native_prompt():
     assert [tool["function"]["name"] for tool in transcript.tools] == ["local_search", "python"]
 
 
+@pytest.mark.slow
 def test_clumsy_it_fails_often_and_ends_always():
     success = {}
     for share in (0.5, 1.0):

@@ -66,6 +66,7 @@ def test_an_agent_that_never_errs_solves_everything(difficulty):
         assert made == [(call.name, call.arguments) for turn in plan.turns for call in turn.calls]
 
 
+@pytest.mark.slow
 def test_one_that_always_errs_solves_nothing():
     done = play(0.0, source().fixed("test", seed=3, per_family=6), source())
     assert [one.reward.value for one in done] == [0.0] * 30
@@ -95,6 +96,7 @@ def test_the_same_seed_plays_the_same_whatever_the_concurrency():
     assert runs[0][0].turns != runs[0][1].turns or runs[0][2].turns != runs[0][3].turns
 
 
+@pytest.mark.slow
 def test_eight_rollouts_at_once_and_in_any_order_earn_what_each_earns_alone():
     [task] = source("hard").fixed("test", seed=8, families=("composite",), count=1)
     copies = [task.model_copy(update={"id": f"copy-{i}"}) for i in range(8)]

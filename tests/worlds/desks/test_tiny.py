@@ -24,6 +24,7 @@ def plan_of(task):
     return tuple(call["name"] for turn in task.metadata["turns"] for call in turn["calls"])
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("difficulty", ["easy", "standard"])
 def test_no_plan_is_in_two_splits(difficulty):
     def plans(apart):
@@ -62,6 +63,7 @@ def test_what_user_and_teacher_write_round_trips(build):
         assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.slow
 def test_a_chat_is_marks_and_what_is_said_without_the_system_prompt(build):
     tokenizer = build.engine("policy").tokenizer
     chat = [

@@ -140,6 +140,7 @@ def test_questions_name_places_of_their_own_split_only(split):
         assert {word for word in task.question.split() if word in names} <= allowed
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
 def test_no_question_of_one_split_is_in_another(one, other):
     questions = {split: {task.question for task in SAMPLES[split]} for split in (one, other)}
@@ -273,6 +274,7 @@ def test_the_smallest_world_serves_every_family():
         smallest.fixed("validation", seed=0, families=["total4"])
 
 
+@pytest.mark.slow
 def test_every_question_of_the_world_is_readable():
     for task in SAMPLES["test"]:
         assert WORLD.readable(task.question) == task.question

@@ -82,7 +82,7 @@ def test_no_constant_answer_gets_far():
         assert most < (0.85 if {"yes", "no"} & set(answers) else 0.5), (family, answers.most_common(2))
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
 def test_splits_share_no_graph_and_no_question(one, other):
     assert {*WORLD.names(one)}.isdisjoint(WORLD.names(other))

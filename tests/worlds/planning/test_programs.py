@@ -212,6 +212,7 @@ def test_the_scripted_planner_is_seeded():
     assert len({call.completion for _, call in decisions(50)}) > 10
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_actions_are_malformed_as_often_as_configured(share):
     malformed = [action.tool == "" for action, _ in decisions(2000, malformed=share)]
@@ -270,6 +271,7 @@ def test_with_sound_lessons_it_takes_the_next_sound_step():
         assert all(call.prompt.startswith(f"- {SOUND['form']}\n") for _, call in made)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("about", SOUND)
 def test_each_lesson_moves_its_own_decision(about):
     """By how often the two kinds of lesson lead to an action that a sound planner would write."""

@@ -77,6 +77,7 @@ def test_always_sensible_it_solves_every_task_in_the_turns_its_family_says():
         assert is_strict(stream_of(one), TINY)
 
 
+@pytest.mark.slow
 def test_it_answers_with_the_newest_result_however_bad_the_plan(scripted):
     answered = [one for one in scripted if one.stop_reason == "answered"]
     wrong = [one for one in answered if one.reward and one.reward.value == 0]

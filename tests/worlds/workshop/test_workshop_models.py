@@ -65,7 +65,7 @@ def planned_prompt(library, question="press order 10001: amber rim. Which code d
 # --- the agent --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["none", "true", "false", "both and others"])
 def test_the_closed_form_is_the_mean_of_rollouts_through_the_real_agent(build, which):
     world = build.source
@@ -86,6 +86,7 @@ def test_the_closed_form_is_the_mean_of_rollouts_through_the_real_agent(build, w
     assert abs(sum(rewards) / 800 - sum(expected) / 100) < 4 * spread
 
 
+@pytest.mark.slow
 def test_orders_of_another_domain_are_an_evaluation_set_on_which_lessons_are_clutter(build):
     world = build.source
     kiln = SetConfig(
@@ -361,6 +362,7 @@ def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     assert [one.text for one in sound.library.lessons] == [one.text for one in updated().library.lessons]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("lapse", "reason"),
     [("duplicate", "repeats"), ("over_long", "tokens"), ("answer_copying", "answer")],
