@@ -132,4 +132,4 @@ def test_no_expression_takes_long(text: str):
     """Expressions are evaluated in the process of the event loop, so each must be bounded by itself."""
     clock = time.process_time()
     answer(text[:500], 4000)
-    assert time.process_time() - clock < 0.1
+    assert time.process_time() - clock < 1
