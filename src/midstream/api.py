@@ -136,7 +136,7 @@ def train(
 
 
 def try_training(recipe: Recipe | str) -> Trial:
-    """Play some tasks and make one update of a recipe's weights, which is thrown away, to see if training can work.
+    """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
 
     Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
     """

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_recording(parser)
     shared.add(parser, "--track", "--budget", "--no-eval", "--engine", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
-    text = "play 16 tasks and make one update, train nothing, and say what decides whether training can work"
+    text = "play 16 tasks, make one step that is thrown away, and say what decides whether training can work"
     parser.add_argument("--try", dest="trial", action="store_true", help=text)
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
             if getattr(options, name):
                 what, fix = f"--{name} does nothing with --try, which keeps no run", "leave it out"
                 raise UsageError(what, code="option-without-effect", fix=fix)
-        with shared.spinner("playing 16 tasks, then one update", silent=options.quiet):
+        with shared.spinner("playing 16 tasks, then one step", silent=options.quiet):
             trial = api.try_training(recipe)
         if options.json:
             print(json.dumps(trial.model_dump()))

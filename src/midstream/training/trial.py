@@ -1,4 +1,4 @@
-"""A trial before training: one step on more tasks than a step has, whose weights are thrown away.
+"""A trial before training: rollouts of more tasks than a step has, then one step, whose weights are thrown away.
 
 It measures what decides whether training can work: whether the agent reads the model's replies, whether groups hold
 successes and failures (equal rewards have no advantage), what a step takes.
@@ -43,12 +43,15 @@ class Trial(Frozen):
 
 
 async def measured(parts: Parts) -> Trial:
-    """Play `TASKS` x `GROUP` rollouts and one update, and say what to change before training."""
-    config, started = parts.training, time.perf_counter()
-    tried = config.model_copy(update={"tasks_per_step": TASKS, "group_size": GROUP, "resample_uniform": 0})
-    outcome = await parts.flow_grpo(tried).step(1)
-    share = config.tasks_per_step * config.group_size / (TASKS * GROUP)
-    metrics, update_s = outcome.metrics, time.perf_counter() - started - outcome.rollout_s
+    """Play `TASKS` x `GROUP` rollouts, then make a step as the recipe has it, and say what to change before training."""
+    config = parts.training
+    played = parts.flow_grpo(
+        config.model_copy(update={"tasks_per_step": TASKS, "group_size": GROUP, "resample_uniform": 0})
+    )
+    await parts.publish(0)
+    metrics = played.outcome(1, await played.sample(1), [], [], rollout_s=0.0).metrics
+    started = time.perf_counter()
+    step = await parts.flow_grpo(config).step(1)
     trial = Trial(
         tasks=TASKS,
         group_size=GROUP,
@@ -57,8 +60,8 @@ async def measured(parts: Parts) -> Trial:
         readable=1 - metrics.tool_use.share.get("malformed", 0.0),
         contrast=1 - (metrics.groups_uniform + metrics.groups_broken) / max(1, metrics.groups),
         tools=metrics.tool_use.share,
-        rollout_s=outcome.rollout_s * share,
-        update_s=update_s * share,
+        rollout_s=step.rollout_s,
+        update_s=time.perf_counter() - started - step.rollout_s,
         memory_gb=_peak_gb(),
         steps=config.steps,
     )
