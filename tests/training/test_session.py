@@ -228,6 +228,13 @@ def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, 
         assert capsys.readouterr().err.count("whole, each for itself: NovelForCausalLM has layers of type new") == times
 
 
+def test_a_balanced_step_smaller_than_the_families_is_reported_at_the_start(ten_steps, tmp_path, capsys):
+    for tasks, times in ((1, 1), (2, 0)):
+        changes = {"training.steps": 1, "training.tasks_per_step": tasks, "training.family_sampling": '"balanced"'}
+        assert train(ten_steps, tmp_path / str(tasks), *settings({**TRAINING, **changes})) == 0
+        assert capsys.readouterr().err.count("set training.tasks_per_step to 2 or more") == times
+
+
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(ten_steps, tmp_path, monkeypatch, capsys):
     root, four = tmp_path / "damaged", settings({**TRAINING, "training.steps": 4})

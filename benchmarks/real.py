@@ -1,0 +1,250 @@
+"""One GRPO step of a real language model on a CPU: midstream beside TRL's GRPOTrainer.
+
+    python benchmarks/real.py local/qwen05b-coder                  # 4 questions x 8 replies of at most 48 tokens
+    python benchmarks/real.py local/DIR --rounds 3 --group-size 16
+
+Same model, same prompts to the token, temperature 1, LoRA 16 on all linear layers, float32, one optimizer step over the
+same number of replies, clip 0.2, no KL term, one thread. TRL comes with `pip install -e '.[train,bench]'` and samples by
+Transformers' `generate`; it runs as it comes, which recomputes activations, and without that. The peers take turns, a
+process each (A B C, then C B A), so that memory is one peer's. Rewards alternate 1 and 0, so that every reply counts.
+
+CPU milliseconds a token are of sampled tokens, prompts included; the update's seconds are of all replies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from update_measure import TRL_MISSING, _status_mb, add_options
+
+PEERS = ("midstream", "TRL", "TRL, keeping activations")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of a peer took, and the prompts that it sampled from."""
+
+    sampled: int
+    rollout_cpu_s: float
+    update_cpu_s: float
+    loaded_mb: float
+    peak_mb: float
+    prompts: list[str]
+
+
+class Alternating:
+    """A reward that every group has of both kinds."""
+
+    name, judged = "alternating", False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def check(self, task: Any) -> None:
+        """Every task can be scored."""
+
+    async def score(self, task: Any, trajectory: Any) -> Any:
+        """1 and 0 in turns."""
+        from midstream.core.trajectory import Score
+
+        self.count += 1
+        return Score(value=float(self.count % 2))
+
+
+def midstream_step(arguments: argparse.Namespace) -> Step:
+    """The step of a recipe whose agent answers a question with one reply."""
+    from midstream.recipe.build import Build
+    from midstream.recipe.overrides import changed_recipe
+    from midstream.recipe.sessions import parts_of
+
+    policy = f'type="model", engine="policy", sampling={{temperature=1.0, max_tokens={arguments.max_tokens}}}'
+    overrides = [
+        f'agent={{type="direct", max_tokens=400, policy={{{policy}}}}}',
+        f"training.tasks_per_step={arguments.tasks}",
+        f"training.group_size={arguments.group_size}",
+        'engines.policy.dtype="float32"',
+        "learner.threads=1",
+    ]
+    recipe = changed_recipe("tool-use-small", overrides=overrides, model=arguments.model, tools="none")
+    assert recipe.training is not None
+    with Build(recipe) as build:
+        parts = parts_of(build)
+        algorithm = parts.flow_grpo(recipe.training)
+        algorithm.environment = replace(algorithm.environment, reward=Alternating())
+        loaded, started = _status_mb("VmRSS"), time.process_time()
+        rollout_cpu_s = 0.0
+        update = algorithm._update
+
+        def timed(*given: Any) -> Any:
+            nonlocal rollout_cpu_s
+            rollout_cpu_s = time.process_time() - started
+            return update(*given)
+
+        algorithm._update = timed  # type: ignore[method-assign]
+        outcome = asyncio.run(algorithm.step(1))
+        calls = [call for trajectory in outcome.trajectories for call in trajectory.calls]
+        prompts = [parts.student.tokenizer.decode(call.prompt_ids) for call in calls[:: arguments.group_size]]
+        return Step(
+            sampled=sum(len(call.completion_ids) for call in calls),
+            rollout_cpu_s=rollout_cpu_s,
+            update_cpu_s=time.process_time() - started - rollout_cpu_s,
+            loaded_mb=loaded,
+            peak_mb=_status_mb("VmHWM"),
+            prompts=prompts,
+        )
+
+
+def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bool) -> Step:
+    """The step of a GRPOTrainer on these prompts."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    torch.set_num_threads(1)
+    group, replies = arguments.group_size, arguments.group_size * len(prompts)
+    path = arguments.directory
+    with tempfile.TemporaryDirectory() as out:
+        config = GRPOConfig(
+            output_dir=out,
+            per_device_train_batch_size=group,
+            gradient_accumulation_steps=replies // group,
+            num_generations=group,
+            max_completion_length=arguments.max_tokens,
+            temperature=1.0,
+            beta=0.0,
+            loss_type="grpo",
+            learning_rate=3e-4,
+            max_steps=1,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=recompute,
+            save_strategy="no",
+            report_to=[],
+        )
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+            reward_funcs=lambda completions, **columns: [float(i % 2) for i in range(len(completions))],
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            processing_class=AutoTokenizer.from_pretrained(path),
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+        )
+        taken: dict[str, float] = {}
+        sample = trainer._generate_and_score_completions
+
+        def timed(batch: Any) -> Any:
+            before = time.process_time()
+            found = sample(batch)
+            taken["rollout"] = time.process_time() - before
+            taken["sampled"] = int(found["completion_mask"].sum())
+            return found
+
+        trainer._generate_and_score_completions = timed
+        loaded, started = _status_mb("VmRSS"), time.process_time()
+        trainer.train()
+        spent = time.process_time() - started
+    return Step(
+        sampled=int(taken["sampled"]),
+        rollout_cpu_s=taken["rollout"],
+        update_cpu_s=spent - taken["rollout"],
+        loaded_mb=loaded,
+        peak_mb=_status_mb("VmHWM"),
+        prompts=prompts,
+    )
+
+
+def one(arguments: argparse.Namespace) -> None:
+    """The child process: a peer's step, as JSON in the file `--json`."""
+    if arguments.one == "midstream":
+        step = midstream_step(arguments)
+    else:
+        prompts = json.loads(os.environ["PROMPTS"])
+        step = trl_step(arguments, prompts, recompute="keeping" not in arguments.one)
+    arguments.json.write_text(json.dumps(asdict(step)))
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, list[Step]]:
+    """Every peer once a round, each in a process of its own."""
+    steps: dict[str, list[Step]] = {name: [] for name in PEERS}
+    prompts: list[str] = []
+    for number in range(arguments.rounds):
+        for name in PEERS if number % 2 == 0 else PEERS[::-1]:
+            with tempfile.TemporaryDirectory() as directory:
+                file = Path(directory) / "step.json"
+                command = [sys.executable, __file__, *sys.argv[1:], "--one", name, "--json", str(file)]
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROMPTS": json.dumps(prompts)}
+                subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+                step = Step(**json.loads(file.read_text()))
+            prompts = prompts or step.prompts
+            steps[name].append(step)
+            print(f"  {name:26} {json.dumps({**asdict(step), 'prompts': len(step.prompts)})}", flush=True)
+    return steps
+
+
+def table(steps: dict[str, list[Step]]) -> str:
+    """In Markdown: medians, and theirs over midstream's."""
+
+    def of(name: str, value: Any) -> float:
+        return statistics.median(value(step) for step in steps[name])
+
+    values = {
+        "CPU-ms a sampled token": lambda step: 1000 * step.rollout_cpu_s / step.sampled,
+        "update, CPU-s": lambda step: step.update_cpu_s,
+        "step, CPU-s": lambda step: step.rollout_cpu_s + step.update_cpu_s,
+        "peak over the loaded model, MB": lambda step: step.peak_mb - step.loaded_mb,
+    }
+    lines = ["| | " + " | ".join(PEERS) + " |", "|---" * (len(PEERS) + 1) + "|"]
+    for title, value in values.items():
+        own = of("midstream", value)
+        cells = [
+            f"{of(name, value):.1f}" + ("" if name == "midstream" else f" (x {of(name, value) / own:.2f})")
+            for name in PEERS
+        ]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="as --model of the commands: local/NAME, local/DIR, local/FILE.gguf")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--one", choices=PEERS, help=argparse.SUPPRESS)
+    add_options(parser)
+    arguments = parser.parse_args()
+    from midstream.engines.local.catalog import place_of
+    from midstream.engines.local.gguf import converted
+
+    place = place_of(arguments.model.removeprefix("local/"))
+    arguments.directory = converted(Path(place)) if place.endswith(".gguf") else place
+    if arguments.one:
+        return one(arguments)
+    try:
+        import trl  # noqa: F401
+    except ImportError:
+        raise SystemExit(TRL_MISSING) from None
+    steps = measured(arguments)
+    print(table(steps))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({name: [asdict(step) for step in own] for name, own in steps.items()}))
+
+
+if __name__ == "__main__":
+    main()
