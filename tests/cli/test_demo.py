@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pexpect
 import pytest
 
 from midstream.cli.main import main
+from support.hf_models import save_chat_model
 
 SMALL = "learner.threads=1 tasks.regions=2 training.steps=1 training.tasks_per_step=2 training.group_size=2"
 SMALL += " evaluation.sets=[] evaluation.validation.per_family=1"
@@ -81,3 +84,23 @@ def test_a_user_names_the_country_and_asks(demo):
     assert len(answers) == 4
     assert answers[0] in height
     assert answers[3] == "62"
+
+
+@pytest.mark.slow
+def test_a_real_model_is_trained_and_asked_before_and_after(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = Path(save_chat_model(tmp_path / "model", "llama")) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024}))
+    changes = ["steps=1", "tasks_per_step=1", "group_size=2", "loss.kl_coefficient=0.1"]
+    settings = [*(f"training.{change}" for change in changes), "learner.threads=1", "agent.max_tokens=8"]
+    settings += ["agent.policy.sampling.max_tokens=4", "evaluation.sets=[]", "evaluation.validation.per_family=1"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main(["demo", "--real", "--model", "local/model", "--quiet", *words]) == 0
+    text = capsys.readouterr().out
+    before = text.index("Before: midstream solve --recipe tool-use-small --model local/model")
+    assert before < text.index("After: midstream solve --planner runs/demo-real") < text.index("\nNext\n")
+
+
+def test_a_model_without_real_is_refused(capsys):
+    assert main(["demo", "--model", "local/model"]) == 2
+    assert "option-without-effect" in capsys.readouterr().err

@@ -32,6 +32,8 @@ _SEARCHES = ("local_search", "web_search", "wikipedia")
 _NAMED = re.compile(r'"tool": "(\w+)"')  # in an example
 # A line whose input is never closed: the rest of the reply is the input.
 _UNCLOSED = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*"(.+)', re.DOTALL)
+# A line whose input has no quotation marks: {"tool": "python", "input": 36 * 43 - 214}
+_BARE = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*([^"\s{\[][^\n]*)')
 _SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
 _MAX_VALUE = 60  # characters of a result that is an answer as it stands
 
@@ -230,11 +232,11 @@ def to_json_line(value: Mapping[str, str]) -> str:
 
 
 def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Action:
-    """The planner's action from a line of JSON; with `repair`, also from one that is almost JSON, or never closed."""
+    """The planner's action from a line of JSON; with `repair`, also from one that is almost JSON."""
     text = spoken(text).strip()
     found = next(iter(json_objects(text)), None)
-    if found is None and repair:
-        found = next(iter(repaired_objects(text)), None) or _unclosed(text)
+    if repair and not isinstance((found or {}).get("input"), str):
+        found = _bare(text) or next(iter(repaired_objects(text)), None) or _unclosed(text)
     if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
         return Action(error='the reply is not {"tool": "...", "input": "..."}')
     named = str(found.get("tool"))
@@ -244,19 +246,25 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     return Action(tool=named, context=written)
 
 
+def _bare(text: str) -> dict[str, str] | None:
+    found = _BARE.match(text)
+    return {"tool": found[1], "input": _without_end(found[2])} if found else None
+
+
 def _unclosed(text: str) -> dict[str, str] | None:
-    if (found := _UNCLOSED.match(text)) is None:
+    # Sampling may have stopped at a quotation mark and brace inside the input.
+    if (found := _UNCLOSED.match(text)) is None or found[2].rstrip().endswith('\\"}'):
         return None
-    rest = found[2].rstrip()
-    if rest.endswith('\\"}'):
-        # Sampling stopped at a quotation mark and brace inside the input.
-        return None
-    if rest.endswith("}") and rest.count("}") > rest.count("{"):
-        rest = rest[:-1].rstrip()
     try:
-        return {"tool": found[1], "input": json.JSONDecoder(strict=False).decode(f'"{rest}"')}
+        return {"tool": found[1], "input": json.JSONDecoder(strict=False).decode(f'"{_without_end(found[2])}"')}
     except ValueError:
         return None
+
+
+def _without_end(text: str) -> str:
+    """Without the brace that ends the line of JSON."""
+    text = text.rstrip()
+    return text[:-1].rstrip() if text.endswith("}") and text.count("}") > text.count("{") else text
 
 
 def _summary(tool: Tool) -> str:

@@ -31,9 +31,9 @@ from midstream.runs import RunDirectory
 
 RECIPE, RUN = "flow-grpo-tiny", "runs/demo"
 TEXT_RECIPE, TEXT_RUN = "text-tiny", "runs/demo-text"
-REAL_RECIPE, REAL_RUN = "tool-use-small", "runs/demo-real"
+REAL_RECIPE, OTHER_RECIPE, REAL_RUN = "tool-use-135m", "tool-use-small", "runs/demo-real"
 REAL_MODEL = "smollm2"
-SUM = "Omar has 58 bags with 74 nuts each and gives 219 nuts away. How many nuts are left?"
+SUM = "How much is 58 * 74 - 219?"
 PLACE = "Zorbania"
 QUESTIONS = ("How high is {}?", "How many people live in the capital of {}?", "How high is Mount Everest?")
 START = {
@@ -41,14 +41,17 @@ START = {
     "about 4 minutes on 2 cores.",
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
-    REAL_RECIPE: "A real language model is trained to calculate with Python instead of in its head.",
+    REAL_RECIPE: "SmolLM2, a real language model of 135 million parameters, learns to calculate with Python instead of in "
+    "its head: about 10 minutes on 2 cores.",
+    OTHER_RECIPE: "A real language model learns to calculate with Python instead of in its head.",
 }
 LIMITS = {
     RECIPE: "The planner knows its made-up world alone, and questions of up to three turns. It shows that loop, "
     "credit and update work, not how much a large model gains (docs/limits.md).",
     TEXT_RECIPE: "The model knows the language of a made-up atlas alone. It shows that loop, masks and update work, "
     "not how much a large model gains (docs/limits.md).",
-    REAL_RECIPE: "That SmolLM2 becomes better at this is not shown yet: see its numbers above (docs/models.md).",
+    REAL_RECIPE: "One kind of question, one tool. What real models learned so far: docs/models.md.",
+    OTHER_RECIPE: "Two kinds of questions, one tool. What real models learned so far: docs/models.md.",
 }
 FACTS = 9  # documents about a country, its capital and its river
 
@@ -67,13 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show on one screen what changed, where to look at it, its limits, and what to try next."""
-    name, root, model = (TEXT_RECIPE, TEXT_RUN, {}) if options.text else (RECIPE, RUN, {})
+    name, root = (TEXT_RECIPE, TEXT_RUN) if options.text else (RECIPE, RUN)
     if options.real:
-        name, root, model = REAL_RECIPE, REAL_RUN, {"model": options.model or f"local/{REAL_MODEL}"}
+        name, root = OTHER_RECIPE if options.model else REAL_RECIPE, REAL_RUN
     elif options.model:
         fix = "add --real"
         raise UsageError(f"--model {options.model} without --real", code="option-without-effect", fix=fix)
-    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, **model)
+    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, model=options.model)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
     if options.real and not options.model:
@@ -92,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     if options.text:
         _ask(run, console)
     elif options.real:
-        _ask_before_and_after(run, model["model"], console)
+        _ask_before_and_after(run, ["--recipe", name, *(["--model", options.model] if options.model else [])], console)
     console.print(f"Report  {run.report_path}", highlight=False, soft_wrap=True)
     console.print(f"View    midstream view {place}", highlight=False, soft_wrap=True)
     console.print(f"Limits  {LIMITS[name]}", highlight=False)
@@ -143,14 +146,13 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
         solve.run(parser.parse_args(command))
 
 
-def _ask_before_and_after(run: RunDirectory, model: str, console: Terminal) -> None:
+def _ask_before_and_after(run: RunDirectory, before: list[str], console: Terminal) -> None:
     """Ask a question of the user's, of the model as it was and as it is now."""
     typed = sys.stdin is not None and sys.stdin.isatty()
-    question = (_line(f"\nAsk a calculation in words [{SUM}]: ") if typed else "") or SUM
+    question = (_line(f"\nAsk a calculation [{SUM}]: ") if typed else "") or SUM
     parser = argparse.ArgumentParser()
     solve.add_arguments(parser)
-    before = ["--recipe", REAL_RECIPE, "--model", model, "--temperature", "0"]
-    for when, command in (("Before", before), ("After", ["--planner", str(run.root)])):
+    for when, command in (("Before", [*before, "--temperature", "0"]), ("After", ["--planner", str(run.root)])):
         console.print(Text(f"\n{when}: midstream solve {shlex.join([*command, question])}\n", "bold"), soft_wrap=True)
         solve.run(parser.parse_args([*command, "--", question]))
 
