@@ -1,12 +1,12 @@
-"""One GRPO step of a real language model on a CPU: midstream beside TRL's GRPOTrainer.
+"""One GRPO step of a real language model on a CPU: midstream next to TRL's GRPOTrainer.
 
     python benchmarks/real.py local/qwen05b-coder                  # 4 questions x 8 replies of at most 48 tokens
     python benchmarks/real.py local/DIR --rounds 3 --group-size 16
 
 Same model, same prompts to the token, temperature 1, LoRA 16 on all linear layers, float32, one optimizer step over the
-same number of replies, clip 0.2, no KL term, one thread. TRL comes with `pip install -e '.[train,bench]'` and samples by
-Transformers' `generate`; it runs as it comes, which recomputes activations, and without that. The peers take turns, a
-process each (A B C, then C B A), so that memory is one peer's. Rewards alternate 1 and 0, so that every reply counts.
+same number of replies, clip 0.2, no KL term, one thread. TRL comes with `pip install -e '.[train,bench]'` and samples
+by Transformers' `generate`; it runs as it comes, which recomputes activations, and without that. The peers take turns,
+a process each (A B C, then C B A), so that memory is one peer's. Rewards alternate 1 and 0, so that every reply counts.
 
 CPU milliseconds a token are of sampled tokens, prompts included; the update's seconds are of all replies.
 """

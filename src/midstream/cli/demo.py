@@ -41,8 +41,8 @@ START = {
     "about 4 minutes on 2 cores.",
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
-    REAL_RECIPE: "SmolLM2, a real language model of 135 million parameters, learns to calculate with Python instead of in "
-    "its head: about 10 minutes on 2 cores.",
+    REAL_RECIPE: "SmolLM2, a real language model of 135 million parameters, learns to calculate with Python: about 10 "
+    "minutes on 2 cores.",
     OTHER_RECIPE: "A real language model learns to calculate with Python instead of in its head.",
 }
 LIMITS = {
@@ -147,14 +147,17 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
 
 
 def _ask_before_and_after(run: RunDirectory, before: list[str], console: Terminal) -> None:
-    """Ask a question of the user's, of the model as it was and as it is now."""
+    """Ask a question of the user's, or one newly solved, of the model as it was and as it is now, both greedy."""
     typed = sys.stdin is not None and sys.stdin.isatty()
-    question = (_line(f"\nAsk a calculation [{SUM}]: ") if typed else "") or SUM
+    known = next((trajectory.question for _, trajectory in samples(run)), SUM)
+    question = (_line(f"\nAsk a calculation [{known}]: ") if typed else "") or known
     parser = argparse.ArgumentParser()
     solve.add_arguments(parser)
-    for when, command in (("Before", [*before, "--temperature", "0"]), ("After", ["--planner", str(run.root)])):
-        console.print(Text(f"\n{when}: midstream solve {shlex.join([*command, question])}\n", "bold"), soft_wrap=True)
-        solve.run(parser.parse_args([*command, "--", question]))
+    for when, whose in (("Before", before), ("After", ["--planner", str(run.root)])):
+        command = [*whose, "--temperature", "0", "--", question]
+        console.print(Text(f"\n{when}: midstream solve {shlex.join(command)}\n", "bold"), soft_wrap=True)
+        solve.run(parser.parse_args(command))
+    console.print()
 
 
 def _questions(place: str, *, typed: bool) -> Iterator[str]:

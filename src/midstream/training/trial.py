@@ -43,7 +43,7 @@ class Trial(Frozen):
 
 
 async def measured(parts: Parts) -> Trial:
-    """Play `TASKS` x `GROUP` rollouts, then make a step as the recipe has it, and say what to change before training."""
+    """Play `TASKS` x `GROUP` rollouts, make a step as the recipe has it, and say what to change before training."""
     config = parts.training
     played = parts.flow_grpo(
         config.model_copy(update={"tasks_per_step": TASKS, "group_size": GROUP, "resample_uniform": 0})
