@@ -1,14 +1,16 @@
-"""One GRPO step of a real language model on a CPU: midstream next to TRL's GRPOTrainer.
+"""Measure one GRPO step of a real language model on a CPU: midstream next to TRL's GRPOTrainer.
 
     python benchmarks/real.py local/qwen05b-coder                  # 4 questions x 8 replies of at most 48 tokens
     python benchmarks/real.py local/DIR --rounds 3 --group-size 16
 
-Same model, same prompts to the token, temperature 1, LoRA 16 on all linear layers, float32, one optimizer step over the
-same number of replies, clip 0.2, no KL term, one thread. TRL comes with `pip install -e '.[train,bench]'` and samples
-by Transformers' `generate`; it runs as it comes, which recomputes activations, and without that. The peers take turns,
-a process each (A B C, then C B A), so that memory is one peer's. Rewards alternate 1 and 0, so that every reply counts.
+Model, prompts (to the token), temperature 1, LoRA 16 on all linear layers, float32, clip 0.2, no KL term and one
+thread are the same; each peer samples its own replies and makes one optimizer step on all of them. TRL comes with
+`pip install -e '.[train,bench]'` and samples by Transformers' `generate`. It recomputes activations by default; a third
+column is TRL without that. The peers take turns, each in a process of its own (A B C, then C B A). Of each group half
+the replies have reward 1, so that every reply is trained on.
 
-CPU milliseconds a token are of sampled tokens, prompts included; the update's seconds are of all replies.
+The update's milliseconds are divided by the tokens of the replies. TRL's update is all that `train` does besides
+rollouts.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from update_measure import TRL_MISSING, _status_mb, add_options
+import torch
+from update_measure import TRL_MISSING, _start_peak, _status_mb, add_options
 
 PEERS = ("midstream", "TRL", "TRL, keeping activations")
 
@@ -41,15 +45,16 @@ class Step:
     loaded_mb: float
     peak_mb: float
     prompts: list[str]
+    lengths: list[int]  # of the prompts, in tokens
 
 
 class Alternating:
-    """A reward that every group has of both kinds."""
+    """A reward that is 1 for half the replies of each group."""
 
     name, judged = "alternating", False
 
     def __init__(self) -> None:
-        self.count = 0
+        self.counts: Counter[str] = Counter()
 
     def check(self, task: Any) -> None:
         """Every task can be scored."""
@@ -58,8 +63,8 @@ class Alternating:
         """1 and 0 in turns."""
         from midstream.core.trajectory import Score
 
-        self.count += 1
-        return Score(value=float(self.count % 2))
+        self.counts[task.id] += 1
+        return Score(value=float(self.counts[task.id] % 2))
 
 
 def midstream_step(arguments: argparse.Namespace) -> Step:
@@ -82,7 +87,7 @@ def midstream_step(arguments: argparse.Namespace) -> Step:
         parts = parts_of(build)
         algorithm = parts.flow_grpo(recipe.training)
         algorithm.environment = replace(algorithm.environment, reward=Alternating())
-        loaded, started = _status_mb("VmRSS"), time.process_time()
+        loaded, started = _start_peak(torch.device("cpu")), time.process_time()
         rollout_cpu_s = 0.0
         update = algorithm._update
 
@@ -94,21 +99,23 @@ def midstream_step(arguments: argparse.Namespace) -> Step:
         algorithm._update = timed  # type: ignore[method-assign]
         outcome = asyncio.run(algorithm.step(1))
         calls = [call for trajectory in outcome.trajectories for call in trajectory.calls]
-        prompts = [parts.student.tokenizer.decode(call.prompt_ids) for call in calls[:: arguments.group_size]]
+        asked = [call.prompt_ids for call in calls[:: arguments.group_size]]
+        if outcome.metrics.rows != len(calls):
+            raise SystemExit(f"midstream trained on {outcome.metrics.rows} of {len(calls)} replies")
         return Step(
             sampled=sum(len(call.completion_ids) for call in calls),
             rollout_cpu_s=rollout_cpu_s,
             update_cpu_s=time.process_time() - started - rollout_cpu_s,
             loaded_mb=loaded,
             peak_mb=_status_mb("VmHWM"),
-            prompts=prompts,
+            prompts=[parts.student.tokenizer.decode(ids) for ids in asked],
+            lengths=[len(ids) for ids in asked],
         )
 
 
 def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bool) -> Step:
     """The step of a GRPOTrainer on these prompts."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -152,10 +159,13 @@ def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bo
             found = sample(batch)
             taken["rollout"] = time.process_time() - before
             taken["sampled"] = int(found["completion_mask"].sum())
+            lengths = sorted(found["prompt_mask"].sum(1).tolist())
+            if lengths != sorted(one for one in arguments.lengths for _ in range(group)):
+                raise SystemExit(f"TRL's prompts have other lengths than midstream's: {lengths}")
             return found
 
         trainer._generate_and_score_completions = timed
-        loaded, started = _status_mb("VmRSS"), time.process_time()
+        loaded, started = _start_peak(torch.device("cpu")), time.process_time()
         trainer.train()
         spent = time.process_time() - started
     return Step(
@@ -165,6 +175,7 @@ def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bo
         loaded_mb=loaded,
         peak_mb=_status_mb("VmHWM"),
         prompts=prompts,
+        lengths=arguments.lengths,
     )
 
 
@@ -173,38 +184,39 @@ def one(arguments: argparse.Namespace) -> None:
     if arguments.one == "midstream":
         step = midstream_step(arguments)
     else:
-        prompts = json.loads(os.environ["PROMPTS"])
-        step = trl_step(arguments, prompts, recompute="keeping" not in arguments.one)
+        prompts, arguments.lengths = json.loads(os.environ["PROMPTS"])
+        step = trl_step(arguments, prompts, recompute=arguments.one == "TRL")
     arguments.json.write_text(json.dumps(asdict(step)))
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, list[Step]]:
     """Every peer once a round, each in a process of its own."""
     steps: dict[str, list[Step]] = {name: [] for name in PEERS}
-    prompts: list[str] = []
+    asked: tuple[list[str], list[int]] = ([], [])
     for number in range(arguments.rounds):
         for name in PEERS if number % 2 == 0 else PEERS[::-1]:
             with tempfile.TemporaryDirectory() as directory:
                 file = Path(directory) / "step.json"
                 command = [sys.executable, __file__, *sys.argv[1:], "--one", name, "--json", str(file)]
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROMPTS": json.dumps(prompts)}
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROMPTS": json.dumps(asked)}
                 subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
                 step = Step(**json.loads(file.read_text()))
-            prompts = prompts or step.prompts
+            asked = asked if asked[0] else (step.prompts, step.lengths)
             steps[name].append(step)
             print(f"  {name:26} {json.dumps({**asdict(step), 'prompts': len(step.prompts)})}", flush=True)
     return steps
 
 
 def table(steps: dict[str, list[Step]]) -> str:
-    """In Markdown: medians, and theirs over midstream's."""
+    """In Markdown: medians, and the ratio of each to midstream's."""
 
     def of(name: str, value: Any) -> float:
         return statistics.median(value(step) for step in steps[name])
 
     values = {
-        "CPU-ms a sampled token": lambda step: 1000 * step.rollout_cpu_s / step.sampled,
-        "update, CPU-s": lambda step: step.update_cpu_s,
+        "sampled tokens": lambda step: step.sampled,
+        "rollouts, CPU-ms a sampled token": lambda step: 1000 * step.rollout_cpu_s / step.sampled,
+        "update, CPU-ms a sampled token": lambda step: 1000 * step.update_cpu_s / step.sampled,
         "step, CPU-s": lambda step: step.rollout_cpu_s + step.update_cpu_s,
         "peak over the loaded model, MB": lambda step: step.peak_mb - step.loaded_mb,
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-TRL_MISSING = "TRL is not installed (pip install -e '.[bench]')"
+TRL_MISSING = "TRL is not installed (pip install -e '.[train,bench]')"
 Turn = Callable[[], float]  # one update of a peer; returns its loss
 
 

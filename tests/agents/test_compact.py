@@ -127,6 +127,8 @@ class TestPlanner:
             ('{"tool": "python", "input": "print({1: 2})', "print({1: 2})", True),
             ('{"tool": "python", "input": 36 * (43 - 2)}', "36 * (43 - 2)", True),
             ('{"tool": "python", "input": 3}', "3", True),
+            ("""{"tool": "python", "input": 'print(1)'}""", "print(1)", True),
+            ('{"tool": "python", "input": print({1: 2})}', "print({1: 2})", True),
         ],
     )
     def test_a_line_is_read(self, reply: str, read: str, repaired: bool):
@@ -134,7 +136,17 @@ class TestPlanner:
         assert (strict.error is None) is not repaired
         assert lenient == Action(tool="python", context=read)
 
-    @pytest.mark.parametrize("reply", ["", "print(1)", '{"tool": "python"}', '{"tool": "python", "input": }', "{", CUT])
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            "",
+            "print(1)",
+            "{",
+            CUT,
+            '{"tool": "python"}',
+            *(f'{{"tool": "python", "input": {value}' for value in ("}", "null}", "true}", "]}", "3} Result 1: 5")),
+        ],
+    )
     def test_anything_else_costs_the_turn(self, reply: str):
         assert parse_line(reply, (PYTHON,), repair=True).error
 

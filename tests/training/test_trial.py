@@ -36,13 +36,14 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
         ({"contrast": 0.1, "success": 0.9}, "harder"),
         ({"contrast": 0.1, "success": 0.1}, "easier"),
         ({"steps": 1000}, "tasks_per_step"),
+        ({"update_rows": 0}, "no update"),
         ({}, ""),
     ],
 )
 def test_advice_names_what_to_change(changes, words):
     usual = {
         "tasks": 16, "group_size": 8, "success": 0.5, "turns": 10, "readable": 1.0, "contrast": 0.8, "rollout_s": 5.0,
-        "update_s": 5.0, "memory_gb": 1.0, "steps": 8,
+        "update_s": 5.0, "update_rows": 9, "memory_gb": 1.0, "steps": 8,
     }  # fmt: skip
     metrics = StepMetrics(step=1, policy_version=0, reward_mean=0.5, groups=16, groups_uniform=3)
     advice = trial._advice(trial.Trial(**{**usual, **changes}), metrics)

@@ -33,7 +33,9 @@ _NAMED = re.compile(r'"tool": "(\w+)"')  # in an example
 # A line whose input is never closed: the rest of the reply is the input.
 _UNCLOSED = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*"(.+)', re.DOTALL)
 # A line whose input has no quotation marks: {"tool": "python", "input": 36 * 43 - 214}
-_BARE = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*([^"\s{\[][^\n]*)')
+_BARE = re.compile(
+    r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*(?!(?:null|None|true|false)\b)([^"\'\s{}\[\],“][^\n"]*)\Z'
+)
 _SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
 _MAX_VALUE = 60  # characters of a result that is an answer as it stands
 
@@ -236,7 +238,8 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     text = spoken(text).strip()
     found = next(iter(json_objects(text)), None)
     if repair and not isinstance((found or {}).get("input"), str):
-        found = _bare(text) or next(iter(repaired_objects(text)), None) or _unclosed(text)
+        repaired = (one for one in repaired_objects(text) if isinstance(one.get("input"), str))
+        found = next(repaired, None) or _unclosed(text) or _bare(text)
     if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
         return Action(error='the reply is not {"tool": "...", "input": "..."}')
     named = str(found.get("tool"))
@@ -247,8 +250,9 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
 
 
 def _bare(text: str) -> dict[str, str] | None:
-    found = _BARE.match(text)
-    return {"tool": found[1], "input": _without_end(found[2])} if found else None
+    if (found := _BARE.match(text)) is None or (written := _without_end(found[2])).count("}") > written.count("{"):
+        return None
+    return {"tool": found[1], "input": written}
 
 
 def _unclosed(text: str) -> dict[str, str] | None:

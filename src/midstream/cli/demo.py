@@ -42,7 +42,7 @@ START = {
     TEXT_RECIPE: "A language model of one million parameters learns to search and calculate in open text, offline: "
     "about 6 minutes on 2 cores.",
     REAL_RECIPE: "SmolLM2, a real language model of 135 million parameters, learns to calculate with Python: about 10 "
-    "minutes on 2 cores.",
+    "to 15 minutes on 2 cores.",
     OTHER_RECIPE: "A real language model learns to calculate with Python instead of in its head.",
 }
 LIMITS = {
@@ -71,12 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, then show on one screen what changed, where to look at it, its limits, and what to try next."""
     name, root = (TEXT_RECIPE, TEXT_RUN) if options.text else (RECIPE, RUN)
-    if options.real:
-        name, root = OTHER_RECIPE if options.model else REAL_RECIPE, REAL_RUN
+    model = options.model or f"local/{REAL_MODEL}" if options.real else None
+    if model:
+        name, root = REAL_RECIPE if model == f"local/{REAL_MODEL}" else OTHER_RECIPE, REAL_RUN
     elif options.model:
         fix = "add --real"
         raise UsageError(f"--model {options.model} without --real", code="option-without-effect", fix=fix)
-    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, model=options.model)
+    recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, model=model)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
     if options.real and not options.model:
@@ -95,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
     if options.text:
         _ask(run, console)
     elif options.real:
-        _ask_before_and_after(run, ["--recipe", name, *(["--model", options.model] if options.model else [])], console)
+        changes = [word for setting in options.overrides for word in ("--set", setting)]
+        _ask_before_and_after(run, ["--recipe", name, "--model", str(model), *changes], console)
     console.print(f"Report  {run.report_path}", highlight=False, soft_wrap=True)
     console.print(f"View    midstream view {place}", highlight=False, soft_wrap=True)
     console.print(f"Limits  {LIMITS[name]}", highlight=False)
@@ -147,7 +149,7 @@ def _ask(run: RunDirectory, console: Terminal) -> None:
 
 
 def _ask_before_and_after(run: RunDirectory, before: list[str], console: Terminal) -> None:
-    """Ask a question of the user's, or one newly solved, of the model as it was and as it is now, both greedy."""
+    """Ask the model before and after training, greedily: what the user types, or a test question that it solves now."""
     typed = sys.stdin is not None and sys.stdin.isatty()
     known = next((trajectory.question for _, trajectory in samples(run)), SUM)
     question = (_line(f"\nAsk a calculation [{known}]: ") if typed else "") or known

@@ -21,7 +21,7 @@ _LONG_S = 600.0  # of all steps
 
 
 class Trial(Frozen):
-    """What a trial measured. Seconds are those of a step of the recipe; memory is the process's peak."""
+    """What a trial measured. Seconds are those of a step of the recipe; memory is the peak of all."""
 
     tasks: int
     group_size: int
@@ -32,6 +32,7 @@ class Trial(Frozen):
     tools: dict[str, float] = {}  # share of turns by tool, and "malformed"
     rollout_s: float
     update_s: float
+    update_rows: int
     memory_gb: float
     steps: int
     advice: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ async def measured(parts: Parts) -> Trial:
         tools=metrics.tool_use.share,
         rollout_s=step.rollout_s,
         update_s=time.perf_counter() - started - step.rollout_s,
+        update_rows=step.metrics.rows,
         memory_gb=_peak_gb(),
         steps=config.steps,
     )
@@ -80,6 +82,8 @@ def _advice(trial: Trial, metrics: StepMetrics) -> list[str]:
     elif trial.contrast < _CONTRAST:
         ease = "easier" if trial.success < 0.5 else "harder"
         found.append(f"few groups hold both outcomes: take {ease} tasks, or set training.resample_uniform = 2")
+    if not trial.update_rows:
+        found.append("all groups of the measured step were uniform, so it made no update: a real one takes longer")
     if trial.training_s > _LONG_S:
         found.append("to take less time: fewer tasks_per_step, fewer max_tokens, or a smaller model")
     return found
