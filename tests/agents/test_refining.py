@@ -173,7 +173,7 @@ def test_from_the_deadline_on_chains_vote_with_what_they_have():
     began = time.monotonic()
     agent = Simulated(takes_s=0.05, start=1.0, degrade=0.0)
     found = run(refining(agent, K=3, T=50), deadline_s=began + 0.3)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 2
     assert (found.status, found.stop_reason, found.answer) == ("ok", "time_limit", "right")
     assert found.refinement is not None
     assert all(0 < len(answers) < 51 for answers in found.refinement.answers)

@@ -130,6 +130,9 @@ LARGE = "2**3333"  # three bits short of a third of the largest integer, so that
 )
 def test_no_expression_takes_long(text: str):
     """Expressions are evaluated in the process of the event loop, so each must be bounded by itself."""
-    clock = time.process_time()
-    answer(text[:500], 4000)
-    assert time.process_time() - clock < 1
+    took = []
+    for _ in range(3):
+        clock = time.process_time()
+        answer(text[:500], 4000)
+        took.append(time.process_time() - clock)
+    assert min(took) < 0.1  # a busy machine may be late once

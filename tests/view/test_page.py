@@ -211,13 +211,13 @@ def test_a_part_that_is_not_there_is_no_list(open_page):
     assert page.locator(".filters, .entries").count() == 0
 
 
-def test_a_share_is_rounded_as_python_does(open_page):
-    shares = (0.8125, 0.8375)
-    for share in shares:
-        documents = made_up_view.documents()
-        documents[f"run/{RUN}"]["parts"][-1]["mean"] = share
-        text = open_page(f"#/{RUN}", documents=documents).locator(".parts").first.inner_text()
-        assert f"{share:.1%}" in text
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("share", [0.8125, 0.8375, 0.9745, 0.0625, 1.0])
+def test_a_share_is_rounded_as_python_does(open_page, share):
+    documents = made_up_view.documents()
+    documents[f"run/{RUN}"]["parts"][-1]["mean"] = share
+    text = open_page(f"#/{RUN}", documents=documents).locator(".parts").first.inner_text()
+    assert f"{share:.1%}" in text
 
 
 def test_equal_rewards_are_not_called_left_out(open_page):

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = changed_recipe(name, overrides=options.overrides, seed=options.seed, model=model)
     if options.dry_run:
         return shared.dry_run(recipe, options, "train")
-    if options.real and not options.model:
+    if name == REAL_RECIPE:
         with shared.spinner(f"fetching {REAL_MODEL}", silent=options.quiet):
             fetch(REAL_MODEL)
     root = Path(options.out or root)

@@ -183,7 +183,7 @@ class TrainingSession(Session):
         self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=self._done))
         if parts.learner.why_unshared and parts.training.algorithm == "flow_grpo":
             self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.why_unshared}")
-        families = len(getattr(self.algorithm, "success", ()))
+        families = len(self.algorithm.success) if isinstance(self.algorithm, FlowGRPO) else 0
         if parts.training.family_sampling == "balanced" and parts.training.tasks_per_step < families:
             fix = f"set training.tasks_per_step to {families} or more"
             self.note(f"not every step can have a task of each of {families} families: {fix}")

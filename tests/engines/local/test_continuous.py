@@ -140,12 +140,12 @@ def test_it_is_an_engine_without_a_barrier(double_engine):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sample_is_that_of_the_request_alone_in_any_order_of_arrival(double_engine, seen, family):
     """Greedy or not, with sliding windows, learned positions and shared key heads."""
-    engine, rng = double_engine(family, max_batch=6), random.Random(family)
+    engine, rng = double_engine(family, max_batch=4), random.Random(family)
     for pause in (0.0, 0.02):
         requests = [
             one
             for temperature in (0.0, 0.8)
-            for one in mixed(rng, 6, temperature=temperature, top_p=rng.choice([1.0, 0.7]))
+            for one in mixed(rng, 4, temperature=temperature, top_p=rng.choice([1.0, 0.7]))
         ]
         rng.shuffle(requests)
         calls = asyncio.run(asked_late(ContinuousLocal(engine), requests, [rng.uniform(0, pause) for _ in requests]))

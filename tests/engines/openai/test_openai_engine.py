@@ -192,7 +192,7 @@ def test_the_deadline_ends_everything():
         ask(engine_for(server), late)
     with LLMServer(echo, faults=[500] * 50) as server, pytest.raises(DeadlineError):
         ask(engine_for(server, max_attempts=50, first_pause_s=0.05), late)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 3
 
 
 def test_retry_after_is_waited_for():
@@ -224,7 +224,7 @@ def test_nobody_there_says_how_to_start_a_server():
     with pytest.raises(EngineError, check=coded("endpoint-unreachable", f"http://127.0.0.1:{port}/v1")) as caught:
         ask(engine, HELLO)
     assert caught.value.fix == f"vllm serve qwen --port {port}"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 2
     with pytest.raises(EngineError, check=coded("endpoint-unreachable", f"http://127.0.0.1:{port}/v1")):
         asyncio.run(engine.use_adapter(1, Path("a")))
 
