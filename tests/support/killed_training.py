@@ -34,9 +34,11 @@ class Kill:
 
 def differences(expected: Path, found: Path) -> list[str]:
     """What of two run directories is not the same, bit for bit; wall-clock times are not compared."""
+    weights = [f"policy/{path.name}" for path in expected.glob("policy/*.safetensors")]
+    assert weights
     different = [
         name
-        for name in ("metrics.jsonl", "evaluations.jsonl", "policy/model.safetensors", "recipe.toml")
+        for name in ("metrics.jsonl", "evaluations.jsonl", *weights, "recipe.toml")
         if (expected / name).read_bytes() != (found / name).read_bytes()
     ]
     one, other = RunDirectory.open(expected), RunDirectory.open(found)
