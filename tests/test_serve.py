@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from socket import create_server
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -23,6 +25,7 @@ import pytest
 import midstream as ms
 from midstream import serve
 from midstream.gateway.settings import ServeConfig
+from midstream.process import Stop, stopped_by
 from support.errors import raises
 
 MIDSTREAM = (sys.executable, "-m", "midstream.cli.main")
@@ -69,16 +72,12 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(
-    *words: Any, environment: dict[str, str] | None = None, ends: bool = False, kills: bool = False
-) -> Iterator[str]:
+def serving(*words: Any, ends: bool = False, kills: bool = False) -> Iterator[str]:
     """A `midstream serve` process; yields its address. It `ends` itself, or is ended as by a service manager."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [*MIDSTREAM, "serve", *map(str, words), "--port", str(port)]
-    process = subprocess.Popen(
-        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         address, until = f"http://127.0.0.1:{port}", time.monotonic() + 90
         while True:
@@ -95,6 +94,28 @@ def serving(
             process.send_signal(signal.SIGKILL if kills else signal.SIGTERM)
         shown, _ = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if kills else 0), shown
+
+
+@contextmanager
+def serving_here(recipe: Path, out: Path | None = None) -> Iterator[str]:
+    """The same in a thread of this process: an agent for everyone, or with `out` sessions."""
+    stop, address = Stop(), Queue[str]()
+
+    def work() -> None:
+        config = ServeConfig(port=0)
+        with stopped_by(stop):
+            if out is None:
+                serve.serve_agent(recipe, config=config, ready=address.put)
+            else:
+                serve.serve_sessions(str(recipe), out, config=config, ready=address.put)
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield address.get(timeout=60)
+    finally:
+        stop()
+        thread.join()
 
 
 def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
@@ -114,9 +135,9 @@ def chat(question: str, **more: Any) -> dict[str, Any]:
 # -- an agent for everyone ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_clients_of_three_apis_get_the_agents_answer(recipe):
-    with serving(recipe) as address:
+@pytest.mark.parametrize("server", [serving_here, pytest.param(serving, marks=pytest.mark.slow)])
+def test_clients_of_three_apis_get_the_agents_answer(recipe, server):
+    with server(recipe) as address:
         status, whole = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"))
         assert (status, whole["choices"][0]["message"]["content"]) == (200, "42")
         assert whole["usage"]["completion_tokens"] > 0
@@ -143,10 +164,10 @@ def test_clients_of_three_apis_get_the_agents_answer(recipe):
         assert (status, error["param"]) == (400, "tools")
 
 
-@pytest.mark.slow
-def test_a_lost_run_is_503_and_an_admin_key_is_required_once_it_is_set(recipe):
+def test_a_lost_run_is_503_and_an_admin_key_is_required_once_it_is_set(recipe, monkeypatch):
     recipe.write_text(RECIPE.replace("ENGINE", "broken"))
-    with serving(recipe, environment={"MIDSTREAM_ADMIN_KEY": "an-admin-key"}) as address:
+    monkeypatch.setenv("MIDSTREAM_ADMIN_KEY", "an-admin-key")
+    with serving_here(recipe) as address:
         status, error = post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"), "an-admin-key")
         assert (status, error["code"]) == (503, "agent-failed")
         assert post(f"{address}/v1/chat/completions", chat("What is 6 * 7 ?"))[0] == 401
@@ -232,10 +253,10 @@ def test_the_clients_own_model_may_be_the_engine(recipe):
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path):
+@pytest.mark.parametrize("here", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_callers_own_tasks_are_scored_and_recorded(recipe, tmp_path, here):
     out = tmp_path / "run"
-    with serving(recipe, "--sessions", "--out", out) as address:
+    with serving_here(recipe, out) if here else serving(recipe, "--sessions", "--out", out) as address:
 
         def session(name: str, ending: dict[str, Any], answer: str = "42") -> None:
             opening = {"id": name, "task": {"question": "What is 6 * 7 ?", "answer": answer, "metadata": {"level": 1}}}

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -94,13 +95,23 @@ def move(learner, rows, loss=WITH_KL):
     return stats, learner.optimizer_step(RATE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("division", ["sum", "rows"])
-@pytest.mark.parametrize("loss", [PLAIN, WITH_KL], ids=["plain", "kl"])
-def test_three_steps_equal_the_local_learners(serve, directory, division, loss):
+@pytest.fixture
+def learners(serve, directory, division):
+    """A server, its learner, the local one, and their batches: what the budget of a case leaves out."""
     server = serve(division=division)
-    served, local = served_learner(server, directory), local_learner(directory)
-    for rows in batches(directory):
+    return server, served_learner(server, directory), local_learner(directory), batches(directory)
+
+
+@pytest.mark.parametrize(
+    ("division", "loss", "steps"),
+    [
+        ("sum", WITH_KL, 1),
+        *(pytest.param(*one, 3, marks=pytest.mark.slow) for one in product(("sum", "rows"), (PLAIN, WITH_KL))),
+    ],
+)
+def test_steps_equal_the_local_learners(learners, loss, steps):
+    server, served, local, rows_of = learners
+    for rows in rows_of[:steps]:
         (there, norm), (here, own_norm) = move(served, rows, loss), move(local, rows, loss)
         assert there.loss == pytest.approx(here.loss, abs=1e-5)
         assert there.kl_sum == pytest.approx(here.kl_sum, abs=1e-4)
@@ -114,13 +125,12 @@ def test_three_steps_equal_the_local_learners(serve, directory, division, loss):
                 served.logprobs(rows, reference=reference), local.logprobs(rows, reference=reference), strict=True
             )
             assert max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)) < 1e-5
-    assert server.applied["optim_step"] - 3 < 15  # the others are of the probe
+    assert server.applied["optim_step"] - steps < 15  # the others are of the probe
 
 
-@pytest.mark.slow
-def test_without_kl_one_pass_is_made(serve, directory):
-    server = serve()
-    learner, rows = served_learner(server, directory), batches(directory)[0]
+@pytest.mark.parametrize("division", ["sum"])
+def test_without_kl_one_pass_is_made(learners):
+    server, learner, _, [rows, *_] = learners
     assert learner.server.division == "sum"
     before = server.applied.copy()
     learner.forward_backward(rows, PLAIN)
@@ -144,7 +154,6 @@ def test_supervised_steps_and_the_new_reference_equal_the_local_learners(serve, 
     assert served.logprobs(rows, reference=True) != served.logprobs(rows)
 
 
-@pytest.mark.slow
 def test_a_server_that_divides_otherwise_is_refused(serve, directory):
     learner = served_learner(serve(division="tokens"), directory)
     with pytest.raises(UnsupportedError, match="does not add up gradients") as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from midstream import api
+from midstream.cli.main import main
 from midstream.core.errors import UsageError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.build import Build
@@ -14,6 +16,11 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.training import trial
 from support.errors import coded
+
+USUAL = {
+    "tasks": 16, "group_size": 8, "success": 0.5, "turns": 10, "readable": 1.0, "contrast": 0.8, "rollout_s": 5.0,
+    "update_s": 5.0, "update_rows": 9, "memory_gb": 1.0, "steps": 8,
+}  # fmt: skip
 
 
 def test_it_plays_and_updates_and_measures(monkeypatch):
@@ -30,6 +37,18 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
     assert found.training_s == pytest.approx(found.steps * (found.rollout_s + found.update_s))
 
 
+def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
+    measured = trial.Trial(**USUAL)
+    monkeypatch.setattr(api, "try_training", lambda recipe: measured)
+    assert main(["train", "tool-use-small", "--try", "--quiet"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "readable turns 100% of 10 groups with both outcomes 80% of 16" in shown
+    assert main(["train", "tool-use-small", "--try", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == measured.model_dump(mode="json")
+    assert main(["train", "tool-use-small", "--try", "--out", "runs/none"]) == 2
+    assert "option-without-effect" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -42,12 +61,8 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
     ],
 )
 def test_advice_names_what_to_change(changes, words):
-    usual = {
-        "tasks": 16, "group_size": 8, "success": 0.5, "turns": 10, "readable": 1.0, "contrast": 0.8, "rollout_s": 5.0,
-        "update_s": 5.0, "update_rows": 9, "memory_gb": 1.0, "steps": 8,
-    }  # fmt: skip
     metrics = StepMetrics(step=1, policy_version=0, reward_mean=0.5, groups=16, groups_uniform=3)
-    advice = trial._advice(trial.Trial(**{**usual, **changes}), metrics)
+    advice = trial._advice(trial.Trial(**{**USUAL, **changes}), metrics)
     assert (words in advice[0]) if words else advice == []
 
 
