@@ -86,7 +86,6 @@ def test_a_user_names_the_country_and_asks(demo):
     assert answers[3] == "62"
 
 
-@pytest.mark.slow
 def test_a_real_model_is_trained_and_asked_before_and_after(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = Path(save_chat_model(tmp_path / "model", "llama")) / "config.json"
