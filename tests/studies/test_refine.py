@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from xml.etree import ElementTree
 
@@ -248,16 +249,19 @@ def test_after_kill_9_nothing_on_disk_is_asked_again(tmp_path: Path):
 
 
 def test_a_fault_of_the_verifiers_engine_scores_nothing(tmp_path: Path):
+    both = Barrier(2)  # no chain fails before the other has its solution
+
     def reply(body: Body) -> str | Body:
         prompt = prompt_of(body)
         if "# Candidate solution" in prompt and "# Verification" not in prompt and "How much is 1 plus 2?" in prompt:
+            both.wait(60)
             return {"error": {"message": "the verifier is down"}}
         return simulated(body)
 
     tasks, root = questions(tmp_path / "sums.jsonl", 3), tmp_path / "run"
     with LLMServer(reply) as server:
         retries = ["--set", "engines.model.max_attempts=1", "--set", "rollout.max_attempts=2", "--quiet"]
-        assert main([*served(server, tasks, root, "dser:K=2,T=1"), *retries]) == 0
+        assert main([*served(server, tasks, root, "dser:K=2,T=1,early_stop=no"), *retries]) == 0
         run = RunDirectory.open(root)
         [broken] = [one for one in run.trajectories.read("sums-T0.7") if one.status == "error"]
         assert broken.error is not None
