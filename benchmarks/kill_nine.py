@@ -2,7 +2,6 @@
 
     python benchmarks/kill_nine.py                 # 20 kills on a ten-step recipe, a few minutes
     python benchmarks/kill_nine.py --kills 100 --seed 1
-    python benchmarks/kill_nine.py --recipe FILE   # of a recipe of your own, such as one of a real model
 
 Moments are drawn from: while a checkpoint is being written, shortly after a step was recorded, anywhere from the first
 transcript on. A run that ends before the kills are used up is compared and followed by another. Exit code 1 if any run
@@ -25,7 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conftest import TEN_STEPS
-from support import killed_training
 from support.killed_training import MOMENTS, Kill, differences, finish, train_with_kills
 
 
@@ -33,24 +31,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--recipe", type=Path, help="another recipe, which trains for some steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     arguments = parser.parse_args()
-    if arguments.recipe:
-        killed_training.LONGEST_WAIT_S = 7200.0
     with tempfile.TemporaryDirectory() as directory:
-        found = kill_runs(Path(directory), arguments.recipe, arguments.kills, random.Random(arguments.seed))
+        found = kill_runs(Path(directory), arguments.kills, random.Random(arguments.seed))
     if arguments.json:
         print(json.dumps({"seed": arguments.seed, **found}))
     return 1 if found["runs_that_differ"] else 0
 
 
-def kill_runs(directory: Path, recipe: Path | None, wanted: int, rng: random.Random) -> dict[str, Any]:
+def kill_runs(directory: Path, wanted: int, rng: random.Random) -> dict[str, Any]:
     """Train, kill and compare until `wanted` kills are made; returns what was counted."""
-    whole = directory / "whole"
-    if recipe is None:
-        recipe = directory / "ten-steps.toml"
-        recipe.write_text(TEN_STEPS, encoding="utf-8")
+    recipe, whole = directory / "ten-steps.toml", directory / "whole"
+    recipe.write_text(TEN_STEPS, encoding="utf-8")
     began = time.monotonic()
     finish(recipe, whole)
     print(f"undisturbed run: {time.monotonic() - began:.1f} s", flush=True)

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from socket import create_server
-from threading import Thread
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -99,7 +98,7 @@ def serving(*words: Any, ends: bool = False, kills: bool = False) -> Iterator[st
 @contextmanager
 def serving_here(recipe: Path, out: Path | None = None) -> Iterator[str]:
     """The same in a thread of this process: an agent for everyone, or with `out` sessions."""
-    stop, address = Stop(), Queue[str]()
+    stop, address = Stop(), Queue[Any]()
 
     def work() -> None:
         config = ServeConfig(port=0)
@@ -109,13 +108,13 @@ def serving_here(recipe: Path, out: Path | None = None) -> Iterator[str]:
             else:
                 serve.serve_sessions(str(recipe), out, config=config, ready=address.put)
 
-    thread = Thread(target=work)
-    thread.start()
+    served = ThreadPoolExecutor(1).submit(work)
+    served.add_done_callback(lambda _: address.put(""))  # it could not begin, or has ended
     try:
-        yield address.get(timeout=60)
+        yield address.get(timeout=60) or served.result()
     finally:
         stop()
-        thread.join()
+        served.result(timeout=60)
 
 
 def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:

@@ -53,18 +53,26 @@ def test_rows_of_every_policy_and_nothing_trained_twice(tmp_path: Path, capsys: 
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
 
 
-def test_arms_that_train_nothing_are_evaluated_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_of_one_recipe_that_trains_nothing_share_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "two.toml"
     arms = [f'[[arms]]\nname = "{name}"\nrecipe = "control-random"\ntrain = false' for name in ("one", "other")]
     file.write_text("\n".join(['name = "two"', *arms]))
     overrides = [word for setting in SMALL for word in ("--set", setting)]
     arguments = ["study", str(file), "--seeds", "1", "--out", str(tmp_path / "runs"), "--quiet", *overrides]
     assert main([*arguments, "--json"]) == 0
-    rows, differences, curves = json.loads(capsys.readouterr().out).values()
+    first = capsys.readouterr().out
+    rows, differences, curves = json.loads(first).values()
     assert {row["name"] for row in rows} == {"one", "other"}
     assert {row["name"]: row["values"] for row in differences} == {"other": [0]}
     assert curves == []
     assert (tmp_path / "runs" / "study.svg").exists()
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/evaluations.jsonl")}
+    assert written
+    assert main([*arguments, "--json"]) == 0
+    assert capsys.readouterr().out == first
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/evaluations.jsonl")}
 
 
 def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(

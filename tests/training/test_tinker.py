@@ -95,11 +95,9 @@ def move(learner, rows, loss=WITH_KL):
     return stats, learner.optimizer_step(RATE)
 
 
-@pytest.fixture
-def learners(serve, directory, division):
-    """A server, its learner, the local one, and their batches: what the budget of a case leaves out."""
-    server = serve(division=division)
-    return server, served_learner(server, directory), local_learner(directory), batches(directory)
+@pytest.fixture(scope="module")
+def three_batches(directory):
+    return batches(directory)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,10 @@ def learners(serve, directory, division):
         *(pytest.param(*one, 3, marks=pytest.mark.slow) for one in product(("sum", "rows"), (PLAIN, WITH_KL))),
     ],
 )
-def test_steps_equal_the_local_learners(learners, loss, steps):
-    server, served, local, rows_of = learners
-    for rows in rows_of[:steps]:
+def test_steps_equal_the_local_learners(serve, directory, three_batches, division, loss, steps):
+    server = serve(division=division)
+    served, local = served_learner(server, directory), local_learner(directory)
+    for rows in three_batches[:steps]:
         (there, norm), (here, own_norm) = move(served, rows, loss), move(local, rows, loss)
         assert there.loss == pytest.approx(here.loss, abs=1e-5)
         assert there.kl_sum == pytest.approx(here.kl_sum, abs=1e-4)
@@ -128,9 +127,9 @@ def test_steps_equal_the_local_learners(learners, loss, steps):
     assert server.applied["optim_step"] - steps < 15  # the others are of the probe
 
 
-@pytest.mark.parametrize("division", ["sum"])
-def test_without_kl_one_pass_is_made(learners):
-    server, learner, _, [rows, *_] = learners
+def test_without_kl_one_pass_is_made(serve, directory, three_batches):
+    server = serve()
+    learner, rows = served_learner(server, directory), three_batches[0]
     assert learner.server.division == "sum"
     before = server.applied.copy()
     learner.forward_backward(rows, PLAIN)
