@@ -165,22 +165,22 @@ LITTLE_SHARED = (
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does_and_saves_the_last_step(ten_steps, tmp_path, monkeypatch):
-    four = settings({**TRAINING, "training.steps": 4, "training.checkpoint_every": 100})
-    assert train(ten_steps, tmp_path / "whole", *four) == 0
+    two = settings({**TRAINING, "training.steps": 2, "training.checkpoint_every": 100})
+    assert train(ten_steps, tmp_path / "whole", *two) == 0
     root, inner, handler = tmp_path / "ended", flow_grpo.rollout, signal.getsignal(signal.SIGTERM)
     steps = count(1)
 
     async def rollout(*arguments, **named):
-        if next(steps) == 3:
+        if next(steps) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return await inner(*arguments, **named)
 
     monkeypatch.setattr(flow_grpo, "rollout", rollout)
-    assert train(ten_steps, root, *four) == 130
+    assert train(ten_steps, root, *two) == 130
     assert signal.getsignal(signal.SIGTERM) is handler
     run = RunDirectory.open(root)
     assert (run.status().state, "SIGTERM" in run.status().message) == ("interrupted", True)
-    assert run.checkpoints.steps()[-1] == 2 == len(run.metrics.read())
+    assert run.checkpoints.steps()[-1] == 1 == len(run.metrics.read())
     assert main(["resume", str(root), "--quiet"]) == 0
     assert differences(tmp_path / "whole", root) == []
 

@@ -127,6 +127,7 @@ def test_steps_equal_the_local_learners(serve, directory, three_batches, divisio
     assert server.applied["optim_step"] - steps < 15  # the others are of the probe
 
 
+@pytest.mark.slow
 def test_without_kl_one_pass_is_made(serve, directory, three_batches):
     server = serve()
     learner, rows = served_learner(server, directory), three_batches[0]
