@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MINIMAL = ROOT / "examples" / "flow_grpo_minimal.py"
+
+SMALL_NOTEBOOK = """
+extends = "tool-use-135m"
+name = "small"
+agent = { max_tokens = 8, policy = { sampling = { max_tokens = 4 } } }
+engines = { policy = { model = "model" } }
+learner = { threads = 1 }
+training = { steps = 1, tasks_per_step = 1, group_size = 2, loss = { kl_coefficient = 0.1 } }
+
+[evaluation]
+validation = { per_family = 1 }
+
+[[evaluation.sets]]
+name = "test"
+per_family = 1
+"""
 
 
 def run(name: str, *arguments: str, without_torch: bool = False) -> str:
@@ -60,3 +77,27 @@ def test_one_rollout_feeds_lessons_and_weights():
     assert after
     assert before[1] != after[1]
     assert re.search(r"^success +frozen 0\.\d\d, library 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_with_another_model(tmp_path, monkeypatch):
+    import midstream as ms
+    from support.hf_models import save_chat_model
+
+    monkeypatch.chdir(tmp_path)
+    config = save_chat_model(tmp_path / "model", "llama") / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024}))
+    Path("small.toml").write_text(SMALL_NOTEBOOK)
+    notebook = json.loads((ROOT / "examples" / "laptop.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    outputs = [[output["output_type"] for output in cell["outputs"]] for cell in cells]
+    assert all("execute_result" in types for types in outputs[1:])
+    assert not any("error" in types for types in outputs)
+    program = "\n".join("".join(cell["source"]) for cell in cells)
+    assert program.count('_ = fetch("smollm2")') == program.count("tool-use-135m") == 1
+    names = {"__name__": "notebook"}
+    exec(program.replace('_ = fetch("smollm2")', "").replace("tool-use-135m", "small.toml"), names)
+    assert names["run"].status == "finished"
+    compared = ms.compare("runs/laptop@0", "runs/laptop").found
+    assert {paired.set_name for paired in compared} == {"validation", "test"}
+    assert len(names["rollouts"]) == 2

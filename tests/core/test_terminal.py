@@ -25,6 +25,11 @@ from midstream.core.text import visible
 from support.escapes import HOSTILE, assert_clean
 
 
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_what_steers_or_deceives_is_written_out(text):
     assert_clean(visible(text))
@@ -151,3 +156,12 @@ def test_cleaning_takes_time_linear_in_the_text(text: str):
     shown = visible(text)
     assert shown.isascii() == ("a" in text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(("stream", "redraws"), [(io.StringIO, False), (Screen, True)])
+def test_color_that_is_asked_for_makes_no_terminal_of_a_file(stream, redraws, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a Jupyter kernel
+    monkeypatch.setenv("TERM", "xterm-256color")
+    console = Terminal(file=stream())
+    assert console.is_terminal
+    assert console.redraws is redraws

@@ -311,3 +311,12 @@ def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing(kin
     assert {"training": "step 5", "practice": "update 5", "evaluation": "50"}[kind] in written(console)
     assert "\x1b]0;" not in written(console)
     assert "[red]" in written(console)
+
+
+def test_a_file_with_colors_gets_lines_and_no_panel(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a Jupyter kernel
+    console = Terminal(file=io.StringIO())
+    with Progress(EvaluationView(), console) as listener:
+        listener(RunStarted(recipe="r", directory="runs/a", total=2, sets=1))
+    assert "runs/a" in written(console)
+    assert "╭" not in written(console)

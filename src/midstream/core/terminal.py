@@ -40,6 +40,11 @@ class Terminal(Console):
             found = cleaned
         return super().render(found, options)
 
+    @property
+    def redraws(self) -> bool:
+        """Whether lines can be drawn again: in a terminal. `FORCE_COLOR`, which Jupyter sets, gives a file colors."""
+        return self._force_terminal or (self.is_terminal and self.file.isatty())
+
     @Console.file.getter  # type: ignore[misc, attr-defined]
     def file(self) -> Any:
         """The stream below all cleaning, since Rich's own escape sequences go there."""

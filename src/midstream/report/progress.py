@@ -329,7 +329,7 @@ class Progress:
         self.view = view
         self._console, self._quiet = console, quiet
         self._live: Live | None = None
-        if console.is_terminal and not quiet:
+        if console.redraws and not quiet:
             self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4)
 
     def __enter__(self) -> Self:

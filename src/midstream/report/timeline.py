@@ -91,7 +91,7 @@ class Timeline:
         notes += [turn_rows.LEGEND] if self._template else []
         for note in notes:
             self._console.print(Text(note, "dim"))
-        if self._console.is_terminal:
+        if self._console.redraws:
             self._live.start()
         return self
 
