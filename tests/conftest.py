@@ -19,6 +19,9 @@ from hypothesis import settings
 
 from support.shared import made_once
 
+# Until all cases are collected: what imports make is kept.
+gc.disable()
+
 # The same examples every time: what passes here passes there. `make test-all` sets HYPOTHESIS_PROFILE=thorough.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)
@@ -134,6 +137,7 @@ def pytest_collection_finish() -> None:
     """Leave modules and cases out of later garbage collections, which would walk through them thousands of times."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import pytest
 from safetensors.torch import load_file
 
 from midstream.runs import RunDirectory
+from midstream.torchrun import joined, launch
+from support.exact import LOSS, ragged_rows
 
 RECIPE = [
     "text-tiny", "--set", "training.steps=3", "--set", "training.checkpoint_every=1", "--set", "evaluation.at=none",
@@ -45,6 +48,42 @@ def rank_of(process: psutil.Process) -> str:
 
 def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# --- the parts, in this process -----------------------------------------------------------------------------------
+
+
+def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, monkeypatch):
+    """Its learner announces to nobody, and the gradients of DDP are those of one process."""
+    whole = make_build().policy.learner
+    expected = whole.forward_backward(ragged_rows(1), LOSS), whole.optimizer_step(1e-2), whole.logprobs(ragged_rows(2))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**torchrun, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    build = make_build("learner.parallel=ddp")
+    with joined(build):
+        learner = build.policy.learner
+        assert type(learner) is not type(whole)
+        stats = learner.forward_backward(ragged_rows(1), LOSS)
+        assert (stats, learner.optimizer_step(1e-2), learner.logprobs(ragged_rows(2))) == expected
+        learner.save(tmp_path)
+        learner.supervised_step(ragged_rows(3), 1e-2)
+        assert learner.logprobs(ragged_rows(2)) != expected[2]
+        learner.load(tmp_path)
+        assert learner.logprobs(ragged_rows(2)) == expected[2]
+        learner.export_weights(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_rank_that_fails_is_named_unless_it_is_rank_0_which_has_said_why(capfd):
+    assert launch(1, ["--nowhere"]) == 2
+    assert "usage: midstream" in capfd.readouterr().err
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

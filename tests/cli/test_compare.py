@@ -220,7 +220,7 @@ def test_groups_with_one_run_have_no_interval_and_three_share_the_confidence(cap
     assert "not paired" in text
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -10,25 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf  # loads a class where it is first used: gemma3's take seconds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 POSITIONS = 64
 SPECIAL = ("<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<think/>")
@@ -45,15 +28,15 @@ _SHARED: Mapping[str, Any] = {
 }  # fmt: skip
 _HEADS: Mapping[str, Any] = {**_SHARED, "head_dim": 8}
 _MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-FAMILIES: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHARED)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHARED)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_HEADS)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHARED, sliding_window=8)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
+FAMILIES: Mapping[str, Callable[[], hf.PreTrainedModel]] = {
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_SHARED)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**_SHARED)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_HEADS)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**_SHARED, sliding_window=8)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(
             vocab_size=len(VOCABULARY), n_embd=16, n_layer=2, n_head=2, n_positions=POSITIONS, initializer_range=0.3,
             bos_token_id=1, eos_token_id=1,
         )
@@ -68,7 +51,7 @@ def save_chat_model(directory: Path, family: str, *, seed: int = 0, template: st
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     inner.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
     tokenizer.chat_template = template
     torch.manual_seed(seed)
     FAMILIES[family]().save_pretrained(directory)

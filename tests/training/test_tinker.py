@@ -154,17 +154,17 @@ def test_supervised_steps_and_the_new_reference_equal_the_local_learners(serve, 
     assert served.logprobs(rows, reference=True) != served.logprobs(rows)
 
 
-def test_a_server_that_divides_otherwise_is_refused(serve, directory):
+def test_a_server_that_divides_otherwise_is_refused(serve, directory, three_batches):
     learner = served_learner(serve(division="tokens"), directory)
     with pytest.raises(UnsupportedError, match="does not add up gradients") as error:
-        learner.forward_backward(batches(directory)[0], PLAIN)
+        learner.forward_backward(three_batches[0], PLAIN)
     assert error.value.code == "gradient-divided"
 
 
-def test_a_temperature_other_than_one_is_refused(serve, directory):
+def test_a_temperature_other_than_one_is_refused(serve, directory, three_batches):
     learner = served_learner(serve(), directory)
     with pytest.raises(UnsupportedError, match=r"temperature 0\.7") as error:
-        learner.forward_backward([replace(row, temperature=0.7) for row in batches(directory)[0]], PLAIN)
+        learner.forward_backward([replace(row, temperature=0.7) for row in three_batches[0]], PLAIN)
     assert error.value.code == "temperature-unsupported"
 
 
@@ -205,14 +205,14 @@ def test_a_learner_continues_from_the_named_state_on_a_server_that_restarted(ser
     assert largest_difference(restarted, again, local) < 1e-5
 
 
-@pytest.mark.slow
-def test_a_new_reference_is_part_of_the_state(serve, directory, tmp_path):
+def test_a_new_reference_is_part_of_the_state(serve, directory, three_batches, tmp_path):
     server = serve()
-    first, second, _ = batches(directory)
+    first, second = (rows[:2] for rows in three_batches[:2])
     learner = served_learner(server, directory)
-    move(learner, first)
+    learner.supervised_step(first, RATE)
     learner.rebase()
     move(learner, second)
+    assert learner.logprobs(first, reference=True) != learner.logprobs(first)
     learner.save(tmp_path)
     again = served_learner(server, directory)
     again.load(tmp_path)
@@ -254,11 +254,10 @@ def sampled(engine, count, **sampling):
     return asyncio.run(all_of_them())
 
 
-@pytest.mark.slow
-def test_the_engine_samples_from_what_was_published(serve, directory):
+def test_the_engine_samples_from_what_was_published(serve, directory, three_batches):
     server = serve()
     learner, local = served_learner(server, directory), local_learner(directory)
-    rows = batches(directory)[0]
+    rows = three_batches[0][:2]
     for each in (learner, local):
         move(each, rows)
     learner.publish()

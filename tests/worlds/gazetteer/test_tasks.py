@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -22,7 +23,11 @@ SPLITS = ("train", "validation", "test")
 FAMILIES = (*DIFFICULTIES["standard"], *TOTALS)
 WORLD = Gazetteer(GazetteerConfig(families=FAMILIES))
 FACTS = {(entity, attribute): value for _, text in WORLD.documents() for entity, attribute, value in [text.split()]}
-SAMPLES = {split: WORLD.sample(split, 4000, seed=1) for split in SPLITS}
+
+
+@cache
+def sample(split: str) -> list[Task]:
+    return WORLD.sample(split, 4000, seed=1)
 
 
 # --- gold answers, worked out again from the documents ------------------------------------------------------------
@@ -71,7 +76,7 @@ def read(question: str) -> tuple[str, int | str]:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_family_and_gold_answer_follow_from_question_and_documents(split):
-    for task in [*SAMPLES[split], *WORLD.fixed(split, per_family=60, seed=99)]:
+    for task in [*sample(split), *WORLD.fixed(split, per_family=60, seed=99)]:
         family, answer = read(task.question)
         assert (task.family, task.answer) == (family, str(answer)), task.question
 
@@ -79,10 +84,10 @@ def test_family_and_gold_answer_follow_from_question_and_documents(split):
 def test_answers_are_spread():
     """No constant answer gets far, and differences are never negative."""
     for family in FAMILIES:
-        answers = Counter(task.answer for task in SAMPLES["train"] if task.family == family)
+        answers = Counter(task.answer for task in sample("train") if task.family == family)
         share = answers.most_common(1)[0][1] / answers.total()
         assert share < (0.6 if family == "compare" else 0.05), family
-    assert all(int(task.answer) >= 0 for task in SAMPLES["train"] if task.family == "diff")
+    assert all(int(task.answer) >= 0 for task in sample("train") if task.family == "diff")
 
 
 def test_difficulties_nest_and_leave_the_deepest_totals_to_evaluation():
@@ -115,7 +120,7 @@ def test_names_are_unique_and_no_words_of_the_language():
 
 
 def test_question_words_are_all_words_but_names_and_numbers():
-    used = {word for tasks in SAMPLES.values() for task in tasks for word in task.question.split()}
+    used = {word for tasks in map(sample, SPLITS) for task in tasks for word in task.question.split()}
     used |= {attribute for _, attribute in FACTS}
     assert {word for word in used - set(WORLD.names()) if not word.isdigit()} <= question_words()
 
@@ -136,14 +141,14 @@ def test_every_name_and_document_belongs_to_one_split():
 @pytest.mark.parametrize("split", SPLITS)
 def test_questions_name_places_of_their_own_split_only(split):
     allowed, names = set(WORLD.names(split)), set(WORLD.names())
-    for task in SAMPLES[split]:
+    for task in sample(split):
         assert {word for word in task.question.split() if word in names} <= allowed
 
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
 def test_no_question_of_one_split_is_in_another(one, other):
-    questions = {split: {task.question for task in SAMPLES[split]} for split in (one, other)}
+    questions = {split: {task.question for task in sample(split)} for split in (one, other)}
     assert questions[one].isdisjoint(questions[other])
     only_arithmetic = Gazetteer(GazetteerConfig(families=("arith",)))
     operands = {
@@ -161,7 +166,7 @@ def test_no_question_of_one_split_is_in_another(one, other):
 
 
 def test_sample_draws_families_evenly_or_by_weight():
-    even = Counter(task.family for task in SAMPLES["train"])
+    even = Counter(task.family for task in sample("train"))
     assert set(even) == set(FAMILIES)
     assert all(count / 4000 == pytest.approx(1 / len(FAMILIES), abs=0.03) for count in even.values())
     weights = {family: 0.0 for family in FAMILIES} | {"hop": 3.0, "arith": 1.0}
@@ -199,7 +204,7 @@ def test_fixed_may_ask_for_some_families():
 
 
 def test_tasks_carry_nothing_but_question_answer_and_family():
-    task = SAMPLES["test"][0]
+    task = sample("test")[0]
     assert task == Task(id=task.id, question=task.question, answer=task.answer, family=task.family)
     assert re.fullmatch(r"test-1-\d+", task.id)
 
@@ -276,7 +281,7 @@ def test_the_smallest_world_serves_every_family():
 
 @pytest.mark.slow
 def test_every_question_of_the_world_is_readable():
-    for task in SAMPLES["test"]:
+    for task in sample("test"):
         assert WORLD.readable(task.question) == task.question
         assert WORLD.readable(task.question.replace(" ?", "?")) == task.question
 
