@@ -2,6 +2,7 @@
 
     python benchmarks/real.py local/qwen05b-coder                  # 4 questions x 8 replies of at most 48 tokens
     python benchmarks/real.py local/DIR --rounds 3 --group-size 16
+    python benchmarks/real.py local/DIR --vllm .venv-vllm/bin/python     # and the rollouts of vLLM (`make test-vllm`)
 
 Model, prompts (to the token), temperature 1, LoRA 16 on all linear layers, float32, clip 0.2, no KL term and one
 thread are the same; each peer samples its own replies and makes one optimizer step on all of them. TRL comes with
@@ -179,6 +180,21 @@ def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bo
     )
 
 
+def vllm_step(arguments: argparse.Namespace, prompts: list[str], lengths: list[int]) -> Step:
+    """The same replies by vLLM, which updates nothing."""
+    asked = {"directory": str(arguments.directory), "prompts": prompts}
+    asked |= {"group": arguments.group_size, "max_tokens": arguments.max_tokens}
+    command = [arguments.vllm, Path(__file__).with_name("real_vllm.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    given = json.dumps(asked)
+    done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found.pop("lengths") != lengths:
+        raise SystemExit("vLLM's prompts have other lengths than midstream's")
+    nothing = {"update_cpu_s": 0.0, "loaded_mb": 0.0, "peak_mb": 0.0}
+    return Step(**found, **nothing, prompts=prompts, lengths=lengths)
+
+
 def one(arguments: argparse.Namespace) -> None:
     """The child process: a peer's step, as JSON in the file `--json`."""
     if arguments.one == "midstream":
@@ -191,24 +207,29 @@ def one(arguments: argparse.Namespace) -> None:
 
 def measured(arguments: argparse.Namespace) -> dict[str, list[Step]]:
     """Every peer once a round, each in a process of its own."""
-    steps: dict[str, list[Step]] = {name: [] for name in PEERS}
+    steps: dict[str, list[Step]] = {name: [] for name in arguments.peers}
     asked: tuple[list[str], list[int]] = ([], [])
     for number in range(arguments.rounds):
-        for name in PEERS if number % 2 == 0 else PEERS[::-1]:
-            with tempfile.TemporaryDirectory() as directory:
-                file = Path(directory) / "step.json"
-                command = [sys.executable, __file__, *sys.argv[1:], "--one", name, "--json", str(file)]
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROMPTS": json.dumps(asked)}
-                subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
-                step = Step(**json.loads(file.read_text()))
+        for name in arguments.peers if number % 2 == 0 else arguments.peers[::-1]:
+            step = vllm_step(arguments, *asked) if name == "vLLM" else child_step(arguments, name, asked)
             asked = asked if asked[0] else (step.prompts, step.lengths)
             steps[name].append(step)
             print(f"  {name:26} {json.dumps({**asdict(step), 'prompts': len(step.prompts)})}", flush=True)
     return steps
 
 
+def child_step(arguments: argparse.Namespace, name: str, asked: tuple[list[str], list[int]]) -> Step:
+    """A peer's step in a process of its own, on the prompts of the first one."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "step.json"
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", name, "--json", str(file)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROMPTS": json.dumps(asked)}
+        subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+        return Step(**json.loads(file.read_text()))
+
+
 def table(steps: dict[str, list[Step]]) -> str:
-    """In Markdown: medians, and the ratio of each to midstream's."""
+    """In Markdown: medians, and the ratio of each to midstream's. vLLM makes no update."""
 
     def of(name: str, value: Any) -> float:
         return statistics.median(value(step) for step in steps[name])
@@ -220,12 +241,14 @@ def table(steps: dict[str, list[Step]]) -> str:
         "step, CPU-s": lambda step: step.rollout_cpu_s + step.update_cpu_s,
         "peak over the loaded model, MB": lambda step: step.peak_mb - step.loaded_mb,
     }
-    lines = ["| | " + " | ".join(PEERS) + " |", "|---" * (len(PEERS) + 1) + "|"]
-    for title, value in values.items():
+    lines = ["| | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
+    for place, (title, value) in enumerate(values.items()):
         own = of("midstream", value)
         cells = [
-            f"{of(name, value):.1f}" + ("" if name == "midstream" else f" (x {of(name, value) / own:.2f})")
-            for name in PEERS
+            "-"
+            if name == "vLLM" and place > 1
+            else f"{of(name, value):.1f}" + ("" if name == "midstream" else f" (x {of(name, value) / own:.2f})")
+            for name in steps
         ]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -238,6 +261,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--peers", nargs="*", choices=PEERS[1:], default=PEERS[1:], help="next to midstream")
+    parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM: adds its rollouts")
     parser.add_argument("--one", choices=PEERS, help=argparse.SUPPRESS)
     add_options(parser)
     arguments = parser.parse_args()
@@ -248,6 +273,7 @@ def main() -> None:
     arguments.directory = converted(Path(place)) if place.endswith(".gguf") else place
     if arguments.one:
         return one(arguments)
+    arguments.peers = ["midstream", *arguments.peers, *(["vLLM"] if arguments.vllm else [])]
     try:
         import trl  # noqa: F401
     except ImportError:
