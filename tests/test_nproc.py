@@ -103,10 +103,9 @@ def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun)
     learner = RankedLearner(copy.deepcopy(start), config, sampled=False)
     assert {parameter.dtype for parameter in learner.parameters} == {torch.float32}
     one = LocalLearner(start, config)
-    for rows in (ragged_rows(1)[:6], ragged_rows(2)[:6]):
-        losses = [each.forward_backward(rows, LOSS).loss for each in (learner, one)]
-        assert losses[0] == pytest.approx(losses[1], abs=0.01)
-        assert learner.optimizer_step(1e-3) == pytest.approx(one.optimizer_step(1e-3), rel=0.05)
+    losses = [each.forward_backward(ragged_rows(1)[:3], LOSS).loss for each in (learner, one)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.01)
+    assert learner.optimizer_step(1e-3) == pytest.approx(one.optimizer_step(1e-3), rel=0.05)
     refused = pytest.raises(UnsupportedError, check=coded("setting-conflict", "reference policy"))
     with refused, learner.reference_policy():
         pass
