@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -14,11 +15,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
+from midstream.core.errors import TrainingError, UnsupportedError
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.torchrun import joined, launch
-from support.exact import LOSS, ragged_rows
+from midstream.training.learner import LocalLearner
+from midstream.training.ranks import RankedLearner
+from midstream.training.settings import LearnerConfig
+from support.errors import coded
+from support.exact import LOSS, model_of, ragged_rows
 
 RECIPE = [
     "text-tiny", "--set", "training.steps=3", "--set", "training.checkpoint_every=1", "--set", "evaluation.at=none",
@@ -53,16 +63,24 @@ def losses(run: Path) -> list[float]:
 # --- the parts, in this process -----------------------------------------------------------------------------------
 
 
-def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, monkeypatch):
-    """Its learner announces to nobody, and the gradients of DDP are those of one process."""
-    whole = make_build().policy.learner
-    expected = whole.forward_backward(ragged_rows(1), LOSS), whole.optimizer_step(1e-2), whole.logprobs(ragged_rows(2))
+@pytest.fixture
+def torchrun(monkeypatch):
+    """As torchrun starts one rank of one, which has left the others afterwards."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torchrun = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {**torchrun, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+    group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**group, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, torchrun):
+    """Its learner announces to nobody, and the gradients of DDP are those of one process."""
+    whole = make_build().policy.learner
+    expected = whole.forward_backward(ragged_rows(1), LOSS), whole.optimizer_step(1e-2), whole.logprobs(ragged_rows(2))
     build = make_build("learner.parallel=ddp")
     with joined(build):
         learner = build.policy.learner
@@ -78,9 +96,82 @@ def test_one_rank_alone_learns_what_one_process_learns(make_build, tmp_path, mon
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_a_rank_that_fails_is_named_unless_it_is_rank_0_which_has_said_why(capfd):
+def test_float32_masters_are_divided_and_no_rank_has_a_whole_reference(torchrun):
+    dist.init_process_group("gloo")
+    config = LearnerConfig(masters=True, attention="dense", parallel="fsdp2")
+    start = model_of("llama", dtype=torch.bfloat16, double_norm=False)
+    learner = RankedLearner(copy.deepcopy(start), config, sampled=False)
+    assert {parameter.dtype for parameter in learner.parameters} == {torch.float32}
+    one = LocalLearner(start, config)
+    losses = [each.forward_backward(ragged_rows(1)[:3], LOSS).loss for each in (learner, one)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.01)
+    assert learner.optimizer_step(1e-3) == pytest.approx(one.optimizer_step(1e-3), rel=0.05)
+    refused = pytest.raises(UnsupportedError, check=coded("setting-conflict", "reference policy"))
+    with refused, learner.reference_policy():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (torch.bfloat16, {"parallel": "ddp", "masters": True}),
+        (torch.float32, {"parallel": "fsdp2", "offload": "optimizer"}),
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_what_cannot_be_divided_among_ranks_is_refused(torchrun, dtype, settings):
+    dist.init_process_group("gloo")
+    model = model_of("llama", dtype=dtype, double_norm=False)
+    with pytest.raises(UnsupportedError, check=coded("setting-conflict", f"parallel = {settings['parallel']}")):
+        RankedLearner(model, LearnerConfig.model_validate(settings), sampled=False)
+
+
+def test_a_recipe_without_weights_is_refused_by_rank_0_and_left_by_the_others(torchrun, monkeypatch):
+    with Build(load_recipe("training-free-simulated")) as build:
+        with pytest.raises(UnsupportedError, check=coded("option-without-effect", fix="--nproc")), joined(build):
+            pass
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(SystemExit, check=lambda ended: ended.code == 0), joined(build):
+            pass
+
+
+@pytest.fixture
+def handlers():
+    """The signal handlers of this process, which torchrun replaces."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    earlier = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def each_rank(tmp_path, monkeypatch, handlers):
+    """`each_rank(SCRIPT)` has every rank run it in place of Python."""
+
+    def replace(script: str) -> None:
+        (tmp_path / "rank").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "rank").chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "rank"))
+
+    return replace
+
+
+def test_a_rank_that_fails_is_named_unless_it_is_rank_0_which_has_said_why(capfd, handlers):
     assert launch(1, ["--nowhere"]) == 2
     assert "usage: midstream" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+def test_a_rank_that_ends_stops_the_others(each_rank, end):
+    each_rank(f'if [ "$RANK" = 1 ]; then {end}; fi; exec sleep 600')
+    with pytest.raises(TrainingError, check=coded("rank-lost", "rank 1 of 2")):
+        launch(2, [])
+
+
+def test_ctrl_c_stops_the_ranks(each_rank):
+    each_rank("kill -INT $PPID; exec sleep 600")
+    assert launch(1, []) == 130
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------------

@@ -572,6 +572,7 @@ REFUSED = {
     "a constructor that raises": (
         "planner", "class fn:\n  def __init__(self): 1 / 0\n  def plan(self): ...", "component-invalid", "ZeroDivision",
     ),
+    "a function whose parameters are not known": ("reward", "fn = max", "component-invalid", "max"),
     "a setting that a table has": ("reward", "def fn(type: str = ''): return 1.0", "component-invalid", "'type'"),
     "a type that no file has": ("reward", "def fn(answer, k: open = 3): return 1.0", "component-invalid", "cannot be"),
     "an async task function": ("tasks", "async def fn(): return []", "component-invalid", "no tasks"),
@@ -581,6 +582,14 @@ REFUSED = {
         "reward", "import midstream as ms\nms.solve('direct', 'a')", "work-while-importing", "",
     ),
 }  # fmt: skip
+
+
+def test_a_setting_whose_type_is_not_known_here_takes_any_value(place: Path):
+    source = "from __future__ import annotations\ndef fn(answer, k: Nowhere = 3): return float(k == answer)"
+    reference = f"{write(place, source)}:fn"
+    for value in (3, "x", [1]):
+        made: Any = parse_component("reward", {"type": reference, "k": value}, "reward")
+        assert made.config.k == value
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -491,3 +491,24 @@ def test_a_run_uses_the_threads_of_its_recipe_and_a_learner_alone_changes_none(t
     options = ("--set", "training.steps=0", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
     assert main(["train", str(ten_steps), "--out", str(tmp_path / "run"), "--quiet", *options]) == 0
     assert set(set_to) == {1}
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+def test_several_processes_are_started_once(monkeypatch):
+    started = []
+    monkeypatch.setattr("midstream.torchrun.launch", lambda processes, words: started.append((processes, words)) or 5)
+    words = ["train", "flow-grpo-tiny", "--nproc", "2"]
+    assert main(words) == 5
+    assert started == [(2, words)]
+
+
+def test_a_process_of_torchrun_ends_with_it_and_leaves_its_error_to_rank_0(monkeypatch, capsys):
+    done = []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setattr("midstream.torchrun.end_with_parent", lambda: done.append("end"))
+    monkeypatch.setattr("midstream.torchrun.report_after_rank_0", lambda: done.append("report"))
+    assert main(["train", "nowhere", "--nproc", "2"]) == 2
+    assert done == ["end", "report"]
+    assert printed(capsys.readouterr().err).code == "unknown-recipe"

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.report import comparison
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from support.errors import coded, printed
 from support.evaluations import write
 
@@ -149,6 +151,20 @@ def test_an_evaluation_without_a_finished_set(capsys):
     write(Path("b"), WEAK)
     Path("b/evaluations.jsonl").unlink()
     assert coded("no-evaluation", "b ")(printed(refused(capsys, "a", "b")))
+
+
+def test_printed_in_python_it_is_the_screen_without_colors(capsys):
+    for name, score in (("a", 1.0), ("b", 0.0)):
+        write(Path(name), {f"t{i}": [score] for i in range(4)})
+    text = str(comparison.compare("a", "b"))
+    assert text.split() == compare(capsys, "a", "b").split()
+    assert "\x1b" not in text
+
+
+def test_tasks_of_a_run_that_was_not_evaluated_are_an_error(capsys):
+    RunDirectory.create(Path("run"), collect_info("mine", 0, {}), "")
+    assert main(["show", "run", "--tasks"]) == 2
+    assert printed(capsys.readouterr().err).code == "no-evaluation"
 
 
 def test_agents_of_two_kinds_stand_side_by_side(capsys):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from midstream.cli.demo import QUESTIONS
 from midstream.cli.main import main
 from support.hf_models import save_chat_model
 
@@ -22,6 +23,11 @@ SMALL += " evaluation.sets=[] evaluation.validation.per_family=1"
 TINY = """tasks.countries=40 engines.policy.hidden_size=32 warm_start.transcripts=60 warm_start.steps=10
 warm_start.min_copy_rate=0 training.steps=6 training.tasks_per_step=2 training.group_size=2
 evaluation.validation.per_family=1 evaluation.sets=[{name="test",per_family=1}]"""
+
+# An untrained model, and replies of four tokens: what the command does around them.
+SHORT = """learner.threads=1 tasks.regions=2 tasks.families=["lookup"] training.steps=1 training.minibatches=1
+training.tasks_per_step=1 training.group_size=2 agent.max_tokens=8 agent.policy.sampling.max_tokens=4
+engines.policy={type="tiny_text",weights="copying",hidden_size=32,layers=2,heads=2} evaluation.at=none"""
 
 
 class Typed(io.StringIO):
@@ -36,10 +42,10 @@ def demo(tmp_path, capsys, monkeypatch):
     """Run the command in an empty directory, and return what it printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(stdin):
+    def run(stdin, changes=SMALL):
         monkeypatch.setattr("sys.stdin", stdin)
-        settings = [word for setting in SMALL.split() for word in ("--set", setting)]
-        assert main(["demo", "--text", "--quiet", *settings]) == 0
+        settings = [word for setting in changes.split() for word in ("--set", setting)]
+        assert main(["demo", "--text", *settings]) == 0
         return capsys.readouterr().out
 
     return run
@@ -98,6 +104,18 @@ def test_a_real_model_is_trained_and_asked_before_and_after(tmp_path, monkeypatc
     text = capsys.readouterr().out
     before = text.index("Before: midstream solve --recipe tool-use-small --model local/model")
     assert before < text.index("After: midstream solve --planner runs/demo-real") < text.index("\nNext\n")
+
+
+def test_the_questions_are_about_an_atlas_with_the_users_country(demo, monkeypatch):
+    monkeypatch.setattr("midstream.cli.demo.QUESTIONS", QUESTIONS[:1])
+    text = demo(Typed("Height\nÅlvköping-Ost\nWhat is 45 plus 17?\n\n"), SHORT)
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("$ midstream solve ")]
+    assert [command[-1] for command in commands] == ["How high is Ålvköping-Ost?", "What is 45 plus 17?"]
+    for command in commands:
+        assert command[command.index("--planner") + 1] == "runs/demo-text"
+        assert command[command.index("--set") + 1] == 'tasks.places=["Ålvköping-Ost"]'
+    documents = text.split(commands[0][-1])[0].splitlines()
+    assert len([line for line in documents if line.startswith("  ") and "Ålvköping-Ost" in line]) >= 3
 
 
 def test_a_model_without_real_is_refused(capsys):

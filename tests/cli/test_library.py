@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.errors import UsageError
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.recipe.check import check
-from midstream.recipe.library import history, read
+from midstream.recipe.library import editable_library, history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
@@ -235,6 +236,17 @@ def test_what_another_process_changed_is_not_undone(library, run_path, tmp_path,
     assert err.startswith("error[library-changed]: ")
     assert str(draft) in err
     assert newest(copy).lessons[-1].text == "Of another."
+
+
+def test_a_file_that_another_process_changed_is_not_written_over(tmp_path):
+    path = tmp_path / "library.json"
+    path.write_text(to_json(PROVEN))
+    with editable_library(str(path)) as library:
+        other = marked(PROVEN, PROVEN.lessons[0].id, "pinned")
+        path.write_text(to_json(other))
+        with pytest.raises(UsageError, check=coded("library-changed", path)):
+            library.save(PROVEN, by="edit")
+    assert read(path) == other
 
 
 @pytest.mark.parametrize("named", ["run@1", "lessons.toml"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
+from midstream.cli.options import parse_amount, parse_count
 from midstream.core import kinds
 from midstream.core.seeds import SEED_MEANING
 from midstream.recipe.build import Build
@@ -166,3 +168,20 @@ def test_solve_needs_nothing_that_only_scores(monkeypatch):
     monkeypatch.setattr(math, "installed", lambda names: False)
     with Build(agent_recipe("artist-prompted")) as build:
         assert build.environment().reward.name == "exact match"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "", "1" * 10, "\u00b2"])
+def test_what_is_no_count_is_refused(text):
+    with pytest.raises(ArgumentTypeError):
+        parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "-inf", "much", ""])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(ArgumentTypeError):
+        parse_amount(text)
+
+
+def test_counts_and_amounts_are_read():
+    assert [parse_count(text) for text in ("1", "007", "999999999")] == [1, 7, 999_999_999]
+    assert [parse_amount(text) for text in ("0", "1.5", "2e3")] == [0, 1.5, 2000]

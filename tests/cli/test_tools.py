@@ -12,7 +12,9 @@ import pytest
 
 from midstream.cli import tools
 from midstream.cli.main import main
+from midstream.core.errors import UsageError
 from midstream.core.kinds import config_class, registered
+from midstream.recipe.overrides import chosen_tools
 from midstream.report import tools as report
 from support.errors import coded, printed
 from support.llm_server import LLMServer
@@ -328,6 +330,18 @@ def test_a_servers_tools_are_shown_once_it_is_named(capsys, mine):
     assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "echo: 2\n", "")
 
 
+def test_a_server_of_several_tools_is_called_by_the_name_of_one(capsys, mine):
+    served = served_by(
+        mine, json.dumps([sys.executable, "-S", str(HONEST.with_name("hostile.py")), "long_description"])
+    )
+    code, _, err = run(capsys, "far", "text=2", *served)
+    assert code == 2
+    assert coded("too-many", "'far'", fix="far_echo")(printed(err))
+    code, _, err = run(capsys, "near_echo", "text=2", *served)
+    assert code == 2
+    assert coded("unknown-tool", "'near_echo'")(printed(err))
+
+
 @pytest.mark.slow
 def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
     assert run(capsys, "far_add", "a=2", "b=3", "--quiet", *served) == (0, "5\n", "")
@@ -375,6 +389,11 @@ REFUSED = {
         "known keys here: model, provider",
     ),
 }
+
+
+def test_a_type_without_its_settings_is_no_tool_that_can_be_named():
+    with pytest.raises(UsageError, check=coded("missing-key", "'function'")):
+        chosen_tools({"python": {}}, "python,function")
 
 
 @pytest.mark.matrix(8)

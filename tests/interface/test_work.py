@@ -13,6 +13,7 @@ import pytest
 
 import midstream as ms
 from midstream.core.events import Note
+from midstream.core.own import load
 from midstream.core.task import task_keys
 from midstream.evaluation.leakage import learned_tasks
 from support.counting import LESSON, counting, write_questions
@@ -34,6 +35,11 @@ async def no_lessons(question, model):
 def leaves(answer, gold) -> float:
     """End the program."""
     sys.exit(3)
+
+
+def double(number: int) -> int:
+    """Doubles."""
+    return 2 * number
 
 
 def at_random(answer) -> float:
@@ -179,3 +185,25 @@ def test_changed_tools_are_tables_of_the_recipe():
     assert list(table["tools"]) == ["python", "local_search"]
     assert table["simulated"] == {name: {"engine": "model"} for name in table["tools"]}
     assert table["degraded"] == {name: {"error": 0.5, "noise": 0.1} for name in table["tools"]}
+
+
+def test_a_command_and_objects_are_tables_that_name_them():
+    class Scripted(ms.Engine):
+        name = "scripted"
+
+        async def sample(self, request):
+            raise NotImplementedError
+
+    agent = ms.agent(["sh", "agent.sh"], model="ollama/m")
+    assert agent.table()["agent"] == {"type": "command", "command": ["sh", "agent.sh"], "engine": "model"}
+    engine, tool = Scripted(), ms.tool(double)
+    changed = ms.Interleaved(model=engine, tools=[tool]).table()
+    assert load(changed["engines"]["model"]["type"]) is engine
+    assert load(changed["tools"]["double"]["type"]) is tool
+
+
+def test_a_run_is_evaluated_and_does_not_learn_further(finished_run):
+    run = ms.Run(finished_run)
+    for agent in (run, run.agent):
+        with raises("wrong-kind-of-run", finished_run):
+            ms.train(agent, ms.tasks("gpqa").train)

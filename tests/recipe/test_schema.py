@@ -321,6 +321,39 @@ def test_what_needs_the_offline_world_is_refused_with_other_tasks():
     check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
 
 
+CONFLICTS = {
+    "a mixture of dialogues": (
+        "function-calling-simulated",
+        ["tasks={type='mixture', parts={a={type='desks'}}}"],
+        "dialogues-not-supported", "tasks.parts.a",
+    ),
+    "turns of an agent of your own": (
+        "own-agent",
+        [
+            "agent={type='midstream.worlds.atlas.loop:solve',engine='model'}",
+            "evaluation.sets=[{name='test',per_family=1,max_turns=2}]",
+        ],
+        "setting-conflict", "max_turns = 2",
+    ),
+    "an answer that memory never holds": (
+        "flow-grpo-tiny", ["agent.memory_update=on_continue"], "setting-conflict", "verified_result",
+    ),
+    "simulated search without documents": (
+        "agentflow-prompted",
+        ["tasks={type='game24'}", "tools.local_search={index='i'}", "simulated.local_search={}"],
+        "world-missing", "simulated.local_search",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONFLICTS)
+def test_settings_that_contradict_each_other_are_refused(case):
+    name, overrides, code, value = CONFLICTS[case]
+    recipe = load_recipe(name, overrides)
+    with pytest.raises(RecipeError, check=coded(code, value)):
+        check(recipe)
+
+
 def test_a_validation_table_without_a_name_changes_the_default():
     def validation(**table):
         return EvaluationConfig.model_validate({"validation": table}).validation
@@ -345,3 +378,12 @@ def test_a_wrong_seed_says_what_a_seed_is(ten_steps, seed):
         RecipeError, check=coded("recipe-invalid", f"seed = {seed}".replace("banana", "'banana'"), SEED_MEANING)
     ):
         load_recipe(str(ten_steps), [f"seed={seed}"])
+
+
+def test_a_function_in_a_file_is_a_recipe_around_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def solve(question): return question\n")
+    table = read_table("mine.py:solve")
+    assert table["agent"] == {"type": f"{tmp_path / 'mine.py'}:solve", "engine": "model"}
+    assert table["name"] == "solve"
+    assert table["practice"] == read_table("own-agent")["practice"]

@@ -9,12 +9,14 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError, UsageError
+from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
+from midstream.runs.info import collect_info
 from midstream.training_free.commit import read_updates
 from midstream.worlds.gazetteer.tasks import Gazetteer
 from support.errors import coded
@@ -277,3 +279,28 @@ def test_training_on_tasks_that_its_reward_cannot_score_is_refused(tmp_path):
     recipe = load_recipe("torl-7b", [f"tasks={tasks}", "reward={type='numeric'}", "training.tasks_per_step=1"])
     with Build(recipe) as build, pytest.raises(UsageError, check=coded("task-unfit", "'yes'")):
         check_work(build, "train")
+
+
+def test_practice_warms_its_planner_up_once_a_run(tmp_path):
+    """And then has the weights of its checkpoint."""
+    pytest.importorskip("torch", reason="the training extra is not installed")
+    changes = [
+        "tasks.countries=40", "engines.policy.hidden_size=8", "warm_start.transcripts=4", "warm_start.steps=2",
+        "warm_start.batch_size=2", "warm_start.min_copy_rate=0", "practice.tasks=6", "practice.gate.enabled=false",
+        "evaluation.validation.per_family=1",
+    ]  # fmt: skip
+    recipe = load_recipe("training-free-tiny", changes)
+    weights, reported = [], []
+    for _ in range(2):
+        with Build(recipe, budget=Budget(recipe.practice.budget)) as build:
+            found = practice_parts_of(build)
+            root = tmp_path / "run"
+            info = collect_info(recipe.name, recipe.seed, build.resolved)
+            run = RunDirectory.open(root) if root.exists() else RunDirectory.create(root, info, to_toml(build.resolved))
+            said: list[str] = []
+            with event_loop(build) as run_coroutine:
+                run_coroutine(found.prepare(run, said.append))
+            weights.append({name: each.clone() for name, each in build.policy.learner.model.state_dict().items()})
+            reported.append(said)
+    assert all(each.equal(weights[1][name]) for name, each in weights[0].items())
+    assert [bool(said) for said in reported] == [True, False]

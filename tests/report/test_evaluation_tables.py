@@ -137,3 +137,13 @@ def test_a_line_for_logs_says_all_of_the_headline():
         "3 of 375 runs without a result, counted as wrong (42.2% without them)"
     )
     assert "judge (gpt-4o)" in summary_line(result(**JUDGED))
+
+
+def test_the_tools_that_are_called_least_share_one_cell():
+    use = result().tool_use.model_copy(
+        update={"calls": {f"tool{n:02}": 100 - n for n in range(20)}, "share": {f"tool{n:02}": 0.05 for n in range(20)}}
+    )
+    text = shown(evaluation_tables.tool_table([result(tool_use=use)]), width=2000)
+    assert "tool15 85 (5%)" in text
+    assert "tool16" not in text
+    assert f"4 others {84 + 83 + 82 + 81} (20%)" in text

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import RewardError, SandboxError, UnsupportedError
+from midstream.core.errors import RecipeError, RewardError, SandboxError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards import math
@@ -189,6 +189,12 @@ def test_a_gold_answer_without_anything_to_compare_is_an_error(warm, gold):
     with pytest.raises(RewardError, check=coded("task-unfit", "'t'")) as caught:
         warm((gold, "7"))
     assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("gold", ["", "$$", "$\\frac{1}{2$"])
+def test_a_task_whose_gold_answer_states_nothing_is_refused(gold):
+    with pytest.raises(RecipeError, check=coded("task-unfit", "'t'")):
+        make().check(Task(id="t", question="?", answer=gold))
 
 
 @pytest.mark.slow

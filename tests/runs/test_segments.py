@@ -1,9 +1,10 @@
 import gzip
+from pathlib import Path
 
 import pytest
 
 from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory, Turn
-from midstream.runs.segments import Segments
+from midstream.runs.segments import Segments, _about, _parse
 from support.errors import raises
 
 
@@ -107,3 +108,12 @@ def test_many_matches_are_cut_short(segments):
 def test_none_found(filled, wanted):
     with raises("trajectory-not-found", wanted):
         filled.find(wanted)
+
+
+def test_a_line_that_is_no_trajectory_is_listed_as_an_error_and_cannot_be_read():
+    good = trajectory("a").model_dump_json(exclude_defaults=True).encode()
+    assert _about(good) == ("a", "t", 1.0, "ok")
+    for line in (good[:-9], b"[]", b'{"id": "a"}', b'{"id": "a", "task_id": "t", "reward": 3}'):
+        assert _about(line) == ("", "", None, "error")
+        with raises("file-damaged", "part"):
+            _parse(Path("part"), line)

@@ -1,13 +1,19 @@
 """What a learner computes on several ranks, or in one process, for `training/test_ranks.py` to compare.
 
 `ranked.py OUT ONE COUNTS CASE...` writes OUT/COUNT for each of COUNTS such as "1,2". ONE is the output of one process,
-whose checkpoints every rank loads before the gradients.
+whose checkpoints every rank loads before the gradients. With MIDSTREAM_RANKED_RECIPE in the environment, ranks join
+as torchrun would start them for that recipe: OUT/NAME.json for each of JOINED, and OUT/exits.json.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import socket
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,11 +21,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from midstream.core.errors import MidstreamError
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.torchrun import end_with_parent, joined, report_after_rank_0
 from midstream.training.learner import LocalLearner
+from midstream.training.ranks import RankedLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.exact import LOSS, model_of, ragged_rows
 
 STEPS = 10
+FEW = 6  # rows
 CASES = {
     f"{parallel}-{'lora' if lora else 'full'}-{attention}": (parallel, lora, attention)
     for parallel, lora, attention in product(("fsdp2", "ddp"), (False, True), ("dense", "rows"))
@@ -40,8 +52,6 @@ def learner_with(config: LearnerConfig, dtype: torch.dtype) -> Any:
     model = model_of("llama", dtype=dtype, double_norm=False)
     if not dist.is_initialized():
         return LocalLearner(model, config)
-    from midstream.training.ranks import RankedLearner
-
     learner = RankedLearner(model, config, sampled=True)
     learner.inside = True
     return learner
@@ -85,6 +95,56 @@ def masters(out: Path) -> list[tuple[float, float]]:
     return steps
 
 
+# By name: how many ranks join, and the one that ends in the second update.
+JOINED: dict[str, tuple[int, int | None]] = {"whole": (2, None), "lost": (3, 2)}
+LOST = 9
+
+
+def losses(learner: Any) -> Iterator[float]:
+    """Of two updates, the second from the sum of two gradients."""
+    for batches in ((1,), (2, 3)):
+        learner.before_step(batches[0])
+        for batch in batches:
+            yield learner.forward_backward(ragged_rows(batch)[:FEW], LOSS).loss
+        learner.optimizer_step(1e-2)
+
+
+def join(rank: int, name: str, out: Path, recipe: Path, port: int) -> None:
+    """One process of a training run, as torchrun starts it. Rank 0 writes losses, and then the code of its error."""
+    ranks, lost = JOINED[name]
+    group = {"TORCHELASTIC_RUN_ID": name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {**group, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    end_with_parent()
+    results: list[float | str] = []
+    build = Build(load_recipe(str(recipe), ["learner.parallel=ddp", "learner.threads=1"]))
+    if rank == lost:
+        RankedLearner.optimizer_step = lambda *_: os._exit(LOST)  # type: ignore[method-assign]
+    try:
+        with joined(build):
+            results.extend(losses(build.policy.learner))
+            build.policy.learner.logprobs([replace(ragged_rows(1)[0], prompt_ids=())])
+    except MidstreamError as error:
+        report_after_rank_0()
+        results.append(error.code)
+    (out / f"{name}.json").write_text(json.dumps(results))
+
+
+def join_all(out: Path, recipe: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    exits = {}
+    for name, (ranks, _) in JOINED.items():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        group = [context.Process(target=join, args=(rank, name, out, recipe, port)) for rank in range(ranks)]
+        for process in group:
+            process.start()
+        for process in group:
+            process.join()
+        exits[name] = [process.exitcode for process in group]
+    (out / "exits.json").write_text(json.dumps(exits))
+
+
 def compute(rank: int, ranks: int, out: Path, one: Path, cases: list[str]) -> None:
     """The work of one rank; alone, without a process group."""
     torch.set_num_threads(1)
@@ -116,6 +176,8 @@ def main(out: Path, one: Path, counts: list[int], cases: list[str]) -> None:
             process.join()
         if any(process.exitcode for process in group):
             sys.exit(f"{ranks} ranks: {[process.exitcode for process in group]}")
+    if recipe := os.environ.get("MIDSTREAM_RANKED_RECIPE"):
+        join_all(out, Path(recipe))
 
 
 if __name__ == "__main__":

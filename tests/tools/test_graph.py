@@ -27,7 +27,7 @@ from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult
 from midstream.tools.graph import GraphConfig, GraphTool
-from midstream.tools.graphs.algorithms import ALGORITHMS, MAX_RESULTS, Answer, answer
+from midstream.tools.graphs.algorithms import ALGORITHMS, MAX_RESULTS, Answer, answer, work
 from midstream.tools.graphs.reading import Mistake, read_graph, turned
 from midstream.tools.graphs.words import MAX_NAMES, MAX_ROWS
 from support.errors import coded
@@ -823,3 +823,15 @@ def test_a_file_that_is_not_utf8_or_too_large(tmp_path, data):
     (tmp_path / "g.edges").write_bytes(data)
     with pytest.raises(ToolServerError, check=coded("file-unreadable")):
         calls({"graph": "g.edges", "algorithm": "describe"}, graphs=(tmp_path,), max_mb=1)
+
+
+def test_a_request_is_read_with_its_limits_and_the_other_graph():
+    def asked(text="a b\nb c", algorithm="is_isomorphic", nodes=9, **arguments):
+        limits = {"max_nodes": nodes, "max_edges": 9}
+        return work({"name": "g", "text": text, "algorithm": algorithm, "arguments": arguments, "limits": limits})
+
+    assert asked(other="x y\ny z").value is True
+    assert asked(other="x y\ny z\nz x").value is False
+    assert asked(algorithm="number_of_nodes").value == 3
+    assert (asked(nodes=2, algorithm="number_of_nodes").ok, asked(nodes=2, other="x y").ok) == (False, False)
+    assert asked("[", algorithm="number_of_nodes").code

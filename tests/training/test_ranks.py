@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -28,8 +29,11 @@ from support.shared import made_once
 TESTS = Path(__file__).parents[1]
 
 
-def run_ranks(counts: Iterable[int], out: Path, one: Path, cases: Iterable[str] = ranked.CASES) -> None:
+def run_ranks(
+    counts: Iterable[int], out: Path, one: Path, cases: Iterable[str] = ranked.CASES, recipe: str = ""
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
+    environment["MIDSTREAM_RANKED_RECIPE"] = recipe
     command = [sys.executable, ranked.__file__, out, one, ",".join(map(str, counts)), *cases]
     subprocess.run(command, check=True, env=environment, timeout=900)
 
@@ -40,12 +44,12 @@ ALL = pytest.mark.parametrize("results", [pytest.param("all", marks=pytest.mark.
 
 
 @pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
+def results(request, tmp_path_factory, ten_steps):
     """By number of ranks, the directory with what they computed."""
     counts, cases = WHICH[request.param]
 
     def compute(root: Path) -> None:
-        run_ranks(counts, root, root / "1", cases)
+        run_ranks(counts, root, root / "1", cases, str(ten_steps))
 
     root = made_once(tmp_path_factory, f"ranks of {request.param}", compute)
     return {count: root / str(count) for count in counts}
@@ -111,6 +115,26 @@ class TestAsOneProcess:
         one, several = (load_file(results[count] / case / "exported" / name) for count in (1, ranks))
         assert one.keys() == several.keys()
         assert max((one[key] - several[key]).abs().max().item() for key in one) < 1e-4
+
+
+@pytest.mark.parametrize("results", ["one case on two ranks"], indirect=True)
+class TestJoined:
+    """The ranks as torchrun starts them: each but rank 0 serves until that one ends, or until another is lost."""
+
+    def read(self, results, name):
+        return json.loads((results[1].parent / f"{name}.json").read_text())
+
+    def test_the_other_rank_does_what_rank_0_announces(self, results, make_build):
+        *losses, code = self.read(results, "whole")
+        assert losses == pytest.approx([*ranked.losses(make_build().policy.learner)], abs=1e-5)
+        assert code == "empty-prompt"
+        assert self.read(results, "exits")["whole"] == [0, 0]
+
+    def test_the_others_end_where_one_is_lost(self, results):
+        first, code = self.read(results, "lost")
+        assert first == pytest.approx(self.read(results, "whole")[0], abs=1e-5)
+        assert code == "rank-lost"
+        assert self.read(results, "exits")["lost"] == [0, 1, ranked.LOST]
 
 
 @ALL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
@@ -184,6 +185,16 @@ def test_rows_without_sampled_tokens_make_no_request(serve, directory):
 
 
 # -- the named state ---------------------------------------------------------------------------------------------------
+
+
+def test_exported_weights_are_named_with_their_state(serve, directory, tmp_path):
+    server = serve()
+    learner = served_learner(server, directory)
+    learner.export_weights(tmp_path / "policy")
+    record = json.loads((tmp_path / "policy" / STATE).read_text())
+    assert record["model"] == "tiny"
+    assert record["weights"].startswith(f"tinker://{learner.client.model_id}/")
+    assert {record["state"]} == server.states.keys()
 
 
 @pytest.mark.slow

@@ -181,6 +181,36 @@ def test_a_bundle_holds_all_runs(runs: Path, tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in (tmp_path / "site").rglob("*") if file.is_file()) < 3e6
 
 
+def test_a_bundle_of_two_runs_compares_them_and_replaces_the_last_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / name, {f"t{i}": [float(i < 2 + (name == "b"))] for i in range(4)})
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, check=coded("file-exists", site)):
+        write_bundle([tmp_path / "runs"], site)
+    (site / "mine.txt").unlink()
+    write_bundle([tmp_path / "runs"], site)
+    held = documents_in(site)
+    assert {"compare/a/b", "compare/b/a"} <= held.keys()
+    assert len(trajectories(held)) == 8
+    files = {path.name for path in (site / "data").iterdir()}
+    write_bundle([tmp_path / "runs" / "a"], site)
+    assert trajectories(documents_in(site)) == [path for path in trajectories(held) if path.startswith("run/a/")]
+    assert {path.name for path in (site / "data").iterdir()} < files
+
+
+def test_the_command_writes_a_trajectorys_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = write(tmp_path / "run", {"t0": [1.0], "t1": [0.0]})
+    assert main(["report", str(root), "t1#0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": "trajectory.html"}
+    held = documents_of(tmp_path / "trajectory.html")
+    assert [held[path]["id"] for path in trajectories(held)] == ["t1#0"]
+
+
 def test_a_trajectory_has_a_page(runs: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(runs / "training")
     part, listed = next(iter(run.trajectories.parts().items()))

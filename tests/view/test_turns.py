@@ -116,6 +116,27 @@ def test_a_line_that_is_cut_has_the_turns_before_the_cut(trajectory: Trajectory,
         assert recorded.frame().id == trajectory.id
 
 
+def test_a_turn_that_is_damaged_is_shown_as_such_among_the_others() -> None:
+    turns = tuple(Turn(index=at, calls=(Call(role="p", completion="x"),)) for at in (1, 2, 3))
+    line = line_of(Trajectory(id="a", task_id="b", turns=turns)).replace(b'"index":2', b'"index":"two"')
+    recorded = Recorded(Parts(line, 16))
+    recorded.scan()
+    found = recorded.window(0, 9)
+    assert (found[0], found[2]) == (turns[0], turns[2])
+    assert (found[1].index, found[1].error and found[1].error.type) == (2, "damaged")
+
+
+def test_a_line_without_an_end_has_the_turns_before_the_cut() -> None:
+    turns = tuple(Turn(index=at, calls=(Call(role="p", completion="x"),)) for at in (1, 2, 3))
+    line = line_of(Trajectory(id="a", task_id="b", turns=turns))
+    cut = line.index(b'"index":3')
+    recorded = Recorded(Parts(line[:cut], 16))
+    recorded.scan()
+    assert recorded.damage
+    assert recorded.window(0, 9) == list(turns[:2])
+    assert recorded.call(2) is None
+
+
 def test_the_first_turns_are_known_before_the_rest_is_read() -> None:
     turn = Turn(index=1, observation=Observation(status="ok", text="x" * 10_000))
     line = line_of(Trajectory(id="a", task_id="b", question="q", turns=(turn,) * 1_000, answer="42"))

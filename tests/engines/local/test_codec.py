@@ -169,3 +169,21 @@ def test_tools_are_reported_as_the_template_does():
 def test_a_template_that_leaves_tools_out_is_named():
     with raises("chat-template", "policy", "1 tools"):
         chat(CHATS["headers"], *ASKED, tools=(ADD,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, '{"a": 1}'),
+        ("", "{}"),
+        ("[1]", '"[1]"'),
+        ('{"a": ', '"{\\"a\\": "'),
+    ],
+)
+def test_a_template_gets_the_arguments_of_a_call_as_an_object_if_they_are_one(arguments, shown):
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    codec = TokenizerCodec(byte_pairs(template + "{% endfor %}"), "policy")
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    said = Message(role="assistant", content="", fields={"tool_calls": [call]})
+    assert text_of(codec, chat(codec, *ASKED, said)) == shown

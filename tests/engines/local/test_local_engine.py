@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from midstream.core.errors import EngineError
+from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.local import engine as transformers_local
 from midstream.engines.local.engine import ReferencePolicy, TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
-from support.errors import raises
+from midstream.engines.local.settings import require_torch
+from support.errors import coded, raises
 from support.hf_models import FAMILIES, TEMPLATE, forward_logprobs
 
 EOS = 1
@@ -465,3 +467,10 @@ def test_a_stream_continues_the_ids_that_were_sampled(saved_model):
     assert EOS not in ids[len(stopped.prompt_ids) :]
     assert after.messages == CHAT[1:]
     assert after.logprobs == pytest.approx(forward_logprobs(engine.model, ids, after.completion_ids), abs=1e-5)
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UnsupportedError, check=coded("missing-extra", package, fix="midstream[train]")):
+        require_torch()

@@ -437,3 +437,16 @@ def test_a_recipe_names_a_server_and_gets_its_tools(make_build):
     assert "clock_convert_time" not in names
     assert build.resolved["tools"]["clock"]["timeout_s"] == 60.0
     close([tool for tool in build.tools if isinstance(tool, mcp.McpTool)])
+
+
+def test_tools_that_an_agent_cannot_call_are_refused_by_name():
+    types = pytest.importorskip("mcp_types", reason="the extra mcp is not installed")
+
+    def tool(name, **schema):
+        return types.Tool.model_validate({"name": name, "inputSchema": {"type": "object", **schema}})
+
+    wide = {"properties": {f"p{n}": {"type": "string", "description": "x" * 100} for n in range(2000)}}
+    tools = [tool("echo"), tool("…"), tool("x" * 300), tool("a.b"), tool("a-b"), tool("wide", **wide)]
+    offered, refused = mcp.offer(tools, "far_")
+    assert offered == {"far_echo": tools[0]}
+    assert list(refused) == [tool.name for tool in tools[1:]]

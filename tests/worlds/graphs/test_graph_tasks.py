@@ -13,6 +13,8 @@ import pytest
 
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.task import Task
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.worlds.graphs.questions import question_words
 from midstream.worlds.graphs.tasks import COSTS, DEPTHS, REACH, STANDARD, Graphs, GraphsConfig
 from midstream.worlds.graphs.tools import GraphQuery, NeighborQuery, NoisyOracle, NoisyOracleConfig, PathQuery
@@ -177,15 +179,33 @@ def test_what_cannot_be_answered_is_an_answer_that_is_not_ok(tool, query):
     assert ask(tool(WORLD), query)[0] is False
 
 
-@pytest.mark.slow
 def test_the_oracle_is_right_as_often_as_configured_and_always_says_the_same():
     queries = [f"{name} {algorithm}" for name in WORLD.named for algorithm in ("diameter", "radius", "number_of_nodes")]
-    truth = [ask(GraphQuery(WORLD), query) for query in queries]
+
+    def answers(tool):
+        async def ask_all():
+            return [(await tool.call({"query": query})).text for query in queries]
+
+        return asyncio.run(ask_all())
+
+    truth = answers(GraphQuery(WORLD))
     for right in (0.0, 0.6, 1.0):
-        said = [ask(NoisyOracle(WORLD, NoisyOracleConfig(right=right)), query) for query in queries]
+        said = answers(NoisyOracle(WORLD, NoisyOracleConfig(right=right)))
         share = sum(one == other for one, other in zip(said, truth, strict=True)) / len(queries)
         assert share == pytest.approx(right, abs=0.05 if 0 < right < 1 else 0)
-        assert said == [ask(NoisyOracle(WORLD, NoisyOracleConfig(right=right)), query) for query in queries]
+        assert said == answers(NoisyOracle(WORLD, NoisyOracleConfig(right=right)))
+
+
+def test_both_worlds_have_the_graphs_of_the_tools_and_a_gazetteer_alone_has_none():
+    build = Build(load_recipe("flow-grpo-both"))
+    assert {"graph", "path", "neighbors"} <= {tool.name for tool in build.tools}
+    both = build.source
+    graphs = both.worlds["graphs"]
+    assert {*graphs.names("test")} < {*both.names("test")} < {*both.names()}
+    assert graphs.words() < both.words()
+    assert [*both.documents()] == [*both.gazetteer.documents()]
+    with pytest.raises(RecipeError, check=coded("world-missing", "tools.graph")):
+        _ = Build(load_recipe("flow-grpo-tiny", ['tools.graph={type="graph_query"}'])).tools
 
 
 def test_the_deepest_questions_name_as_many_graphs_as_their_turns_allow():
