@@ -157,12 +157,18 @@ def each_rank(tmp_path, monkeypatch, handlers):
     return replace
 
 
-def test_a_rank_that_fails_is_named_unless_it_is_rank_0_which_has_said_why(capfd, handlers):
+def test_rank_0_has_said_why_it_fails(each_rank):
+    each_rank("exit 2")
+    assert launch(1, []) == 2
+
+
+@pytest.mark.slow
+def test_a_rank_is_a_process_of_midstream(capfd, handlers):
     assert launch(1, ["--nowhere"]) == 2
     assert "usage: midstream" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+@pytest.mark.parametrize("end", ["kill -9 $$", pytest.param("exit 3", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_stops_the_others(each_rank, end):
     each_rank(f'if [ "$RANK" = 1 ]; then {end}; fi; exec sleep 600')
     with pytest.raises(TrainingError, check=coded("rank-lost", "rank 1 of 2")):

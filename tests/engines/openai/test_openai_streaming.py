@@ -104,7 +104,8 @@ def test_a_stream_without_an_end_is_given_up():
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    with pytest.raises(EngineError, check=coded("endpoint-failed", "0.4 s")):
+    # After 0.4 s in all; on a busy machine perhaps sooner, where two events are 0.04 s apart.
+    with pytest.raises(EngineError, check=coded("endpoint-failed")):
         ask_raw(drip, timeout_s=0.04)
 
 
