@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import shutil
@@ -148,6 +149,7 @@ def handlers():
 @pytest.fixture
 def each_rank(tmp_path, monkeypatch, handlers):
     """`each_rank(SCRIPT)` has every rank run it in place of Python."""
+    importlib.import_module("torch.distributed.launcher.api")  # here, or the first case pays for it
 
     def replace(script: str) -> None:
         (tmp_path / "rank").write_text(f"#!/bin/sh\n{script}\n")

@@ -357,7 +357,8 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
 
 
 def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, questions, tmp_path, capsys, monkeypatch):
-    root, show = tmp_path / "evaluation", Progress.__call__
+    root, show, count = tmp_path / "evaluation", Progress.__call__, 20
+    words = ("eval", recipe, "--tasks", questions, "--count", str(count), "--set", "rollout.concurrency=4")
 
     def stop_at_ten(self, event):
         show(self, event)
@@ -366,20 +367,20 @@ def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, qu
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "__call__", stop_at_ten)
-        code, _, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", root, "--quiet")
+        code, _, err = run(capsys, *words, "--out", root, "--quiet")
     assert code == 130
     assert f"midstream resume {root}" in " ".join(err.split())
     directory = RunDirectory.open(root)
     assert directory.status().state == "interrupted"
     done = [json.loads(line)["trajectory"] for line in (root / "results.jsonl").read_text().splitlines()]
-    assert 10 <= len(done) < len(QUESTIONS)
+    assert 10 <= len(done) < count
     assert f"under way: sums-T0.7, {len(done)} runs so far" in run(capsys, "show", root)[1]
     assert run(capsys, "show", root, done[7]["id"])[0] == 0, "one that has ended can be looked at before its set has"
     server.answered.clear()
     code, out, _ = run(capsys, "resume", root, "--json", "--quiet")
     assert (code, results(out)[0].success) == (0, 1.0)
     assert not {one["question"] for one in done} & set(server.answered)
-    assert len(server.answered) == len(QUESTIONS) - len(done)
+    assert len(server.answered) == count - len(done)
 
 
 # -- how it says no --------------------------------------------------------------------------------------------------

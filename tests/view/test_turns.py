@@ -155,7 +155,7 @@ def test_the_first_turns_are_known_before_the_rest_is_read() -> None:
     assert sum(read) < 200_000
     assert recorded.frame().question == "q"
     assert recorded.frame().answer is None  # it stands behind the turns
-    recorded.scan()
+    recorded.scan(seconds=600)
     assert recorded.done
     assert recorded.found == 1_000
     assert recorded.frame().answer == "42"
