@@ -2,12 +2,13 @@
 
     python benchmarks/real.py local/qwen05b-coder                  # 4 questions x 8 replies of at most 48 tokens
     python benchmarks/real.py local/DIR --rounds 3 --group-size 16
-    python benchmarks/real.py local/DIR --vllm .venv-vllm/bin/python     # and the rollouts of vLLM (`make test-vllm`)
+    python benchmarks/real.py local/DIR --vllm .venv-vllm/bin/python     # and the rollouts of vLLM
 
 Model, prompts (to the token), temperature 1, LoRA 16 on all linear layers, float32, clip 0.2, no KL term and one
 thread are the same; each peer samples its own replies and makes one optimizer step on all of them. TRL comes with
-`pip install -e '.[train,bench]'` and samples by Transformers' `generate`. It recomputes activations by default; a third
-column is TRL without that. The peers take turns, each in a process of its own (A B C, then C B A). Of each group half
+`pip install -e '.[train,bench]'` and samples by Transformers' `generate`. It recomputes activations by default; another
+peer is TRL without that. vLLM samples its own replies to the same prompts, without an adapter, and updates nothing;
+`make test-vllm` installs it. The peers take turns, each in a process of its own (A B C, then C B A). Of each group half
 the replies have reward 1, so that every reply is trained on.
 
 The update's milliseconds are divided by the tokens of the replies. TRL's update is all that `train` does besides
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import statistics
@@ -42,9 +44,9 @@ class Step:
 
     sampled: int
     rollout_cpu_s: float
-    update_cpu_s: float
-    loaded_mb: float
-    peak_mb: float
+    update_cpu_s: float | None  # None: not measured
+    loaded_mb: float | None
+    peak_mb: float | None
     prompts: list[str]
     lengths: list[int]  # of the prompts, in tokens
 
@@ -181,9 +183,14 @@ def trl_step(arguments: argparse.Namespace, prompts: list[str], *, recompute: bo
 
 
 def vllm_step(arguments: argparse.Namespace, prompts: list[str], lengths: list[int]) -> Step:
-    """The same replies by vLLM, which updates nothing."""
-    asked = {"directory": str(arguments.directory), "prompts": prompts}
-    asked |= {"group": arguments.group_size, "max_tokens": arguments.max_tokens}
+    """Replies to the same prompts by vLLM, which updates nothing."""
+    asked = {
+        "directory": str(arguments.directory),
+        "prompts": prompts,
+        "group": arguments.group_size,
+        "max_tokens": arguments.max_tokens,
+        "positions": max(lengths) + arguments.max_tokens,
+    }
     command = [arguments.vllm, Path(__file__).with_name("real_vllm.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     given = json.dumps(asked)
@@ -191,8 +198,7 @@ def vllm_step(arguments: argparse.Namespace, prompts: list[str], lengths: list[i
     found = json.loads(done.stdout.splitlines()[-1])
     if found.pop("lengths") != lengths:
         raise SystemExit("vLLM's prompts have other lengths than midstream's")
-    nothing = {"update_cpu_s": 0.0, "loaded_mb": 0.0, "peak_mb": 0.0}
-    return Step(**found, **nothing, prompts=prompts, lengths=lengths)
+    return Step(**found, update_cpu_s=None, loaded_mb=None, peak_mb=None, prompts=prompts, lengths=lengths)
 
 
 def one(arguments: argparse.Namespace) -> None:
@@ -230,10 +236,6 @@ def child_step(arguments: argparse.Namespace, name: str, asked: tuple[list[str],
 
 def table(steps: dict[str, list[Step]]) -> str:
     """In Markdown: medians, and the ratio of each to midstream's. vLLM makes no update."""
-
-    def of(name: str, value: Any) -> float:
-        return statistics.median(value(step) for step in steps[name])
-
     values = {
         "sampled tokens": lambda step: step.sampled,
         "rollouts, CPU-ms a sampled token": lambda step: 1000 * step.rollout_cpu_s / step.sampled,
@@ -242,14 +244,15 @@ def table(steps: dict[str, list[Step]]) -> str:
         "peak over the loaded model, MB": lambda step: step.peak_mb - step.loaded_mb,
     }
     lines = ["| | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    for place, (title, value) in enumerate(values.items()):
-        own = of("midstream", value)
-        cells = [
-            "-"
-            if name == "vLLM" and place > 1
-            else f"{of(name, value):.1f}" + ("" if name == "midstream" else f" (x {of(name, value) / own:.2f})")
-            for name in steps
-        ]
+    for title, value in values.items():
+        of_rollouts = title in ("sampled tokens", "rollouts, CPU-ms a sampled token")
+        medians = {
+            name: statistics.median(map(value, own))
+            for name, own in steps.items()
+            if of_rollouts or own[0].update_cpu_s is not None
+        }
+        ratio = {name: f" (x {each / medians['midstream']:.2f})" for name, each in medians.items()} | {"midstream": ""}
+        cells = [f"{medians[name]:.1f}{ratio[name]}" if name in medians else "" for name in steps]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -274,10 +277,8 @@ def main() -> None:
     if arguments.one:
         return one(arguments)
     arguments.peers = ["midstream", *arguments.peers, *(["vLLM"] if arguments.vllm else [])]
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        raise SystemExit(TRL_MISSING) from None
+    if arguments.peers != ["midstream", "vLLM"] and importlib.util.find_spec("trl") is None:
+        raise SystemExit(TRL_MISSING)
     steps = measured(arguments)
     print(table(steps))
     if arguments.json:

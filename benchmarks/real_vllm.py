@@ -1,6 +1,6 @@
-"""The replies of `real.py` by vLLM, in the Python of vLLM's own environment: JSON on standard input and output.
+"""Replies to the prompts of `real.py` by vLLM, in the Python of its own environment: JSON on standard input and output.
 
-Input: `directory`, `prompts`, `group`, `max_tokens`. The engine runs in this process, so that its CPU time counts.
+Input: `directory`, `prompts`, `group`, `max_tokens`, `positions`. The engine runs in this process: its CPU time counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     asked = json.loads(sys.stdin.read())
-    llm = LLM(asked["directory"], dtype="float32", max_model_len=1024, enable_prefix_caching=True)
+    llm = LLM(asked["directory"], dtype="float32", max_model_len=asked["positions"], enable_prefix_caching=True)
     llm.generate(["warm"] * asked["group"], SamplingParams(max_tokens=4), use_tqdm=False)
     params = SamplingParams(n=asked["group"], temperature=1.0, max_tokens=asked["max_tokens"], seed=0)
     started = time.process_time()

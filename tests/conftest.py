@@ -19,9 +19,6 @@ from hypothesis import settings
 
 from support.shared import made_once
 
-# Until all cases are collected: what imports make is kept.
-gc.disable()
-
 # The same examples every time: what passes here passes there. `make test-all` sets HYPOTHESIS_PROFILE=thorough.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)
@@ -133,11 +130,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and cases out of later garbage collections, which would walk through them thousands of times."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and cases out of garbage collections, which would walk through them thousands of times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

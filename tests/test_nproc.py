@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from midstream.core.errors import TrainingError, UnsupportedError
 from midstream.recipe.build import Build
@@ -65,12 +64,19 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.fixture
-def torchrun(monkeypatch):
+def handlers():
+    """The signal handlers of this process, which torchrun replaces."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    earlier = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def torchrun(monkeypatch, handlers):
     """As torchrun starts one rank of one, which has left the others afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in {**group, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     yield
@@ -137,26 +143,17 @@ def test_a_recipe_without_weights_is_refused_by_rank_0_and_left_by_the_others(to
 
 
 @pytest.fixture
-def handlers():
-    """The signal handlers of this process, which torchrun replaces."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    earlier = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in earlier.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
 def each_rank(tmp_path, monkeypatch, handlers):
     """`each_rank(SCRIPT)` has every rank run it in place of Python."""
-    importlib.import_module("torch.distributed.launcher.api")  # here, or the first case pays for it
 
     def replace(script: str) -> None:
-        (tmp_path / "rank").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "rank").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/$RANK.pid\n{script}\n")
         (tmp_path / "rank").chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "rank"))
 
-    return replace
+    yield replace
+    for file in tmp_path.glob("*.pid"):
+        assert not psutil.pid_exists(int(file.read_text()))
 
 
 def test_rank_0_has_said_why_it_fails(each_rank):
@@ -171,14 +168,24 @@ def test_a_rank_is_a_process_of_midstream(capfd, handlers):
 
 
 @pytest.mark.parametrize("end", ["kill -9 $$", pytest.param("exit 3", marks=pytest.mark.slow)])
-def test_a_rank_that_ends_stops_the_others(each_rank, end):
-    each_rank(f'if [ "$RANK" = 1 ]; then {end}; fi; exec sleep 600')
+def test_a_rank_that_ends_stops_the_others(each_rank, tmp_path, end):
+    wait = f"while [ ! -s {tmp_path}/0.pid ]; do sleep 0.01; done"
+    each_rank(f'if [ "$RANK" = 1 ]; then {wait}; {end}; fi; exec sleep 600')
     with pytest.raises(TrainingError, check=coded("rank-lost", "rank 1 of 2")):
         launch(2, [])
 
 
-def test_ctrl_c_stops_the_ranks(each_rank):
-    each_rank("kill -INT $PPID; exec sleep 600")
+def test_ctrl_c_stops_the_ranks(each_rank, tmp_path, monkeypatch):
+    watch = LocalElasticAgent._monitor_workers
+
+    def interrupted(*given: object) -> object:
+        while not (tmp_path / "0.pid").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+        return watch(*given)
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", interrupted)
+    each_rank("exec sleep 600")
     assert launch(1, []) == 130
 
 

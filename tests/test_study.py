@@ -68,8 +68,8 @@ def test_arms_of_one_recipe_that_trains_nothing_share_an_evaluation(
     assert curves == []
     assert (tmp_path / "runs" / "study.svg").exists()
     assert len(list((tmp_path / "runs").glob("*/evaluations.jsonl"))) == 1
-    assert main([*arguments, "--dry-run"]) == 0
-    assert "Left, at most: 0 trajectories" in capsys.readouterr().out
+    assert main([*arguments, "--dry-run", "--json"]) == 0
+    assert {run["state"] for run in json.loads(capsys.readouterr().out)} == {"finished"}
 
 
 def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
@@ -83,7 +83,10 @@ def serving(model: str, home: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        finally:
+            server.kill()
 
 
 def wait_until_healthy(server, port, log):
@@ -95,10 +98,11 @@ def wait_until_healthy(server, port, log):
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return
-        except ConnectionError:
-            time.sleep(0.2)
+        except (OSError, HTTPException):  # not up yet, or too busy to answer
+            pass
         finally:
             connection.close()
+        time.sleep(0.2)
     raise AssertionError(f"not up after {START_TIMEOUT_S:g} s: {log.read_text()[-3000:]}")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,7 +94,7 @@ def masters(out: Path) -> list[tuple[float, float]]:
     return steps
 
 
-# By name: how many ranks join, and the one that ends in the second update.
+# By name: how many ranks join, and the one that ends where the first update's step is made.
 JOINED: dict[str, tuple[int, int | None]] = {"whole": (2, None), "lost": (3, 2)}
 LOST = 9
 
@@ -112,7 +111,8 @@ def losses(learner: Any) -> Iterator[float]:
 def join(rank: int, name: str, out: Path, recipe: Path, port: int) -> None:
     """One process of a training run, as torchrun starts it. Rank 0 writes losses, and then the code of its error."""
     ranks, lost = JOINED[name]
-    group = {"TORCHELASTIC_RUN_ID": name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"TORCHELASTIC_RUN_ID": name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {**group, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     end_with_parent()
     results: list[float | str] = []
@@ -133,13 +133,13 @@ def join_all(out: Path, recipe: Path) -> None:
     context = multiprocessing.get_context("fork")
     exits = {}
     for name, (ranks, _) in JOINED.items():
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        group = [context.Process(target=join, args=(rank, name, out, recipe, port)) for rank in range(ranks)]
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's agent has it too
+        group = [context.Process(target=join, args=(rank, name, out, recipe, store.port)) for rank in range(ranks)]
         for process in group:
             process.start()
         for process in group:
+            process.join(300)
+            process.kill()
             process.join()
         exits[name] = [process.exitcode for process in group]
     (out / "exits.json").write_text(json.dumps(exits))

@@ -49,7 +49,7 @@ def results(request, tmp_path_factory, ten_steps):
     counts, cases = WHICH[request.param]
 
     def compute(root: Path) -> None:
-        run_ranks(counts, root, root / "1", cases, str(ten_steps))
+        run_ranks(counts, root, root / "1", cases, str(ten_steps) if request.param != "all" else "")
 
     root = made_once(tmp_path_factory, f"ranks of {request.param}", compute)
     return {count: root / str(count) for count in counts}
