@@ -18,7 +18,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     asked = json.loads(sys.stdin.read())
-    llm = LLM(asked["directory"], dtype="float32", max_model_len=asked["positions"], enable_prefix_caching=True)
+    positions = max(1024, asked["positions"])
+    llm = LLM(asked["directory"], dtype="float32", max_model_len=positions, enable_prefix_caching=True)
     llm.generate(["warm"] * asked["group"], SamplingParams(max_tokens=4), use_tqdm=False)
     params = SamplingParams(n=asked["group"], temperature=1.0, max_tokens=asked["max_tokens"], seed=0)
     started = time.process_time()
