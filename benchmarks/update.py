@@ -4,8 +4,10 @@
     python benchmarks/update.py --model mid --rounds 3             # 12 layers, 768 wide
     python benchmarks/update.py --model mid --shapes large --rounds 1 --peers midstream      # 64 rollouts: memory
     python benchmarks/update.py --model own --shapes demo text     # the policies of two recipes on their own rows
+    python benchmarks/update.py --model DIR --shapes base --rounds 1                         # a real model's weights
 
-The peer TRL comes with `pip install -e '.[train,bench]'`. One thread, one process, randomly initialized Qwen2 models.
+The peer TRL comes with `pip install -e ".[train,bench]"`. One thread, one process, float32; all models but DIR are Qwen2
+models that are initialized at random.
 update_peers.py describes the peers, update_shapes.py the shapes. Two tables: the gradient pass (forward and
 backward; old log-probabilities given, no KL term) and the whole update (old and reference log-probabilities, then the
 gradient with its KL term), all by each peer's own code.
@@ -29,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from update_measure import TRL_MISSING, Taken, add_options, measure
 from update_peers import Midstream, PaddingFree, Peer, Unshared, recorded
 from update_shapes import (
@@ -200,7 +202,11 @@ def prepared(arguments: argparse.Namespace) -> list[tuple[str, PreTrainedModel, 
         if len(real) < len(arguments.shapes):
             raise SystemExit(f"--model own is the policy of a recipe: it takes the shapes {', '.join(RECIPES)}")
         return [(name, *found) for name, found in real.items()]
-    model = make_model(arguments.model, vocabulary=max((longest_id(rows) + 1 for _, rows in real.values()), default=0))
+    if arguments.model in SIZES:
+        vocabulary = max((longest_id(rows) + 1 for _, rows in real.values()), default=0)
+        model = make_model(arguments.model, vocabulary=vocabulary)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     size = model.config.vocab_size
     return [
         (name, model, real[name][1] if name in real else make_rows(SHAPES[name], size)) for name in arguments.shapes
@@ -211,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*SHAPES, *RECIPES]
     parser.add_argument("--shapes", nargs="+", choices=known, default=[name for name in known if name != "large"])
-    parser.add_argument("--model", choices=["tiny", "mid", "own"], default="tiny")
+    parser.add_argument("--model", default="tiny", help="tiny, mid, own, or a directory of weights (default: tiny)")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--gradient-only", action="store_true", help="leave out the whole update")
     add_options(parser)
@@ -229,7 +235,8 @@ def main() -> None:
         print(table([update_line(one) for one in results]))
     print("", *map(process_line, results), sep="\n")
     if arguments.json:
-        found: dict[str, Any] = {"model": SIZES.get(arguments.model), "results": [asdict(one) for one in results]}
+        model = SIZES.get(arguments.model, arguments.model)
+        found: dict[str, Any] = {"model": model, "results": [asdict(one) for one in results]}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

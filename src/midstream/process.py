@@ -125,11 +125,13 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
 def use_threads(recipe: Recipe, *, learns: bool) -> None:
     """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
-    if learns or any(getattr(engine.config, "tiny", False) for engine in recipe.engines.values()):
+    tiny = any(getattr(engine.config, "tiny", False) for engine in recipe.engines.values())
+    if learns or tiny:
         require_torch()
         import torch
 
-        torch.set_num_threads(recipe.learner.threads)
+        if threads := recipe.learner.threads or int(tiny):
+            torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -56,6 +56,14 @@ def test_places_in_values_stay_text():
     assert template.filled("{{query}} {{tools}}", query="{{tools}}", tools="t") == "{{tools}} t"
 
 
+def test_plain_text_keeps_the_line_break_at_its_end():
+    small = load_template("small")
+    prompt = small.filled(small.user, lessons="", query="How much is 2 + 3?")
+    assert prompt.endswith("</answer>\n\nQuestion: How much is 2 + 3?\n")
+    chat = load_template("artist-math")
+    assert not chat.filled(chat.user, lessons="", tools="", query="How much is 2 + 3?").endswith("\n")
+
+
 @pytest.mark.parametrize("name", ["nope", "nope.toml", Path("nope"), "\0", "\0.toml"], ids=repr)
 def test_an_unknown_name_lists_those_there_are(name):
     with pytest.raises(RecipeError, check=coded("unknown-template", repr(str(name)), fix="artist-math, direct")):

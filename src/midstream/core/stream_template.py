@@ -73,8 +73,13 @@ class Template(Settings):
         return "{{lessons}}" in self.system + self.user
 
     def filled(self, part: str, **values: str) -> str:
-        """Fill the places of `system` or `user`; a place inside a value is left as text."""
-        return fill(part, values).strip()
+        """Fill the places of `system` or `user`; a place inside a value is left as text.
+
+        Plain text keeps the line break at its end: it belongs to the prompt's last token in many vocabularies, so that a
+        prompt without it ends where the model never saw a line end.
+        """
+        text = fill(part, values).lstrip()
+        return text.rstrip() if self.chat else text
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -62,7 +62,8 @@ class LearnerConfig(Settings):
             results. With LoRA the reference is the model itself, so that `all` is `optimizer`
         masters: of a bfloat16 or float16 model, train float32 copies of all weights, which the model's are rounded
             from, with a float32 gradient: steps smaller than the distance of two such numbers add up
-        threads: CPU threads of PyTorch; a tiny model is fastest, and repeats bit for bit, on one
+        threads: CPU threads of PyTorch; without it one for a `tiny` model, which is fastest so and repeats bit for bit,
+            and PyTorch's own number for others: all cores, or what OMP_NUM_THREADS says
     """
 
     type: Literal["local", "tinker"] = "local"
@@ -76,7 +77,7 @@ class LearnerConfig(Settings):
     parallel: Literal["fsdp2", "ddp"] = "fsdp2"
     offload: Literal["none", "reference", "optimizer", "all"] = "none"
     masters: bool = False
-    threads: int = Field(default=1, ge=1, le=1024)
+    threads: int | None = Field(default=None, ge=1, le=1024)
 
     @model_validator(mode="before")
     @classmethod
