@@ -17,7 +17,6 @@ import pytest
 
 from midstream.api import answering
 from midstream.core.task import Task
-from midstream.recipe.overrides import GRAPH_RECIPE
 from midstream.rollout import rollout
 from support.llm_server import Body, LLMServer, prompt_of
 
@@ -245,10 +244,11 @@ def test_two_hundred_questions_are_answered_by_the_right_algorithm(files):
     assert len({question for question, *_ in asked}) > QUESTIONS / 2
     assert {algorithm for _, algorithm, _ in asked} == {*ASKED}
     tasks = [Task(id=f"q{n}", question=question, answer="") for n, (question, *_) in enumerate(asked)]
-    graphs, once = [*map(str, files)], ["engines.model.max_attempts=1"]  # an error of the program here is no hiccup
+    # An error of the program here is no hiccup.
+    changes = ["engines.model.max_attempts=1", f"tools.graph.graphs={json.dumps([*map(str, files)])}"]
     with (
         LLMServer(model) as server,
-        answering(GRAPH_RECIPE, base_url=server.base_url, model="m", graphs=graphs, overrides=once) as (
+        answering("graphqa-prompted", base_url=server.base_url, model="m", overrides=changes) as (
             environment,
             run,
             seed,

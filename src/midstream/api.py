@@ -39,9 +39,8 @@ from midstream.core.component import EngineConfig
 from midstream.core.errors import RecipeError, RunError, UnsupportedError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
-from midstream.core.protocols import Tool
+from midstream.core.protocols import TrainableWorld
 from midstream.core.task import Task
-from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
@@ -84,7 +83,6 @@ from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
-from midstream.tools.graph import graph_files
 from midstream.torchrun import is_rank, joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
@@ -95,7 +93,6 @@ from midstream.training_free.similarity import leak_guard
 from midstream.training_free.validation import Validation
 from midstream.training_free.validation import validate as measure_library
 from midstream.view.bundle import AT_END, write_report
-from midstream.worlds.tiny_model import TinyWorld
 
 if TYPE_CHECKING:
     from midstream.training.trial import Trial
@@ -300,31 +297,18 @@ def solve(
         listener=listener,
         **changes,
     ) as (environment, run_coroutine, seed):
-        for path in graph_files(changes.get("graphs", ())).values():
-            question += run_coroutine(_graph_line(recipe, environment.tools, path))
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=seed, listener=listener))
     # There is no gold answer to score by.
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
 
-async def _graph_line(recipe: Recipe, tools: Sequence[Tool], path: Path) -> str:
-    """What a question says of its graph file: that it is there, with its size. Raises `UsageError` for another file."""
-    name = next(component.alias or "graph" for component in recipe.tools.values() if component.type == "graph")
-    [tool] = [tool for tool in tools if tool.name == name]
-    described = await call_tool(tool, {"graph": path.name, "algorithm": "describe"})
-    if not described.ok:
-        what, fix = f"{path} is no graph that can be read: {described.text}", "correct the file"
-        raise UsageError(what, code="graph-invalid", fix=fix)
-    return f"\n\nThe tool {name} has the graph file {described.text.removeprefix('describe of ')}."
-
-
 def _readable(question: str, recipe: Recipe) -> str:
-    """The question as the recipe's tiny model of a made-up world reads it; other models read any text."""
+    """The question as the recipe's model reads it, where its vocabulary is its world's; others read any text."""
     if not any(engine.config.needs_world for engine in recipe.engines.values()):
         return question
     with Build(recipe) as build:
-        return build.source.readable(question) if isinstance(build.source, TinyWorld) else question
+        return build.source.readable(question) if isinstance(build.source, TrainableWorld) else question
 
 
 @contextmanager

@@ -458,7 +458,12 @@ def ring(tmp_path, monkeypatch):
 DIAMETER = {"graph": "ring.csv", "algorithm": "diameter", "arguments": {}}
 
 
-def test_a_graph_file_is_there_for_the_tool_and_in_the_question(capsys, ring):
+def at(server, graphs="ring.csv"):
+    server_options = ("--recipe", "graphqa-prompted", "--base-url", server.base_url, "--model", "m")
+    return (*server_options, "--set", f'tools.graph.graphs=["{graphs}"]')
+
+
+def test_a_graph_file_is_there_for_the_tool_and_named_to_the_planner(capsys, ring):
     asked = []
     replies = AgentFlowReplies(tool="graph", arguments=DIAMETER, turns=1, answer="3")
 
@@ -467,45 +472,29 @@ def test_a_graph_file_is_there_for_the_tool_and_in_the_question(capsys, ring):
         return replies(body)
 
     with LLMServer(model) as server:
-        at = ("--base-url", server.base_url, "--model", "m", "--graph", "ring.csv")
-        code, out, err = solve(capsys, *at, "--json")
-        shown = solve(capsys, *at)[1]
-        other = solve(capsys, *at[:-1], str(ring), "--recipe", "agentflow-prompted", "--tools", "python", "--json")[1]
+        code, out, err = solve(capsys, *at(server), "--json")
+        shown = solve(capsys, *at(server, str(ring)), "--final")[1]  # a directory
     assert (code, err) == (0, "")
-    for text in (out, other):  # the recipe that --graph takes, and one to which it adds the tool, of a directory
-        trajectory = Trajectory.model_validate_json(text)
-        assert trajectory.answer == "3"
-        assert trajectory.turns[0].observation.text == "diameter of ring.csv: 3"
-    assert "names the algorithm" not in asked[0]
-    for part in ("ring.csv", "undirected", "6 nodes", "6 edges"):
-        assert part in asked[0].partition("# Query")[2]
-    assert "final  <answer>3</answer>" in lines(shown), "an answer about a graph comes with its explanation"
+    trajectory = Trajectory.model_validate_json(out)
+    assert trajectory.answer == "3"
+    assert trajectory.turns[0].observation.text == "diameter of ring.csv: 3"
+    assert "Graph files: ring.csv." in asked[0]
+    assert "final  <answer>3</answer>" in lines(shown)
 
 
-def test_a_graph_that_cannot_be_used_costs_no_request(capsys, ring):
-    (ring / "broken.graphml").write_text("<graphml>")
-    (ring / "utf16.csv").write_bytes("source,target\na,b".encode("utf-16"))
-    cases = {"none.csv": "file-not-found", "broken.graphml": "graph-invalid", "utf16.csv": "file-unreadable"}
-    for file, expected in cases.items():
-        with LLMServer(SUM) as server:
-            code, out, err = solve(capsys, "--base-url", server.base_url, "--model", "m", "--graph", file, "--quiet")
-            assert not server.bodies
-        assert (code, out) == (1 if expected == "file-unreadable" else 2, "")
-        assert printed(err).code == expected
-
-
-def test_a_tiny_planner_cannot_use_a_graph(capsys, finished_run, ring):
-    for planner in (("--planner", finished_run), ("--recipe", "flow-grpo-graphs")):  # which has another tool graph
-        code, _, err = solve(capsys, *planner, "--graph", "ring.csv")
-        assert code == 2
-        assert coded("setting-conflict", "--graph")(printed(err))
+def test_a_graph_file_that_is_missing_costs_no_request(capsys, ring):
+    with LLMServer(SUM) as server:
+        code, out, err = solve(capsys, *at(server, "none.csv"), "--quiet")
+        assert not server.bodies
+    assert (code, out) == (2, "")
+    assert printed(err).code == "file-not-found"
 
 
 def test_a_question_about_a_graph_is_asked_from_python(ring):
     replies = AgentFlowReplies(tool="graph", arguments=DIAMETER, turns=1, answer="3")
     with LLMServer(replies) as server:
         agent = ms.AgentFlow(model="m", base_url=server.base_url, tools=["graph"])
-        trajectory = ms.solve(agent, "How far is it at most?", graphs=["ring.csv"])
+        trajectory = ms.solve(agent, "How far is it at most?", settings={"tools.graph.graphs": ["ring.csv"]})
     assert trajectory.answer == "3"
     assert trajectory.turns[0].observation.text == "diameter of ring.csv: 3"
 
@@ -513,8 +502,7 @@ def test_a_question_about_a_graph_is_asked_from_python(ring):
 def test_a_question_about_a_graph_is_replayed(capsys, ring):
     replies = AgentFlowReplies(tool="graph", arguments=DIAMETER, turns=1, answer="3")
     with LLMServer(replies) as server:
-        at = ("--base-url", server.base_url, "--model", "m", "--graph", "ring.csv", "--json")
-        recorded = Trajectory.model_validate_json(solve(capsys, *at, "--record", "kept")[1])
-        replayed = Trajectory.model_validate_json(solve(capsys, *at, "--replay", "kept")[1])
+        recorded = Trajectory.model_validate_json(solve(capsys, *at(server), "--json", "--record", "kept")[1])
+        replayed = Trajectory.model_validate_json(solve(capsys, *at(server), "--json", "--replay", "kept")[1])
     assert recorded.turns[0].observation.text == replayed.turns[0].observation.text == "diameter of ring.csv: 3"
     assert recorded.sandbox == replayed.sandbox != ""

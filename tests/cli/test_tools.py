@@ -448,17 +448,18 @@ def test_types_in_words(schema, words):
 # -- graphs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_that_is_named_by_hand_is_read(capsys, tmp_path, monkeypatch):
+def test_a_call_by_hand_reads_the_graphs_that_the_settings_name(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.edges").write_text("a b\nb c")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "h.csv").write_text("source,target\nx,y\ny,z")
+    graphs = ("--set", 'tools.graph.graphs=["g.edges", "more"]')
     words = ["graph=g.edges", "algorithm=diameter"]
-    assert run(capsys, "graph", *words, "--quiet") == (0, "diameter of g.edges: 2\n", "")
+    assert run(capsys, "graph", *words, *graphs, "--quiet") == (0, "diameter of g.edges: 2\n", "")
     call = {"graph": "g.edges", "algorithm": "is_isomorphic", "arguments": {"other": "more/h.csv"}}
-    assert run(capsys, "graph", json.dumps(call), "--quiet")[1].endswith(": yes\n")
-    called = json.loads(run(capsys, "graph", json.dumps({**call, "arguments": {"other": "none.csv"}}), "--json")[1])
-    assert called["ok"] is False
-    code, _, err = run(capsys, "graph", "graph=g.edges", "algorithm=diametre")
+    assert run(capsys, "graph", json.dumps(call), *graphs, "--quiet")[1].endswith(": yes\n")
+    unnamed = json.dumps({**call, "arguments": {"other": "none.csv"}})
+    assert json.loads(run(capsys, "graph", unnamed, *graphs, "--json")[1])["ok"] is False
+    code, _, err = run(capsys, "graph", "graph=g.edges", "algorithm=diametre", *graphs)
     assert code == 2
     assert coded("invalid-arguments", "'diameter'")(printed(err))

@@ -92,10 +92,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
     "--serve-with": {"metavar": "NAME", "help": "start the model's server, and end it: vllm, llama_cpp, ..."},
     "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
-    "--graph": {
-        "dest": "graphs", "action": "append", "default": [], "metavar": "FILE",
-        "help": "a graph that the question is about, which the tool graph reads, or a directory of them; repeatable",
-    },
     "--tasks": {"metavar": "FILE", "help": "learn from these questions, or from FILE.py:FUNCTION"},
     "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},
     "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},

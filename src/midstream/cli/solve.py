@@ -12,7 +12,7 @@ from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.engines.openai.prices import prices_used
-from midstream.recipe.overrides import GRAPH_RECIPE, RECIPE, AgentChanges, agent_recipe
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
 from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
@@ -26,10 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
-    source.add_argument(
-        "--recipe", default=None, help=f"the agent of this recipe (default: {RECIPE}, with --graph: {GRAPH_RECIPE})"
-    )
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--graph", "--library", "--strategy")
+    source.add_argument("--recipe", default=RECIPE, help="the agent of this recipe (default: %(default)s)")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--strategy")
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
@@ -42,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answer the question; returns 1 if the run was lost to an error."""
     changes = shared.changes(AgentChanges, options)
-    recipe = options.recipe or (GRAPH_RECIPE if options.graphs else RECIPE)
-    source = RunDirectory.open(Path(options.planner)) if options.planner else recipe
+    source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe
     if options.dry_run:
         return shared.dry_run(agent_recipe(source, **changes), options)
     silent, timeline = options.json or options.quiet, None
@@ -75,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
             **changes,
         )
         if timeline is not None:
-            # An answer about a graph is explained in the reply around it.
-            timeline.finish(trajectory, final=options.final or bool(options.graphs))
+            timeline.finish(trajectory, final=options.final)
     if options.json:
         print(trajectory.model_dump_json())
     elif options.quiet and trajectory.answer is not None:

@@ -10,7 +10,6 @@ import argparse
 import inspect
 import json
 import os
-import re
 import shlex
 import sys
 import time
@@ -32,7 +31,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.engines.openai.providers import is_own
 from midstream.process import event_loop
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools, needs_settings, with_graphs
+from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
@@ -78,7 +77,7 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
     servers = [table for table, tool in recipe.tools.items() if tool.type == "mcp"]
     is_table = name in {*recipe.tools, *registered("tool")} or ":" in name
     for table in [name] if is_table or not servers else servers:
-        chosen = _with_named_graphs(_with_tools(recipe, table), options.arguments)
+        chosen = _with_tools(recipe, table)
         build = Build(chosen, unsafe=options.unsafe, record=options.record, replay=options.replay)
         with event_loop(build) as run_coroutine:
             if not is_table and not any(tool.name == name for tool in build.tools):
@@ -100,16 +99,6 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
 def _with_tools(recipe: Recipe, names: str) -> Recipe:
     table = recipe.table()
     return parse_recipe({**table, "tools": chosen_tools(table["tools"], names)})
-
-
-def _with_named_graphs(recipe: Recipe, words: Sequence[str]) -> Recipe:
-    """The recipe, whose tool graph may read the files that a call by hand names: the user has chosen them."""
-    texts = [text for word in words for pair in re.findall(r'"([^"]+)"|^\w+=(.+)', word) for text in pair]
-    files = [text for text in texts if os.path.isfile(text)]
-    if not files or all(tool.type != "graph" for tool in recipe.tools.values()):
-        return recipe
-    table = recipe.table()
-    return parse_recipe({**table, "tools": with_graphs(table["tools"], files)})
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

@@ -482,6 +482,14 @@ class TrainableWorld(Protocol):
         """
         ...
 
+    def readable(self, question: str) -> str:
+        """Return a user's question as a model of this world reads it.
+
+        Raises:
+            UsageError: it has words that the model does not know.
+        """
+        ...
+
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
         """Lessons for the prompts of a `share` of the warm-start transcripts, by task id; the teacher follows them."""
         ...

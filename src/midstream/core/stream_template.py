@@ -75,8 +75,8 @@ class Template(Settings):
     def filled(self, part: str, **values: str) -> str:
         """Fill the places of `system` or `user`; a place inside a value is left as text.
 
-        Plain text keeps the line break at its end: it belongs to the prompt's last token in many vocabularies, so that a
-        prompt without it ends where the model never saw a line end.
+        Plain text keeps the line break at its end: in many vocabularies "?" and a line break are one token, so that
+        after a prompt without it the model cannot continue as its examples do.
         """
         text = fill(part, values).lstrip()
         return text.rstrip() if self.chat else text

@@ -24,7 +24,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -148,7 +148,6 @@ def solve(
     *,
     temperature: float | None = None,
     strategy: str | None = None,
-    graphs: Iterable[Place] = (),
     seed: int | None = None,
     budget: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -167,7 +166,6 @@ def solve(
         question: the question.
         temperature: of the planner or policy; by default its own, and 0 with the weights of a run.
         strategy: several chains that verify and refine, and a vote, e.g. "dser:K=8,T=4" (docs/longer-thinking.md).
-        graphs: files of the graphs that the question is about (docs/graphs.md).
 
     Returns:
         The trajectory, without a reward. If it was lost, such as to a server that is down, `error` says to what, its
@@ -178,7 +176,6 @@ def solve(
         _source(agent),
         temperature=temperature,
         strategy=strategy,
-        graphs=[os.fspath(graph) for graph in graphs],
         seed=seed,
         overrides=[*overrides_of(settings), *limit_settings(budget)],
         unsafe=unsafe,

@@ -45,8 +45,6 @@ Source = str | RunDirectory | Table
 
 RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
-GRAPH_RECIPE = "graphqa-prompted"
-"""The same for a question about a graph file."""
 LOCAL = "local"
 """The first part of the name of a model that is loaded into this process."""
 
@@ -58,7 +56,7 @@ class AgentChanges(TypedDict, total=False):
     `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
     exactly the tools to use, separated by commas, or is "none". `library` names the lessons in the prompts: a practice
     run, one version of its library (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
-    "dser:K=8,T=4". `graphs` are files for the tool graph, which is added if the agent does not have it.
+    "dser:K=8,T=4".
     """
 
     overrides: Sequence[str]
@@ -70,7 +68,6 @@ class AgentChanges(TypedDict, total=False):
     tools: str | None
     library: str | None
     strategy: str | None
-    graphs: Sequence[str]
 
 
 class LearningChanges(AgentChanges, total=False):
@@ -232,7 +229,7 @@ def _changed(
     for settings in table.get("engines", {}).values() if streams else ():
         if settings["type"] == "openai_compatible":
             settings.setdefault("stream", True)
-    known, names, graphs = table.get("tools", {}), changes.get("tools"), changes.get("graphs", ())
+    known, names = table.get("tools", {}), changes.get("tools")
     if names is not None:
         table["tools"] = chosen_tools(known, names)
         if not table["tools"] and recipe.agent.type == "agentflow":
@@ -241,16 +238,13 @@ def _changed(
                 code="setting-conflict",
                 fix="use recipe direct: the model alone",
             )
-    if graphs:
-        table["tools"] = with_graphs(table.get("tools", {}), graphs)
     # A tiny planner's vocabulary holds only the tools that it was trained with.
     if set(table.get("tools", {})) != set(known) and reads_world_only(recipe, recipe.modules[recipe.trained].engine):
-        option = "--graph" if names is None else "--tools"
         raise UsageError(
-            f"{option}{'' if names is None else f' {names!r}'} does not fit this planner",
+            f"--tools {names!r} does not fit this planner",
             code="setting-conflict",
             cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
-            fix=f'leave out {option}, or choose a planner that reads the list of tools (type = "prompted")',
+            fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return table
 
@@ -560,14 +554,6 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             )
         chosen[called] = tool
     return chosen
-
-
-def with_graphs(tools: Mapping[str, Table], graphs: Sequence[str]) -> dict[str, Table]:
-    """The tables of tools, in which the tool graph, which is added if it is missing, may read these files too."""
-    free = "graph_files" if "graph" in tools else "graph"  # a tool of another type may have that name
-    name = next((name for name, tool in tools.items() if tool.get("type", name) == "graph"), free)
-    table = tools.get(name, {} if name == "graph" else {"type": "graph"})
-    return {**tools, name: {**table, "graphs": [*table.get("graphs", ()), *map(os.path.abspath, graphs)]}}
 
 
 def needs_settings(name: str) -> str:

@@ -180,7 +180,7 @@ class GraphTool:
             raise Mistake(
                 f"there is no graph file {name!r:.200}",
                 code="unknown-graph",
-                cause="only files named by --graph or in [tools.graph] are read, by their names without a directory",
+                cause="only files named in tools.graph.graphs are read, by their names without a directory",
                 fix=did_you_mean(name, self._files)
                 + (f"name one of: {', '.join(sorted(self._files)[:_SHOWN_FILES])}; or " if self._files else "")
                 + f"give the graph itself: {FORMS}",
@@ -246,5 +246,5 @@ def _each(graphs: Iterable[Path]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            fix = "correct --graph, or graphs in the tool's table"
+            fix = "correct graphs in the tool's table"
             raise RecipeError(f"there is no graph file {path}", code="file-not-found", fix=fix)

@@ -96,6 +96,10 @@ class WarmStartWorld:
     def attach(self, model: Any) -> None:
         """Add no hooks."""
 
+    def readable(self, question: str) -> str:
+        """Return the question: a model of open text reads any."""
+        return question
+
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
         """Return no lessons."""
         return {}

@@ -64,14 +64,6 @@ class TinyWorld(WarmStartWorld):
         """What the recipe's agent writes and reads in this world."""
         raise NotImplementedError
 
-    def readable(self, question: str) -> str:
-        """Return a question of a user as a tiny model reads it.
-
-        Raises:
-            UsageError: it has words that the model does not know.
-        """
-        return question
-
     def attach(self, model: Any) -> None:
         """Have a learner draw the names of a tiny model's vocabulary again before every step."""
         attach_redraw(model)
