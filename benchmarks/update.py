@@ -6,8 +6,8 @@
     python benchmarks/update.py --model own --shapes demo text     # the policies of two recipes on their own rows
     python benchmarks/update.py --model DIR --shapes base --rounds 1                         # a real model's weights
 
-The peer TRL comes with `pip install -e ".[train,bench]"`. One thread, one process, float32; all models but DIR are Qwen2
-models that are initialized at random.
+The peer TRL comes with `pip install -e ".[train,bench]"`. One thread, one process, float32; all models
+but DIR are Qwen2 models that are initialized at random.
 update_peers.py describes the peers, update_shapes.py the shapes. Two tables: the gradient pass (forward and
 backward; old log-probabilities given, no KL term) and the whole update (old and reference log-probabilities, then the
 gradient with its KL term), all by each peer's own code.
