@@ -28,6 +28,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -216,12 +217,19 @@ def prepared(arguments: argparse.Namespace) -> list[tuple[str, PreTrainedModel, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*SHAPES, *RECIPES]
-    parser.add_argument("--shapes", nargs="+", choices=known, default=[name for name in known if name != "large"])
+    parser.add_argument("--shapes", nargs="+", choices=known, help="default: all but large")
     parser.add_argument("--model", default="tiny", help="tiny, mid, own, or a directory of weights (default: tiny)")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--gradient-only", action="store_true", help="leave out the whole update")
     add_options(parser)
     arguments = parser.parse_args()
+    real = arguments.model not in ("tiny", "mid", "own")
+    if real and not Path(arguments.model).is_dir():
+        parser.error(f"--model {arguments.model} is neither tiny, mid or own nor a directory")
+    if arguments.shapes is None:
+        arguments.shapes = [name for name in (SHAPES if real else known) if name != "large"]
+    if real and set(arguments.shapes) & set(RECIPES):
+        parser.error(f"the rows of {' and '.join(RECIPES)} have the tokens of another model")
     if "midstream" not in arguments.peers:
         parser.error("midstream is what the others are compared with: name it among --peers")
     if "TRL" in arguments.peers and not importlib.util.find_spec("trl"):

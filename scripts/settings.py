@@ -61,8 +61,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`training.overlong`": training.OverlongConfig,
     "`[warm_start]`": training.WarmStartConfig,
     "`training.supervised`": training.ImitationConfig,
-    "`[learner]`": training.LearnerConfig,
-    "`[cluster]`": training.ClusterConfig,
     "`learner.lora`": training.LoraConfig,
     "`[evaluation]`": EvaluationConfig,
     "`[[evaluation.sets]]`": SetConfig,
@@ -105,7 +103,10 @@ def with_tables(document: str) -> tuple[str, list[str]]:
         found = meanings(config)
         problems += [f"no meaning: {config.__name__}.{name}" for name in config.model_fields if name not in found]
         problems += [f"no field: {config.__name__}.{name}" for name in found if name not in config.model_fields]
-        rows = [f"| `{name}` | {default(info)} | {found.get(name)} |" for name, info in config.model_fields.items()]
+        # Other learners have the settings of the local one, too.
+        base = training.LearnerConfig.model_fields if config.__bases__ == (training.LearnerConfig,) else {}
+        own = {name: info for name, info in config.model_fields.items() if name not in base}
+        rows = [f"| `{name}` | {default(info)} | {found.get(name)} |" for name, info in own.items()]
         body = titles[places[title]] if title in places else ""
         without = re.sub(re.escape(HEAD) + r"(\|.*\n)*", "\0", body)
         if without.count("\0") != bool(rows):

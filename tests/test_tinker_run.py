@@ -12,7 +12,7 @@ from midstream.cli.main import main
 from midstream.core.kinds import register
 from midstream.recipe.overrides import run_recipe
 from midstream.runs import RunDirectory
-from midstream.training.tinker import STATE, TinkerLearner
+from midstream.tinker.learner import STATE, TinkerLearner
 from support.served_model import CalculatesConfig, save_model
 from support.tinker_server import TinkerServer
 from test_hf_lora import SMALLER

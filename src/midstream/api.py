@@ -33,10 +33,9 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from midstream.cluster.launch import session_of as verl_session_of
 from midstream.core import lessons, own
 from midstream.core.component import EngineConfig
-from midstream.core.errors import RecipeError, RunError, UnsupportedError, UsageError
+from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
 from midstream.core.protocols import TrainableWorld
@@ -83,7 +82,7 @@ from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.directory import write_info
 from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
-from midstream.torchrun import is_rank, joined, leave_to_rank_0, rank
+from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import digest, read_votes
@@ -523,11 +522,6 @@ def _train(
     if run is not None and run.status().state == "finished" and not limited:
         leave_to_rank_0()
         return run
-    if recipe.cluster is not None and is_rank():
-        leave_to_rank_0()
-        raise UnsupportedError(
-            "--nproc on verl", code="option-without-effect", fix="leave out --nproc, and set cluster.gpus_per_node"
-        )
     trackers = trackers_of(track)
     budget = _budget_of(recipe)
     listener = listener if rank() == 0 else lambda event: None
@@ -536,8 +530,8 @@ def _train(
     use_threads(recipe, learns=learns)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine, joined(build):
-        of_recipe = session_of if recipe.cluster is None else verl_session_of
-        make_session = of_recipe(build)  # before the directory is created: a recipe that cannot run leaves none behind
+        # Before the directory is created: a recipe that cannot run leaves none behind.
+        make_session = recipe.learner.session(build) or session_of(build)
         _require_keys(build)
         run_coroutine(try_rewards(build))
         run = run or _create_run(root, build)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from midstream.core.errors import BudgetError, MidstreamError, RefusedError, UsageError
@@ -124,14 +126,25 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
 
 def use_threads(recipe: Recipe, *, learns: bool) -> None:
-    """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
+    """Set PyTorch's CPU threads where results depend on them: for a learner, and for newly made weights.
+
+    A later run of this process gets its own number. The processes of `--nproc` share the cores.
+    """
     tiny = any(getattr(engine.config, "tiny", False) for engine in recipe.engines.values())
     if learns or tiny:
         require_torch()
         import torch
 
-        if threads := recipe.learner.threads or int(tiny):
-            torch.set_num_threads(threads)
+        own = 1 if tiny else max(1, _all_threads() // int(os.environ.get("WORLD_SIZE", "1")))
+        torch.set_num_threads(recipe.learner.threads or own)
+
+
+@cache
+def _all_threads() -> int:
+    """Return PyTorch's own number of CPU threads, as it was before any run changed it."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 @contextmanager

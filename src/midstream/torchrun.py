@@ -118,12 +118,12 @@ def joined(build: Build) -> Iterator[None]:
         yield
         return
     recipe = build.recipe
-    served = recipe.learner.type != "local"
-    if recipe.training is None or served:
+    if recipe.training is None or recipe.learner.elsewhere:
         leave_to_rank_0()
         raise UnsupportedError(
             f"recipe {recipe.name!r} cannot use several processes",
             code="option-without-effect",
+            cause="it trains no weights" if recipe.training is None else f"learner.type = {recipe.learner.type!r}",
             fix="leave out --nproc",
         )
     require_torch()

@@ -19,7 +19,7 @@ from support.errors import raises
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_verl"
 SETTINGS = (
-    "cluster.engine=verl", "training.decay_steps=0", "training.steps=2", "evaluation.at=none", "cluster.context=1024",
+    "training.decay_steps=0", "training.steps=2", "evaluation.at=none", "learner.context=1024",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def verl(monkeypatch):
 
 
 def recipe(*overrides):
-    return changed_recipe("text-tiny", overrides=[*SETTINGS, *overrides])
+    return changed_recipe("text-tiny", engine="verl", overrides=[*SETTINGS, *overrides])
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_an_error_of_verl_has_the_end_of_its_log(verl, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_verl_and_the_run_resumes(verl, tmp_path):
     verl("waits")
-    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    words = ["--engine", "verl", *(word for setting in SETTINGS for word in ("--set", setting))]
     process = subprocess.Popen(
         [sys.executable, "-m", "midstream", "train", "text-tiny", "--out", str(tmp_path / "run"), *words]
     )

@@ -12,11 +12,9 @@ from midstream.recipe.overrides import changed_recipe
 from midstream.training.settings import TrainingConfig
 from support.errors import coded
 
-ON_VERL = ("cluster.engine=verl", "training.decay_steps=0")
-
 
 def recipe(*overrides, name="text-tiny"):
-    return changed_recipe(name, overrides=[*ON_VERL, *overrides])
+    return changed_recipe(name, engine="verl", overrides=["training.decay_steps=0", *overrides])
 
 
 def verl(*overrides, model="/models/planner"):
@@ -24,7 +22,7 @@ def verl(*overrides, model="/models/planner"):
 
 
 def test_a_recipe_as_settings_of_verl():
-    found = verl("cluster.nodes=2", "cluster.gpus_per_node=8", "cluster.tensor_parallel=4", "cluster.context=4096")
+    found = verl("learner.nodes=2", "learner.gpus_per_node=8", "learner.tensor_parallel=4", "learner.context=4096")
     expected = {
         "trainer.v1.trainer_mode": "midstream",
         "trainer.nnodes": 2,
@@ -51,15 +49,15 @@ def test_without_a_kl_term_verl_needs_no_reference_policy():
 
 
 def test_a_row_always_fits_into_a_micro_batch():
-    found = verl("learner.chunk_tokens=100", "cluster.context=2048")
+    found = verl("learner.chunk_tokens=100", "learner.context=2048")
     assert found["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 2048
 
 
 def test_offload_and_masters_are_those_of_verl():
     found = settings(
         changed_recipe(
-            "agentflow-7b", overrides=["cluster.engine=verl", "learner.offload=all", "learner.masters=true",
-                                       "engines.policy.dtype=bfloat16"]
+            "agentflow-7b", engine="verl",
+            overrides=["learner.offload=all", "learner.masters=true", "engines.policy.dtype=bfloat16"],
         ),
         Path("/runs/mine"),
         "Qwen/Qwen2.5-7B-Instruct",
@@ -71,7 +69,7 @@ def test_offload_and_masters_are_those_of_verl():
 
 
 def test_settings_of_verl_win_and_may_be_nested():
-    found = verl('cluster.verl={"trainer.save_freq" = 3, actor_rollout_ref = {rollout = {name = "sglang"}}}')
+    found = verl('learner.verl={"trainer.save_freq" = 3, actor_rollout_ref = {rollout = {name = "sglang"}}}')
     assert found["++trainer.save_freq"] == 3
     assert found["++actor_rollout_ref.rollout.name"] == "sglang"
     assert not {"trainer.save_freq", "actor_rollout_ref.rollout.name"} & found.keys()
@@ -94,7 +92,7 @@ def test_settings_of_verl_win_and_may_be_nested():
 )
 def test_what_verl_cannot_do_is_refused_with_the_reason(overrides, name, what):
     of_training = ("training.decay_steps=0",) if name.startswith(("text", "flow")) else ()
-    chosen = changed_recipe(name, overrides=["cluster.engine=verl", *of_training, *overrides])
+    chosen = changed_recipe(name, engine="verl", overrides=[*of_training, *overrides])
     with pytest.raises(UnsupportedError, check=coded("cluster-unsupported", what)) as refused:
         refuse(chosen)
     assert refused.value.cause
@@ -136,8 +134,8 @@ def test_train_without_verl_says_how_to_install_it(tmp_path, capsys):
 
 
 def test_the_table_is_written_and_read_back():
-    chosen = recipe('cluster.verl={"trainer.save_freq" = 3}')
-    assert json.loads(json.dumps(chosen.table()))["cluster"]["verl"] == {"trainer.save_freq": 3}
+    chosen = recipe('learner.verl={"trainer.save_freq" = 3}')
+    assert json.loads(json.dumps(chosen.table()))["learner"]["verl"] == {"trainer.save_freq": 3}
 
 
 def test_a_dry_run_leaves_the_memory_of_verls_devices_to_a_plan(capsys):

@@ -60,6 +60,8 @@ def test_plain_text_keeps_the_line_break_at_its_end():
     small = load_template("small")
     prompt = small.filled(small.user, lessons="", query="How much is 2 + 3?")
     assert prompt.endswith("</answer>\n\nQuestion: How much is 2 + 3?\n")
+    tiny = load_template("tiny")
+    assert tiny.filled(tiny.user, query="How far?\n") == "Question How far?"
     chat = load_template("artist-math")
     assert not chat.filled(chat.user, lessons="", tools="", query="How much is 2 + 3?").endswith("\n")
 

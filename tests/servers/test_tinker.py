@@ -28,11 +28,12 @@ from midstream.core.errors import CheckpointError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.tinker import TinkerConfig, TinkerEngine
+from midstream.tinker.engine import TinkerEngine
+from midstream.tinker.learner import TinkerLearner
+from midstream.tinker.settings import TinkerConfig, TinkerLearnerConfig
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.training.tinker import TinkerLearner
 from support.exact import ragged_rows
 from support.hf_models import save_chat_model
 
@@ -103,7 +104,7 @@ def wait_until_healthy(server, address, log):
 def learner_at(url, directory):
     engine = TinkerEngine(TinkerConfig(model=str(directory), base_url=url), "policy")
     # SkyRL's JAX backend does not clip gradients.
-    return TinkerLearner(engine, LearnerConfig(type="tinker", lora=LORA, max_grad_norm=1e9, weight_decay=0.01))
+    return TinkerLearner(engine, TinkerLearnerConfig(type="tinker", lora=LORA, max_grad_norm=1e9, weight_decay=0.01))
 
 
 def local_from(adapter, directory):

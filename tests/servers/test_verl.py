@@ -38,7 +38,7 @@ pytestmark = [
 SUPPORT = Path(__file__).parents[1] / "support"
 TIMEOUT_S, ENDING_S = 900.0, 120.0
 SETTINGS = (
-    "cluster.engine=verl", "cluster.context=1024", "training.steps=2", "training.tasks_per_step=2",
+    "learner.context=1024", "training.steps=2", "training.tasks_per_step=2",
     "training.decay_steps=0", "training.warmup_steps=1", "training.checkpoint_every=1", "learner.threads=1",
 )  # fmt: skip
 RAGGED = f"""
@@ -72,7 +72,7 @@ def on_cpu(tmp_path_factory):
         # Ray's sockets have paths of at most 107 characters.
         directory = tmp_path_factory.mktemp("r")
         table = {**verl_cpu.OVERRIDES, "ray_kwargs.ray_init._temp_dir": str(directory)}
-        yield "cluster.verl={" + ", ".join(f'"{key}" = {json.dumps(value)}' for key, value in table.items()) + "}"
+        yield "learner.verl={" + ", ".join(f'"{key}" = {json.dumps(value)}' for key, value in table.items()) + "}"
 
 
 def no_process_is_left(run: RunDirectory) -> bool:
@@ -93,12 +93,12 @@ def no_process_is_left(run: RunDirectory) -> bool:
 def trained(on_cpu, tmp_path_factory):
     """`text-tiny` for two steps on two ranks, with evaluations before and after."""
     overrides = [
-        *SETTINGS, on_cpu, "cluster.gpus_per_node=2", "training.group_size=4", "training.minibatches=2",
+        *SETTINGS, on_cpu, "learner.gpus_per_node=2", "training.group_size=4", "training.minibatches=2",
         "evaluation.temperatures=[0.0]", "evaluation.validation.per_family=1",
         'evaluation.sets=[{name = "test", split = "test", families = ["lookup"], per_family = 2, seed = 1}]',
     ]  # fmt: skip
     root = tmp_path_factory.mktemp("runs") / "trained"
-    return api.train(changed_recipe("text-tiny", overrides=overrides), root)
+    return api.train(changed_recipe("text-tiny", engine="verl", overrides=overrides), root)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,8 @@ def ragged(on_cpu, tmp_path_factory):
     directory = tmp_path_factory.mktemp("ragged")
     recipe, root = directory / "ragged.toml", directory / "run"
     recipe.write_text(RAGGED)
-    words = [word for setting in (*SETTINGS, on_cpu, "cluster.gpus_per_node=1") for word in ("--set", setting)]
+    changes = (*SETTINGS, on_cpu, "learner.gpus_per_node=1")
+    words = ["--engine", "verl", *(word for setting in changes for word in ("--set", setting))]
     process = subprocess.Popen(
         [sys.executable, "-m", "midstream", "train", str(recipe), "--out", str(root), "--quiet", *words],
         env={**os.environ, "PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1] / 'src'}"},

@@ -16,9 +16,9 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream.core.errors import UsageError
+from midstream.core.kinds import registered
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
-from midstream.recipe.overrides import ENGINES
 from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
 from midstream.view.bundle import MAX_MB
@@ -81,7 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
     },
     "--engine": {
-        "choices": sorted(ENGINES),
+        "choices": sorted({*registered("learner")} - {"local"}),
         "help": "what trains, in place of this machine: a Tinker server (with LoRA), or verl on a cluster",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
@@ -177,7 +177,6 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     """
     # Half a second that commands such as `show` need not spend.
     from midstream import api
-    from midstream.cluster.launch import words_of as verl_words
     from midstream.core.events import Note
     from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
@@ -189,8 +188,8 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         if work == "train" and recipe.training and recipe.training.algorithm != "supervised":
             alone = "The memory is that of one process. " if getattr(options, "nproc", 1) > 1 else ""
             plan.append(f"{alone}Other hardware: midstream plan RECIPE --gpus 8xH100")
-        if work == "train" and recipe.cluster is not None:
-            plan += [f"verl: {word}" for word in verl_words(recipe, Path(options.out or "RUN"))]
+        if work == "train":
+            plan += recipe.learner.plan(recipe, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
         check_machine(build)

@@ -47,8 +47,8 @@ class VerlEngine(Engine):
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {sampling.max_tokens} new ones do not fit",
                 code="prompt-too-long",
-                cause=f"cluster.context = {self.context}",
-                fix="raise cluster.context, or lower max_tokens or the number of turns",
+                cause=f"learner.context = {self.context}",
+                fix="raise learner.context, or lower max_tokens or the number of turns",
             )
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from midstream.cluster import DRIVER_LOCK, RUN
-from midstream.cluster.verl_config import refuse, settings, words
+from midstream.cluster.verl_config import command_of, refuse
 from midstream.core import errors
 from midstream.core.errors import MidstreamError, RunError, TrainingError, UnsupportedError
 from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
 from midstream.recipe.build import Build
-from midstream.recipe.schema import Recipe
 from midstream.recipe.sessions import check_work
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
@@ -92,7 +91,7 @@ class VerlRun:
         listener(Note(f"verl's own output: {run.root / 'verl' / 'verl.log'}"))
         listener(Phase("verl starts Ray, its workers and its servers"))
         _write_model(self.build, self.own / "model")
-        await self._verl([sys.executable, "-m", "verl.trainer.main_ppo", *words_of(recipe, run.root)])
+        await self._verl([sys.executable, "-m", "verl.trainer.main_ppo", *command_of(recipe, run.root)])
         listener(Phase("exporting weights"))
         export(run, training.steps)
         listener(RunFinished())
@@ -132,17 +131,6 @@ class VerlRun:
         for result in run.evaluations.read()[shown[1] :]:
             self.listener(EvaluationFinished(result))
             shown[1] += 1
-
-
-def words_of(recipe: Recipe, root: Path) -> list[str]:
-    """The words of verl's command line for a run in `root`. Raises `UnsupportedError` for what verl cannot do."""
-    refuse(recipe)
-    model = getattr(recipe.engines[recipe.modules[recipe.trained].engine or ""].config, "model", "")
-    if not model:
-        model = str(root.absolute() / "verl" / "model")  # of `_write_model`
-    elif os.path.isdir(model):
-        model = os.path.abspath(model)
-    return words(settings(recipe, root.absolute(), model))
 
 
 def _write_model(build: Build, directory: Path) -> None:

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from midstream.cluster import DRIVER_LOCK
 from midstream.cluster.engine import MadeEngineConfig, TokenClient, VerlEngine
 from midstream.cluster.rows import Output, idle_row, outputs_of
-from midstream.cluster.verl_config import learning_rate
+from midstream.cluster.verl_config import VerlConfig, learning_rate
 from midstream.core.metrics import StepTiming
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.evaluation.leakage import record_learned
@@ -34,6 +34,7 @@ from midstream.runs.files import atomic_write
 from midstream.runs.lock import exclusive_lock
 from midstream.training.flow_grpo import FlowGRPO, Sampled
 from midstream.training.session import BEFORE, TRAINED
+from midstream.training.settings import LearnerConfig
 
 _STATE = "algorithm.json"  # next to verl's checkpoint of a step
 
@@ -148,11 +149,11 @@ class ClusterSession:
         """The recipe with verl's servers in place of the trained module's engine."""
         recipe = self.recipe
         name = recipe.modules[recipe.trained].engine or ""
-        assert recipe.cluster is not None
+        assert isinstance(recipe.learner, VerlConfig)
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         kwargs = getattr(recipe.engines[name].config, "chat_template_kwargs", None)
         codec = TokenizerCodec(tokenizer, name, kwargs, end_ids=_end_ids(tokenizer, model))
-        engine = VerlEngine(client, codec, name=name, context=recipe.cluster.context)
+        engine = VerlEngine(client, codec, name=name, context=recipe.learner.context)
         made = recipe.engines[name].model_copy(update={"config": MadeEngineConfig(engine=engine)})
         return engine, Build(_with_engine(recipe, name, made), adapters=self.run.root / "adapters")
 
@@ -165,7 +166,7 @@ class ClusterSession:
 
 
 def _with_engine(recipe: Recipe, name: str, engine: Any) -> Recipe:
-    return recipe.model_copy(update={"engines": {**recipe.engines, name: engine}, "cluster": None})
+    return recipe.model_copy(update={"engines": {**recipe.engines, name: engine}, "learner": LearnerConfig()})
 
 
 def _end_ids(tokenizer: Any, model: str) -> tuple[int, ...]:

@@ -3,19 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, JsonValue
 
 from midstream.agents.session_agent import SessionSettings
 from midstream.cluster import RUN
 from midstream.core.errors import UnsupportedError
 from midstream.engines.local.settings import InProcessConfig, LocalModelConfig, TinyTextConfig
 from midstream.recipe.schema import Recipe
-from midstream.training.settings import ClusterConfig, TrainingConfig
+from midstream.training.settings import LearnerConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from midstream.cluster.launch import VerlRun
+    from midstream.core.events import Listener
+    from midstream.recipe.build import Build
+    from midstream.runs import RunDirectory
 
 TRAINER = "midstream"  # the name of the trainer that `verl_trainer.py` registers
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class VerlConfig(LearnerConfig):
+    """verl on Ray: its servers sample and its workers update. What verl cannot do of the local settings is refused.
+
+    Attributes:
+        nodes: machines
+        gpus_per_node: GPUs of each
+        tensor_parallel: GPUs of one copy of the model that samples
+        rollout: what samples: `vllm` or `sglang`, as verl has it
+        context: the most tokens of prompt and reply together, and of a row
+        verl: further settings of verl, by their names, e.g. `{ trainer.logger = ["console", "wandb"] }`; they win
+    """
+
+    elsewhere = True
+
+    type: str = "verl"
+    nodes: int = Field(default=1, ge=1)
+    gpus_per_node: int = Field(default=8, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    rollout: Literal["vllm", "sglang"] = "vllm"
+    context: int = Field(default=8192, ge=2)
+    verl: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def plan(self, recipe: Recipe, root: Path) -> list[str]:
+        """Return the words of verl's command line."""
+        return [f"verl: {word}" for word in command_of(recipe, root)]
+
+    def session(self, build: Build) -> Callable[[RunDirectory, Listener], VerlRun]:
+        """Check the recipe, and return what starts verl, or continues its run."""
+        from midstream.cluster.launch import session_of
+
+        return session_of(build)
 
 
 def refuse(recipe: Recipe) -> TrainingConfig:
@@ -129,39 +171,51 @@ _FIXED: dict[str, Any] = {
 }
 
 
+def command_of(recipe: Recipe, root: Path) -> list[str]:
+    """The words of verl's command line for a run in `root`. Raises `UnsupportedError` for what verl cannot do."""
+    refuse(recipe)
+    model = getattr(recipe.engines[recipe.modules[recipe.trained].engine or ""].config, "model", "")
+    if not model:
+        model = str(root.absolute() / "verl" / "model")  # of `_write_model`
+    elif os.path.isdir(model):
+        model = os.path.abspath(model)
+    return words(settings(recipe, root.absolute(), model))
+
+
 def settings(recipe: Recipe, root: Path, model: str) -> dict[str, Any]:
     """verl's settings for a recipe that `refuse` lets pass, by their dotted names.
 
     `root` is the absolute path of the run directory and `model` that of the model, or its name on the hub. Settings of
-    `cluster.verl` come last. A name that begins with "++" may be missing in verl's own configuration.
+    `learner.verl` come last. A name that begins with "++" may be missing in verl's own configuration.
     """
-    cluster, training = recipe.cluster or ClusterConfig(), refuse(recipe)
+    training, learner = refuse(recipe), recipe.learner
+    assert isinstance(learner, VerlConfig)
     sampling: Any = getattr(recipe.modules[recipe.trained].config, "sampling", None)
     reply = sampling.max_tokens if sampling else 1
-    ranks = cluster.nodes * cluster.gpus_per_node
+    ranks = learner.nodes * learner.gpus_per_node
     rollout = "actor_rollout_ref.rollout."
     found = _FIXED | {
         "hydra.run.dir": str(root / "verl" / "hydra"),
-        "trainer.nnodes": cluster.nodes,
-        "trainer.n_gpus_per_node": cluster.gpus_per_node,
+        "trainer.nnodes": learner.nodes,
+        "trainer.n_gpus_per_node": learner.gpus_per_node,
         "trainer.total_training_steps": training.steps,
         "trainer.total_epochs": training.steps + 1,  # `Places` is one step long
         "trainer.experiment_name": recipe.name,
         "trainer.save_freq": training.checkpoint_every,
         "trainer.default_local_dir": str(root / "verl" / "checkpoints"),
         "data.train_batch_size": ranks,
-        "data.max_prompt_length": cluster.context - reply,
+        "data.max_prompt_length": learner.context - reply,
         "data.max_response_length": reply,
         "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.actor.ppo_mini_batch_size": ranks,  # replaced at each step, from its rows
-        rollout + "name": cluster.rollout,
+        rollout + "name": learner.rollout,
         rollout + "temperature": sampling.temperature if sampling else 1.0,
-        rollout + "tensor_model_parallel_size": cluster.tensor_parallel,
-        rollout + "max_model_len": cluster.context,
+        rollout + "tensor_model_parallel_size": learner.tensor_parallel,
+        rollout + "max_model_len": learner.context,
         "++ray_kwargs.ray_init.runtime_env.env_vars." + RUN: str(root),
-        **_of_update(recipe, training, longest=max(recipe.learner.chunk_tokens, cluster.context)),
+        **_of_update(recipe, training, longest=max(learner.chunk_tokens, learner.context)),
     }
-    own = dict(_flat(cluster.verl))
+    own = dict(_flat(learner.verl))
     return {name: value for name, value in found.items() if name.lstrip("+") not in own} | {
         f"++{name}": value for name, value in own.items()
     }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "tracker",
+    "advantage", "loss", "learner", "tracker",
 ]  # fmt: skip
 Table = dict[str, Any]
 
@@ -198,6 +198,7 @@ class EngineConfig(ComponentConfig):
 
     in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
     tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
+    service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
 
 
 class Component(Settings):

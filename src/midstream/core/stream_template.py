@@ -78,8 +78,8 @@ class Template(Settings):
         Plain text keeps the line break at its end: in many vocabularies "?" and a line break are one token, so that
         after a prompt without it the model cannot continue as its examples do.
         """
-        text = fill(part, values).lstrip()
-        return text.rstrip() if self.chat else text
+        text = fill(part, values).strip()
+        return text if self.chat or not part.endswith("\n") else text + "\n"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

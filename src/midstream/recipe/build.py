@@ -488,26 +488,11 @@ class Policy:
 
     @cached_property
     def learner(self) -> Any:
-        """The learner over the weights that are trained: a `LocalLearner`, or a `TinkerLearner`."""
-        from torch import distributed
-
-        from midstream.training.learner import LocalLearner
-
+        """The learner over the weights that are trained (`core.protocols.Learner`)."""
         student, settings = self.student(), self.build.recipe.learner
-        if settings.type == "tinker":
-            from midstream.training.tinker import TinkerLearner
-
-            return TinkerLearner(student, settings)
-        if isinstance(self.build.source, TrainableWorld):
+        if isinstance(self.build.source, TrainableWorld) and not settings.elsewhere:
             self.build.source.attach(student.model)
-        if distributed.is_available() and distributed.is_initialized():
-            from midstream.training.ranks import RankedLearner
-
-            learner = RankedLearner(student.model, settings, sampled=student is self.engine())
-        else:
-            learner = LocalLearner(student.model, settings)
-        student.reference_policy = learner.reference_policy
-        return learner
+        return settings.learner(student, sampled=student is self.engine())
 
     def engine(self) -> Engine:
         """The engine of planner or policy. Raises `UnsupportedError` if it is a program."""
@@ -530,7 +515,7 @@ class Policy:
         training = self.build.recipe.training
         named = training.weights if training else None
         engine = self.build.engine(named, counted=False) if named else self.engine()
-        if not hasattr(engine, "model") and self.build.recipe.learner.type != "tinker":
+        if not hasattr(engine, "model") and not self.build.recipe.learner.elsewhere:
             raise UnsupportedError(
                 f"engine {engine.name!r} holds no weights that can be trained here: it is a remote server",
                 code="not-trainable",

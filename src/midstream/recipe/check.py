@@ -475,8 +475,15 @@ def _check_training(recipe: Recipe) -> None:
             )
     name = training.weights or asked
     dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
-    learner = recipe.learner
-    _check_place(recipe, name)
+    learner, engine = recipe.learner, recipe.engines.get(name or "")
+    if engine is not None and getattr(engine.config, "service", "") != learner.service:
+        raise RecipeError(
+            f"learner.type = {learner.type!r} with the trained engine {name!r} of type {engine.type!r}",
+            code="setting-conflict",
+            cause="a server that trains samples from the weights that it trains; nothing else can reach them",
+            fix="set both types to that of the server, as midstream train RECIPE --engine NAME does, or neither",
+        )
+    learner.check(recipe)
     if dtype != "float32" and learner.lora is None and not learner.masters:
         raise RecipeError(
             f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
@@ -498,27 +505,6 @@ def _check_training(recipe: Recipe) -> None:
             code="setting-conflict",
             cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
             fix='remove learner.offload, or set it to "optimizer"',
-        )
-
-
-def _check_place(recipe: Recipe, name: str | None) -> None:
-    """A Tinker server trains what it samples, at temperature 1."""
-    kind = recipe.engines[name].type if name in recipe.engines else "local"
-    if (kind == "tinker") != (recipe.learner.type == "tinker"):
-        raise RecipeError(
-            f"learner.type = {recipe.learner.type!r} with the trained engine {name!r} of type {kind!r}",
-            code="setting-conflict",
-            cause="a Tinker server samples from the weights that it trains; nothing else can reach them",
-            fix='set both types to "tinker", as midstream train RECIPE --engine tinker does, or neither',
-        )
-    trained: Any = recipe.modules[recipe.trained].config
-    sampling = getattr(trained, "sampling", None)
-    if kind == "tinker" and sampling is not None and sampling.temperature != 1:
-        raise RecipeError(
-            f"agent.{recipe.trained}.sampling.temperature = {sampling.temperature:g} with a Tinker server",
-            code="temperature-unsupported",
-            cause="it cannot be trained on: its passes compute log-probabilities at temperature 1 alone",
-            fix=f"--set agent.{recipe.trained}.sampling.temperature=1",
         )
 
 

@@ -21,7 +21,7 @@ from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of, prices_used
 from midstream.evaluation import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
-from midstream.recipe.memory import PROMPT_TOKENS, memory_lines
+from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import differing_settings
@@ -96,8 +96,6 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
         lines.append(f"Optimizer steps: {updates:,}{before}")
-        if recipe.learner.type == "tinker" and recipe.training.algorithm == "flow_grpo":
-            lines += _tinker_lines(recipe, recipe.training, batches)
         if recipe.training.variant is not None:
             # A recipe may override settings of its variant; the name alone would hide that.
             ours, theirs = (
@@ -304,24 +302,3 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     if any(batch.count is None for batch in batches):
         lines.append("  Left out: sets whose size is known only from data on the Hugging Face Hub.")
     return lines
-
-
-def _tinker_lines(recipe: Recipe, training: TrainingConfig, batches: list[Batch]) -> list[str]:
-    """What the updates of a run send to a Tinker server, where each row is computed whole."""
-    [batch] = [batch for batch in batches if batch.learns]
-    policy = next(asker for asker in askers(recipe, batch.planner) if asker.name == recipe.trained)
-    calls, new = policy.of(replace(batch, count=training.tasks_per_step * training.group_size))
-    # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.
-    whole, unique = calls * PROMPT_TOKENS + new, PROMPT_TOKENS + new
-    loss = training.loss
-    passes = 1 if loss.is_plain else 2
-    passes += bool(loss.kl_coefficient)
-    lines = [
-        f"A step's update on the Tinker server: {passes} x {whole:,} tokens, at most {new:,} of them new ones of "
-        f"{calls:,} rows, and {PROMPT_TOKENS:,} of each prompt (an allowance; memory comes on top)",
-        f"  {whole / unique:>12.1f}  times the {unique:,} tokens of rows that share their instructions; "
-        "batches of agents had 4 to 14 times their unique tokens (docs/benchmarks.md)",
-    ]
-    price = getattr(recipe.engines[policy.engine].config, "price_train_usd", 0.0)
-    cost = training.steps * passes * whole * price / 1e6
-    return [*lines, f"  All updates cost about {cost:,.2f} dollars at {price:g} a million tokens."] if price else lines

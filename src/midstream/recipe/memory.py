@@ -333,8 +333,8 @@ def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
     lines: list[str] = []
     for name, engine in recipe.engines.items():
         users = [module for module in recipe.modules.values() if module.engine == name]
-        if name == trained and recipe.cluster is not None:
-            continue  # verl's workers have it
+        if name == trained and recipe.learner.elsewhere:
+            continue
         if isinstance(engine.config, LocalModelConfig) and (users or name == trained):
             lines += _engine_lines(recipe, name, engine.config, users, trained=name == trained)
     return lines

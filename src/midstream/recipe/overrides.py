@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -75,7 +75,7 @@ class LearningChanges(AgentChanges, total=False):
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
     the validation that are drawn from it. `reward` is a type, `my_reward.py:function`, or a whole table. `engine` is
-    what samples from the trained weights and updates them, in place of this machine: one of `ENGINES`.
+    what samples from the trained weights and updates them, in place of this machine: a type of learner.
     """
 
     tasks: str | None
@@ -214,7 +214,14 @@ def _changed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if trained_by is not None:
-        table = ENGINES[trained_by](table)
+        if trained_by not in registered("learner"):
+            raise UsageError(
+                f"there is no learner {trained_by!r}",
+                code="unknown-name",
+                fix=f"{did_you_mean(trained_by, registered('learner'))}name one of: {', '.join(registered('learner'))}",
+            )
+        learner: Any = config_class("learner", trained_by)
+        table = learner.chosen(table, trained_by)
     table = with_overrides(table, changes.get("overrides", ()))
     recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
     if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
@@ -467,45 +474,6 @@ def set_served(table: Table, provider: str) -> None:
             code="option-without-effect",
             fix="name a model: --model NAME, or leave the option out",
         )
-
-
-# --- the trained weights ----------------------------------------------------------------------------------------------
-
-
-def with_tinker(table: Table) -> Table:
-    """The table with the trained engine and the learner on a Tinker server, of the same model."""
-    agent, training = table.get("agent", {}), dict(table.get("training") or {})
-    trained = modules_of(agent_type(agent))[0]
-    module = agent.get(trained, agent)  # an agent of your own is its one module
-    name = training.pop("weights", None) or module.get("engine")
-    local = table.get("engines", {}).get(name, {})
-    if local.get("type") not in ("transformers_local", "tinker"):
-        raise UsageError(
-            f"--engine tinker: the trained engine {name!r} is of type {local.get('type')!r}",
-            code="not-trainable",
-            fix="name a recipe whose trained engine is of type transformers_local, or write an engine of type tinker",
-        )
-    kept = ("model", "base_url", "tokenizer", "chat_template_kwargs")
-    learner = {
-        key: table["learner"][key]
-        for key in ("betas", "weight_decay", "max_grad_norm")
-        if key in table.get("learner", {})
-    }
-    if rank := table.get("learner", {}).get("lora", {}).get("rank"):
-        learner["lora"] = {"rank": rank}
-    engine = {"type": "tinker", **{key: local[key] for key in kept if key in local}}
-    asks = {"agent": {trained: {"engine": name}} if trained in agent else {"engine": name}}
-    table = {key: value for key, value in table.items() if key not in ("learner", "training")}
-    return merge(
-        merge(table, asks), {"engines": {name: engine}, "learner": {"type": "tinker", **learner}, "training": training}
-    )
-
-
-ENGINES: Mapping[str, Callable[[Table], Table]] = {
-    "tinker": with_tinker,
-    "verl": lambda table: merge(table, {"cluster": {"engine": "verl"}}),
-}
-"""What may train in place of this machine (`--engine`)."""
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -70,8 +70,13 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
-        "tinker": "midstream.engines.tinker:TinkerConfig",
+        "tinker": "midstream.tinker.settings:TinkerConfig",
         "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
+    },
+    "learner": {
+        "local": "midstream.training.settings:LearnerConfig",
+        "tinker": "midstream.tinker.settings:TinkerLearnerConfig",
+        "verl": "midstream.cluster.verl_config:VerlConfig",
     },
     "planner": {
         "compact": "midstream.worlds.planning.compact:CompactConfig",
@@ -128,3 +133,4 @@ for _kind in MODULE_KINDS:
 register_own("advantage", "midstream.training.own:own_advantage")
 register_own("tracker", "midstream.trackers:own_tracker")
 register_own("loss", "midstream.training.own:own_loss")
+register_own("learner", "midstream.training.own:own_learner")

@@ -15,7 +15,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_serializer
+from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
@@ -23,10 +23,11 @@ from midstream.agents.session_agent import SessionSettings
 from midstream.core.component import Component, EngineConfig, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
+from midstream.core.kinds import config_class
 from midstream.core.own import anchored, is_reference, name_of
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
-from midstream.core.tables import parse_component, shown, validate
+from midstream.core.tables import located, parse_component, shown, validate
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.gateway.settings import ServeConfig
@@ -36,7 +37,8 @@ from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
-from midstream.training.settings import ClusterConfig, LearnerConfig, TrainingConfig, WarmStartConfig
+from midstream.training.own import own_learner
+from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import ROLES, FeedbackConfig, PracticeConfig
 
 _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
@@ -158,7 +160,6 @@ class Recipe(Settings):
         training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
-        cluster: see `[cluster]`: train with verl; without the table, in processes of this machine
         serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`
         budget: see `[budget]`: limits on what a run may use
@@ -185,8 +186,7 @@ class Recipe(Settings):
     warm_start: WarmStartConfig | None = None
     training: TrainingConfig | None = None
     practice: PracticeConfig | None = None
-    learner: LearnerConfig = LearnerConfig()
-    cluster: ClusterConfig | None = None
+    learner: SerializeAsAny[LearnerConfig] = LearnerConfig()
     serve: ServeConfig = ServeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     budget: BudgetConfig | None = None
@@ -266,6 +266,12 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     if kind not in AGENTS:
         parsed["agent"] = _own_agent(agent)
         parsed.setdefault("tools", {})
+    if isinstance(learner := parsed.get("learner"), Mapping):
+        named = located("learner", learner.get("type", "local"), "learner")
+        config = config_class("learner", named)
+        if not issubclass(config, LearnerConfig):
+            own_learner("learner", named, config)
+        parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
     practice = parsed.get("practice")
     if isinstance(practice, Mapping):
         practice = {"modules": modules_of(kind)[:1], **practice}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.errors import TrainingError
+from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.own_settings import OwnFunction
 from midstream.core.trajectory import Trajectory
 from midstream.training.losses import PolicyLoss
@@ -76,3 +76,12 @@ def own_loss(kind: Kind, reference: str, value: Any) -> type[PolicyLoss]:
         return loss, loss.new_zeros(loss.shape, dtype=bool)
 
     return function.settings(PolicyLoss, policy=policy)
+
+
+def own_learner(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+    """Raise `RecipeError` for what is no class of a learner's settings."""
+    raise RecipeError(
+        f"{reference}, named as a {kind}, is a {type(value).__name__}",
+        code="component-invalid",
+        fix="name a class derived from midstream.training.settings.LearnerConfig",
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, JsonValue, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
-from midstream.core.component import Component
+from midstream.core.component import Component, ComponentConfig, Table
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError, did_you_mean
 from midstream.core.kinds import config_class
@@ -38,13 +38,11 @@ class LoraConfig(Settings):
     target: str = "all-linear"
 
 
-class LearnerConfig(Settings):
-    """AdamW and gradient clipping.
+class LearnerConfig(ComponentConfig):
+    """Settings of the local learner: AdamW in this process, or in those of `--nproc`. The base of other learners.
 
     Attributes:
-        type: `local`: on this machine; `tinker`: on the Tinker server of the trained engine, whose type is then
-            `tinker` too. It trains a LoRA adapter (by default of rank 32), and has the first three settings below and
-            `lora.rank`
+        type: `local`, `tinker` or `verl`, which `--engine` chooses
         betas: of AdamW
         weight_decay: of AdamW
         max_grad_norm: the largest norm of the gradient
@@ -62,11 +60,14 @@ class LearnerConfig(Settings):
             results. With LoRA the reference is the model itself, so that `all` is `optimizer`
         masters: of a bfloat16 or float16 model, train float32 copies of all weights, which the model's are rounded
             from, with a float32 gradient: steps smaller than the distance of two such numbers add up
-        threads: CPU threads of PyTorch; without it one for a `tiny` model, which is fastest so and repeats bit for bit,
-            and PyTorch's own number for others: all cores, or what OMP_NUM_THREADS says
+        threads: CPU threads of PyTorch; by default 1 for a `tiny` model (fastest, and repeats bit for bit), else
+            PyTorch's own number: all cores, or OMP_NUM_THREADS
     """
 
-    type: Literal["local", "tinker"] = "local"
+    elsewhere: ClassVar[bool] = False  # the weights are in another process, or on a server
+    service: ClassVar[str] = ""  # the server that holds the weights; the trained engine has the same
+
+    type: str = "local"
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -79,23 +80,35 @@ class LearnerConfig(Settings):
     masters: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
 
-    @model_validator(mode="before")
     @classmethod
-    def _adapter_on_a_server(cls, table: Any) -> Any:
-        served = isinstance(table, Mapping) and table.get("type") == "tinker"
-        return {"lora": TINKER_LORA, **table} if served else table
+    def chosen(cls, table: Table, name: str) -> Table:
+        """Return a recipe's table with this learner, registered as `name`, as `--engine` of `train` does."""
+        return {**table, "learner": {**table.get("learner", {}), "type": name}}
 
-    @model_validator(mode="after")
-    def _server_decides(self) -> LearnerConfig:
-        """Refuse what a Tinker server decides for itself."""
-        if self.type == "tinker":
-            plain = LearnerConfig()
-            changed = [name for name in _LOCAL_ONLY if getattr(self, name) != getattr(plain, name)]
-            if self.lora is None or (self.lora.alpha, self.lora.target) != (TINKER_LORA["alpha"], LoraConfig().target):
-                changed.append("lora.alpha or lora.target")
-            if changed:
-                raise ValueError(f'with type = "tinker" the server decides {changed[0]}: remove it')
-        return self
+    def check(self, recipe: Any) -> None:
+        """Check a `Recipe` that trains. Raises `RecipeError`."""
+
+    def plan(self, recipe: Any, root: Path) -> list[str]:
+        """Return more lines for a dry run of a run in `root`."""
+        return []
+
+    def learner(self, student: Any, *, sampled: bool) -> Any:
+        """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
+        from torch import distributed
+
+        from midstream.training.learner import LocalLearner
+        from midstream.training.ranks import RankedLearner
+
+        if distributed.is_available() and distributed.is_initialized():
+            learner = RankedLearner(student.model, self, sampled=sampled)
+        else:
+            learner = LocalLearner(student.model, self)
+        student.reference_policy = learner.reference_policy
+        return learner
+
+    def session(self, build: Any) -> Callable[[Any, Any], Any] | None:
+        """Return what trains in a run directory, in place of midstream's own session; None for that one."""
+        return None
 
     @property
     def offloads_reference(self) -> bool:
@@ -108,30 +121,6 @@ class LearnerConfig(Settings):
         return self.offload in ("optimizer", "all")
 
 
-class ClusterConfig(Settings):
-    """Train with verl on Ray: its servers sample and its workers update. `--engine verl` is `cluster.engine=verl`.
-
-    Attributes:
-        engine: what trains: `verl`
-        nodes: machines
-        gpus_per_node: GPUs of each
-        tensor_parallel: GPUs of one copy of the model that samples
-        rollout: what samples: `vllm` or `sglang`, as verl has it
-        context: the most tokens of prompt and reply together, and of a row
-        verl: further settings of verl, by their names, e.g. `{ trainer.logger = ["console", "wandb"] }`; they win
-    """
-
-    engine: Literal["verl"] = "verl"
-    nodes: int = Field(default=1, ge=1)
-    gpus_per_node: int = Field(default=8, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    rollout: Literal["vllm", "sglang"] = "vllm"
-    context: int = Field(default=8192, ge=2)
-    verl: dict[str, JsonValue] = Field(default_factory=dict)
-
-
-_LOCAL_ONLY = ("chunk_tokens", "recompute_activations", "attention", "parallel", "offload", "masters")
-TINKER_LORA: dict[str, Any] = {"rank": 32, "alpha": 32}  # the scale of Tinker's adapters is 32 / rank
 _COLLECTED_AT_ONCE = 500
 
 

@@ -13,59 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue
-
-from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import DeadlineError, EngineError, MidstreamError, RecipeError, RefusedError, needs_extra
 from midstream.core.protocols import Engine, Request, Weights
 from midstream.core.threads import in_thread, start_thread
 from midstream.core.trajectory import Call, Usage
-from midstream.engines.openai.providers import LOOPBACK
+from midstream.tinker.settings import KEY, TinkerConfig
 
-KEY = "TINKER_API_KEY"
 _NO_KEY = "tml-none"  # the SDK sends nothing without a key of this form; a server of one's own may ignore it
 _REFUSALS = {401: "key-refused", 402: "quota-spent", 403: "key-refused"}
 _TOO_OLD = "sample_sequence_ids"  # newer SDKs insist on what SkyRL does not send
-
-
-class TinkerConfig(EngineConfig):
-    """A model on a Tinker server, which samples from it and trains it ([scale.md](scale.md#tinker)).
-
-    The key of the hosted service is in the environment variable TINKER_API_KEY.
-
-    Attributes:
-        model: the server's name of the base model
-        base_url: the server's address; by default the hosted service
-        tokenizer: a directory, or a name on the Hugging Face Hub; by default `model`
-        chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
-        timeout_s: seconds of the longest wait for one answer, with all its repetitions by the SDK
-        price_prompt_usd: dollars per million prompt tokens
-        price_completion_usd: dollars per million sampled tokens
-        price_train_usd: dollars per million tokens of a training pass, for the estimate of `--dry-run`
-    """
-
-    extra = "tinker"
-    packages = ("tinker", "transformers")
-
-    model: str
-    base_url: str | None = None
-    tokenizer: str | None = None
-    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    timeout_s: float = Field(default=1800.0, gt=0)
-    price_prompt_usd: float = Field(default=0.0, ge=0)
-    price_completion_usd: float = Field(default=0.0, ge=0)
-    price_train_usd: float = Field(default=0.0, ge=0)
-
-    @property
-    def api_key_env(self) -> str:
-        """The variable with the key that the server wants; "" for a server on this machine."""
-        return "" if self.base_url and urlsplit(self.base_url).hostname in LOOPBACK else KEY
-
-    def build(self, context: Context) -> TinkerEngine:
-        """Build it; nothing is asked or loaded."""
-        return TinkerEngine(self, context.name)
 
 
 class TinkerEngine(Engine):

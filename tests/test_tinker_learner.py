@@ -18,11 +18,12 @@ from midstream.core.errors import CheckpointError, EngineError, RefusedError, Un
 from midstream.core.protocols import Request, Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.tinker import TinkerConfig, TinkerEngine
+from midstream.tinker.engine import TinkerEngine
+from midstream.tinker.learner import STATE, TinkerLearner
+from midstream.tinker.settings import TinkerConfig, TinkerLearnerConfig
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.training.tinker import STATE, TinkerLearner
 from support.exact import ragged_rows
 from support.hf_models import save_chat_model
 from support.tinker_server import TinkerServer
@@ -56,7 +57,7 @@ def engine_of(server, directory, **settings):
 
 def served_learner(server, directory, **settings):
     config = {"type": "tinker", "lora": LORA, "max_grad_norm": CLIP, "weight_decay": 0.01, **settings}
-    return TinkerLearner(engine_of(server, directory), LearnerConfig.model_validate(config))
+    return TinkerLearner(engine_of(server, directory), TinkerLearnerConfig.model_validate(config))
 
 
 def local_learner(directory, **settings):

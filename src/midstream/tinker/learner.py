@@ -28,11 +28,11 @@ from safetensors import safe_open
 
 from midstream.core.errors import CheckpointError, EngineError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
-from midstream.engines.tinker import TinkerEngine
 from midstream.prefix_tree.tree import tree_of
+from midstream.tinker.engine import TinkerEngine
+from midstream.tinker.settings import TinkerLearnerConfig
 from midstream.training.learner import require_finite
 from midstream.training.losses import PolicyLoss
-from midstream.training.settings import LearnerConfig
 
 STATE = "tinker.json"  # a checkpoint's file: the names of what the server keeps
 EPS = 1e-8  # AdamW's, as PyTorch's default
@@ -166,7 +166,7 @@ class TinkerLearner:
 
     why_unshared = "a Tinker server shares no prefixes"
 
-    def __init__(self, engine: TinkerEngine, config: LearnerConfig) -> None:
+    def __init__(self, engine: TinkerEngine, config: TinkerLearnerConfig) -> None:
         assert config.lora is not None  # of `learner.type = "tinker"`
         self.engine, self.config = engine, config
         self.server = Passes(engine, config.lora.rank)
