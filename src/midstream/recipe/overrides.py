@@ -214,14 +214,7 @@ def _changed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if trained_by is not None:
-        if trained_by not in registered("learner"):
-            raise UsageError(
-                f"there is no learner {trained_by!r}",
-                code="unknown-name",
-                fix=f"{did_you_mean(trained_by, registered('learner'))}name one of: {', '.join(registered('learner'))}",
-            )
-        learner: Any = config_class("learner", trained_by)
-        table = learner.chosen(table, trained_by)
+        table = _with_learner(table, trained_by)
     table = with_overrides(table, changes.get("overrides", ()))
     recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
     if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
@@ -254,6 +247,16 @@ def _changed(
             fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return table
+
+
+def _with_learner(table: Table, name: str) -> Table:
+    """Return the table with the learner registered as `name`. Raises `UsageError` for an unknown one."""
+    known = registered("learner")
+    if name not in known:
+        fix = f"{did_you_mean(name, known)}name one of: {', '.join(known)}"
+        raise UsageError(f"there is no learner {name!r}", code="unknown-name", fix=fix)
+    learner: Any = config_class("learner", name)
+    return learner.chosen(table, name)
 
 
 def _frozen_agent(table: Table, source: Source) -> Table:
