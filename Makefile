@@ -23,6 +23,8 @@ DOCS_VENV ?= .venv-docs
 MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
+# The packages of this repository that plug into midstream.
+plugins = $(patsubst %,-e %,$(wildcard plugins/*))
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: demo view docs test test-all test-mcp test-vllm test-agents test-tinker test-verl check lint figures clean-venv
@@ -52,13 +54,13 @@ test-agents: $(AGENTS_VENV)/.installed
 	$(AGENTS_VENV)/bin/python scripts/passed.py test-agents
 
 test-verl: $(VERL_VENV)/.installed
-	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest tests/servers/test_verl.py
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest plugins/midstream-verl/tests/test_verl.py
 	$(VERL_VENV)/bin/python scripts/passed.py test-verl
 
 test-tinker: $(TINKER_VENV)/.installed
 	@# The SDK of that server closes no connection, so they are collected open after the last test.
 	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest \
-	  -W ignore::pytest.PytestUnraisableExceptionWarning tests/servers/test_tinker.py
+	  -W ignore::pytest.PytestUnraisableExceptionWarning plugins/midstream-tinker/tests/test_server.py
 	$(TINKER_VENV)/bin/python scripts/passed.py test-tinker
 
 docs: $(DOCS_VENV)/.installed
@@ -101,14 +103,14 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-train: $(VENV)/.created pyproject.toml
+$(VENV)/.installed-train: $(VENV)/.created pyproject.toml plugins/midstream-worlds/pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
-	$(pip_install) -e '.[train,serve]'  # serve: midstream view
+	$(pip_install) -e '.[train,serve]' -e plugins/midstream-worlds  # serve: midstream view
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
-	$(pip_install) -e '.[train,dev]'
+	$(pip_install) -e '.[train,dev]' $(plugins)
 	$(pip_install) --no-deps bfcl-eval==2026.3.23  # BFCL's data and classes, without the fifty packages that it names
 	@touch $@ $(VENV)/.installed-train
 
@@ -141,22 +143,21 @@ $(DOCS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	@touch $@
 
 # verl pins transformers below 5.11. Its extras pin another PyTorch: what it imports beyond its own list is named here.
-$(VERL_VENV)/.installed: pyproject.toml Makefile
+$(VERL_VENV)/.installed: pyproject.toml plugins/midstream-verl/pyproject.toml Makefile
 	@echo "installing verl, Ray and midstream into $(VERL_VENV): 2 GB, several minutes"
 	$(PYTHON) -m venv $(VERL_VENV)
 	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25'  # older ones search for minutes
 	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' 'pytest>=8.2' 'hypothesis>=6.100' \
-	  verl==0.9.1 'ray[default]==2.60.*' 'TransferQueue>=0.1.10,<0.2' cachetools fastapi uvicorn
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' -e 'plugins/midstream-verl[verl]' 'pytest>=8.2' 'hypothesis>=6.100'
 	@touch $@
 
 # SkyRL 0.4 wants Python 3.12 for typing.TypedDict alone, and pip would take a PyTorch with CUDA for one of its libraries:
 # so it comes without dependencies, of which these are what its JAX backend imports.
-$(TINKER_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
+$(TINKER_VENV)/.installed: $(VENV)/.created pyproject.toml plugins/midstream-tinker/pyproject.toml Makefile
 	@echo "installing SkyRL, JAX and midstream into $(TINKER_VENV): PyTorch is large, the first time takes minutes"
 	$(PYTHON) -m venv $(TINKER_VENV)
 	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' 'pytest>=8.2' 'hypothesis>=6.100' \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' -e plugins/midstream-tinker 'pytest>=8.2' 'hypothesis>=6.100' \
 	  tinker==0.25.0 peft==0.18.1 'transformers<=5.16.1' 'jax>=0.8,<1' 'flax>=0.12' 'optax>=0.2.5' fastapi uvicorn \
 	  sqlmodel 'sqlalchemy[asyncio]' aiosqlite 'datasets>=4' pillow typer cloudpathlib zstandard xxhash httpx psutil
 	$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \

@@ -18,9 +18,9 @@ from typing import Any
 
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
-from midstream.sources import tau_bench
-from midstream.sources.bfcl import tasks as bfcl
-from midstream.sources.tau_bench import STOP
+from midstream_benchmarks import bfcl_tasks as bfcl
+from midstream_benchmarks import tau_bench
+from midstream_benchmarks.tau_bench import STOP
 
 
 async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool:

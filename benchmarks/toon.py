@@ -33,11 +33,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from midstream.agents.rendering import result_writer
 from midstream.core.text import neutral, to_json
-from midstream.sources.bfcl.tasks import Bfcl, BfclConfig
 from midstream.tools.function import tool
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 from midstream.tools.mcp.tools import McpConfig, make
-from midstream.worlds.desks.tasks import Desks, DesksConfig
+from midstream_benchmarks.bfcl_tasks import Bfcl, BfclConfig
+from midstream_worlds.desks.tasks import Desks, DesksConfig
 
 ROOT = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_paths()["stdlib"])

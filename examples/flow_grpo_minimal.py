@@ -34,12 +34,12 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Memory, MemoryRecord, Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.gazetteer.questions import question_words
-from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
-from midstream.worlds.planning.compact import BARE, WORDS, parse_action, render_prompt
-from midstream.worlds.planning.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
-from midstream.worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, action_words
-from midstream.worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from midstream_worlds.gazetteer.questions import question_words
+from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from midstream_worlds.planning.compact import BARE, WORDS, parse_action, render_prompt
+from midstream_worlds.planning.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
+from midstream_worlds.planning.scripted import ScriptedConfig, ScriptedPlanner, action_words
+from midstream_worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3

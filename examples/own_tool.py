@@ -22,7 +22,7 @@ from midstream.agents.prompted import (
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
-from midstream.worlds.planning.programs import VerifiedResultGenerator
+from midstream_worlds.planning.programs import VerifiedResultGenerator
 
 METRES = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "mi": 1609.344}
 

@@ -26,7 +26,7 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
             below = action.choices
         elif action.help != argparse.SUPPRESS and action.dest != "help":
             value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
-            if action.choices:
+            if action.choices and action.metavar is None:
                 value = "|".join(map(str, action.choices))
             names = ", ".join(action.option_strings) or f"{action.metavar or action.dest}"
             written = f"{names} {value}".strip() if action.option_strings else names

@@ -1,4 +1,6 @@
-"""Write the tables of docs/recipes.md from the docstrings of the settings: `python scripts/settings.py [--check]`.
+"""Write tables of settings from the docstrings of their classes: `python scripts/settings.py [--check]`.
+
+docs/recipes.md has those of midstream, the README.md of each package in plugins/ those of its components.
 
 Every section "### KIND: `TYPE`" of a component, and every section named in TABLES, has one table: a row for each field
 of the settings' class, with its default and its meaning from "Attributes:" in the docstring of the class (or of a base
@@ -11,6 +13,7 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import docstring_parser
@@ -23,7 +26,7 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session import SessionSettings
 from midstream.agents.session_agent import CommandSettings
 from midstream.core.component import Stage
-from midstream.core.kinds import config_class
+from midstream.core.kinds import GROUP, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
@@ -41,7 +44,7 @@ from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
 from midstream.training_free import settings as practice
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "recipes.md"
+ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
 TABLES: dict[str, type[BaseModel]] = {
     "Top level": Recipe,
@@ -79,27 +82,40 @@ TABLES: dict[str, type[BaseModel]] = {
 }
 
 
+def documents() -> dict[Path, dict[str, type[BaseModel]]]:
+    """The tables of each document, by the title of their section."""
+    tables = {ROOT / "docs" / "recipes.md": TABLES}
+    for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get(GROUP, {})
+        parts = [name.partition(".") for name in points]
+        tables[path.with_name("README.md")] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
+    return tables
+
+
 def main() -> int:
     """Write the tables or check them; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    old = DOCUMENT.read_text(encoding="utf-8")
-    new, problems = with_tables(old)
-    if not check:
-        DOCUMENT.write_text(new, encoding="utf-8")
-    elif new != old:
-        problems.append(f"{DOCUMENT.name} does not follow the settings: run python scripts/settings.py")
+    problems = []
+    for path, tables in documents().items():
+        old = path.read_text(encoding="utf-8")
+        new, wrong = with_tables(old, tables)
+        problems += [f"{path.relative_to(ROOT)}: {one}" for one in wrong]
+        if not check:
+            path.write_text(new, encoding="utf-8")
+        elif new != old:
+            problems.append(f"{path.relative_to(ROOT)} does not follow the settings: run python scripts/settings.py")
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 
 
-def with_tables(document: str) -> tuple[str, list[str]]:
+def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str, list[str]]:
     """The document with every table of settings replaced, and what is missing."""
     titles = re.split(r"^(#{2,3} .+\n)", document, flags=re.MULTILINE)
     places = {heading.strip("# \n"): number + 1 for number, heading in enumerate(titles) if heading.startswith("##")}
-    problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in TABLES]
-    for title, config in TABLES.items():
+    problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in tables]
+    for title, config in tables.items():
         found = meanings(config)
         problems += [f"no meaning: {config.__name__}.{name}" for name in config.model_fields if name not in found]
         problems += [f"no field: {config.__name__}.{name}" for name in found if name not in config.model_fields]
@@ -120,7 +136,7 @@ def meanings(config: type[BaseModel]) -> dict[str, str]:
     """The meanings of the fields, from the docstrings of the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(config.__mro__):
-        if base.__module__.startswith("midstream.") and base.__doc__:
+        if base.__module__.startswith("midstream") and base.__doc__:
             parsed = docstring_parser.parse(base.__doc__, docstring_parser.DocstringStyle.GOOGLE)
             attributes = [item for item in parsed.params if item.args[0] == "attribute"]
             found |= {item.arg_name: " ".join((item.description or "").split()) for item in attributes}

@@ -18,10 +18,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from midstream.engines.local.tiny_text import tokenizer
 from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS
-from midstream.worlds.atlas.questions import documents
-from midstream.worlds.atlas.rules import RULED, draw_lessons
-from midstream.worlds.atlas.tasks import Atlas, AtlasConfig
-from midstream.worlds.atlas.teacher import DEEDS
+from midstream_worlds.atlas.questions import documents
+from midstream_worlds.atlas.rules import RULED, draw_lessons
+from midstream_worlds.atlas.tasks import Atlas, AtlasConfig
+from midstream_worlds.atlas.teacher import DEEDS
 
 SIZE = 1024
 QUESTIONS = 6000

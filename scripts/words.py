@@ -40,7 +40,7 @@ SKIPPED = (
     "LICENSE",
     "scripts/words.py",
     "tests/support/hostile_corpus.txt",
-    "src/midstream/worlds/atlas/wordings.toml",  # what users may write
+    "plugins/midstream-worlds/src/midstream_worlds/atlas/wordings.toml",  # what users may write
 )
 
 

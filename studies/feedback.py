@@ -2,8 +2,8 @@
 
 A project practices several times in one world: each run begins with an empty library, has tasks and draws of its own,
 and ends with the gate's votes on what it tested. It is made twice, with the filter and without, so the votes of runs 1
-to n - 1 decide what run n may propose. Of each lesson the worth is known (`worlds/workshop/tasks.py`): a false one is
-harmful, a true one good.
+to n - 1 decide what run n may propose. Of each lesson the worth is known
+(`midstream_worlds/workshop/tasks.py`): a false one is harmful, a true one good.
 
     held back   of the proposals that passed all other checks, the share that the filter refused: harmful and good ones
     gain        exact, of the library on the test orders
@@ -35,7 +35,7 @@ from midstream.report.numbers import t_interval
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.training_free.commit import MadeUpdate
 from midstream.training_free.feedback import HELD_BACK, VoteFile
-from midstream.worlds.workshop.tasks import Workshop
+from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 from studies.gate import test_orders, updates
 

@@ -1,8 +1,8 @@
 """The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
 
-Every run learns a library with lessons of known worth (`worlds/workshop/tasks.py`), so its gain on the test orders is
-exact, and only the worlds and the draws differ from seed to seed. It is compared with the method without a gate, as the
-paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
+Every run learns a library with lessons of known worth (`midstream_worlds/workshop/tasks.py`), so its gain on the test
+orders is exact, and only the worlds and the draws differ from seed to seed. It is compared with the method without a
+gate, as the paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
 
 Runs go side by side on all cores; each leaves a file in the study's directory, so that nothing is run twice.
 """
@@ -35,7 +35,7 @@ from midstream.training_free.feedback import VoteFile
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.operations import Operation
 from midstream.training_free.update import Practice
-from midstream.worlds.workshop.tasks import Workshop
+from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 
 HARMS = (0.0, 0.05, 0.1, 0.25)

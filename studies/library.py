@@ -32,7 +32,7 @@ from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from midstream.study import chosen
 from midstream.training_free.commit import History, UpdateRecord, read_updates
-from midstream.worlds.workshop.tasks import Workshop
+from midstream_worlds.workshop.tasks import Workshop
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 from studies.gate import best_lessons
 

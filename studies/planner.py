@@ -7,7 +7,7 @@
     sizes      success before and after, by the size of the policy
     recovery   what follows an error, before and after
     toolsets   success before and after with worse and better tools at inference
-    costs      of right answers: the cost of their calls, next to the best plan's (`worlds/graphs/tasks.py`)
+    costs      of right answers: the cost of their calls, next to the best plan's (`midstream_worlds/graphs/tasks.py`)
 
 Training itself is seen on the recipe's training questions, all else on its evaluation sets. `planner.toml` has the
 recipe and the variants; another file may be named.

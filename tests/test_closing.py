@@ -51,7 +51,7 @@ def doors(tmp_path, monkeypatch):
 def write_recipe(*tools: str) -> str:
     """The name of a recipe with these of the module's tools, in this order."""
     tables = (f'[tools.t{place}]\ntype = "function"\nfunction = "doors:{one}"\n' for place, one in enumerate(tools))
-    Path("mine.toml").write_text('extends = "agentflow-prompted"\nname = "mine"\n' + "".join(tables))
+    Path("mine.toml").write_text('extends = "gazetteer-prompted"\nname = "mine"\n' + "".join(tables))
     return "mine.toml"
 
 

@@ -22,7 +22,7 @@ from midstream.recipe import schema as config
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "midstream"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")])
 PATH = re.compile(r"[\w./-]+\.py")
 IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -40,8 +40,9 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def find(path: str) -> Path | None:
-    """The file that a document means: from the root, from the package, or one of training's tests."""
-    places = (ROOT / path, SOURCE / path, ROOT / "tests" / "training" / path)
+    """The file that a document means: from the root, from a package, or one of training's tests."""
+    places = [ROOT / path, SOURCE / path, ROOT / "tests" / "training" / path]
+    places += [place / path for pattern in ("", "src", "src/*", "tests") for place in ROOT.glob(f"plugins/*/{pattern}")]
     return next((place for place in places if place.is_file()), None)
 
 
@@ -120,6 +121,7 @@ def test_files_exist(document):
         if Path(path).name not in written_by_runs | own
         and find(path) is None
         and not list(SOURCE.rglob(f"*/{path}"))
+        and not list(ROOT.glob(f"plugins/*/src/**/{path}"))
         and not (ROOT / "docs" / path).is_file()
     ]
     assert not unknown
@@ -241,12 +243,13 @@ def test_the_python_example_uses_what_there_is():
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_tables_of_settings_follow_the_docstrings():
-    document = text_of("docs/recipes.md")
-    assert settings.with_tables(document) == (document, [])
+@pytest.mark.parametrize(("path", "tables"), settings.documents().items(), ids=str)
+def test_the_tables_of_settings_follow_the_docstrings(path, tables):
+    document = path.read_text(encoding="utf-8")
+    assert settings.with_tables(document, tables) == (document, [])
 
 
-def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found(monkeypatch):
+def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found():
     class Sized(Frozen):
         """Sizes.
 
@@ -259,8 +262,8 @@ def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found(monkeyp
         width: int = 3
         height: int
 
-    monkeypatch.setattr(settings, "TABLES", {"`[size]`": Sized})
-    document, problems = settings.with_tables(f"## `[size]`\n\n{settings.HEAD}| `old` | 1 | gone |\n\nMore.\n")
+    old = f"## `[size]`\n\n{settings.HEAD}| `old` | 1 | gone |\n\nMore.\n"
+    document, problems = settings.with_tables(old, {"`[size]`": Sized})
     rows = "| `width` | `3` | in pixels |\n| `height` | required | None |\n"
     assert document == f"## `[size]`\n\n{settings.HEAD}{rows}\nMore.\n"
     assert problems == ["no meaning: Sized.height", "no field: Sized.depth"]
@@ -269,7 +272,11 @@ def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found(monkeyp
 def test_every_recipe_is_listed():
     section = text_of("docs/recipes.md").partition("## The recipes that come with midstream")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w.-]+)` \|", section, re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
+    own = [name for name, path in config.shipped_recipes().items() if path.parent == ROOT / "recipes"]
+    assert sorted(listed) == own
+    for name in config.shipped_recipes().keys() - own:
+        readme = config.shipped_recipes()[name].relative_to(ROOT).parents[-3] / "README.md"
+        assert f"`{name}`" in text_of(str(readme))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every error that midstream raises has a code, and docs/errors.md lists each code once."""
+"""Every error of midstream and its plugins has a code, which docs/errors.md or the plugin's README.md lists once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from midstream.core import errors
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "midstream"
+PAGES = {path.parent.name: path for path in ROOT.glob("plugins/*/README.md")}
+PAGES["midstream"] = ROOT / "docs" / "errors.md"
 TYPES = [value for value in vars(errors).values() if isinstance(value, type)]
 CLASSES = {kind.__name__ for kind in TYPES if issubclass(kind, errors.MidstreamError)}
 # Words with hyphens. A check of `midstream doctor` has a code such as "MS401", and a process an exit code.
@@ -21,12 +22,18 @@ CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 Nodes = list[tuple[str, ast.AST]]
 
 
+@pytest.fixture(scope="module", params=PAGES)
+def package(request: pytest.FixtureRequest) -> str:
+    """midstream, or one of the packages in plugins/."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Nodes:
-    """Every node of the source that may name a code, with its file."""
-    paths = sorted(SOURCE.rglob("*.py"))
+def nodes(package: str) -> Nodes:
+    """Every node of a package's source that may name a code, with its file."""
+    paths = sorted(((ROOT if package == "midstream" else ROOT / "plugins" / package) / "src").rglob("*.py"))
     return [
-        (str(path.relative_to(SOURCE)), node)
+        (str(path.relative_to(ROOT)), node)
         for path in paths
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call | ast.Assign | ast.Constant)
@@ -59,24 +66,25 @@ def given_codes(node: ast.AST) -> Iterator[str]:
             yield from strings(value)
 
 
-def codes_in_page() -> list[str]:
-    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+def codes_in(package: str) -> list[str]:
+    """The codes of the tables in a package's page that have a column "when"."""
+    tables = re.findall(r"^\| code \| when .*\n((?:\|.*\n)+)", PAGES[package].read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)` \|", "".join(tables), re.MULTILINE)
 
 
-def test_every_code_is_in_the_page_once(nodes: Nodes):
-    assert not [code for code, count in Counter(codes_in_page()).items() if count > 1]
+def test_every_code_is_in_the_page_once(package: str, nodes: Nodes):
+    assert not [code for code, count in Counter(codes_in(package)).items() if count > 1]
     places = {code: path for path, node in nodes for code in given_codes(node) if CODE.fullmatch(code)}
-    assert len(places) > 100
-    missing = {code: path for code, path in places.items() if code not in codes_in_page()}
+    assert len(places) > (100 if package == "midstream" else 0)
+    missing = {code: path for code, path in places.items() if code not in codes_in(package) + codes_in("midstream")}
     assert not missing
 
 
-def test_the_page_has_no_other_code(nodes: Nodes):
+def test_the_page_has_no_other_code(package: str, nodes: Nodes):
     # All strings: a code may also come out of a table. "error[...]" is how the command line prints one.
     constants = {node.value for _, node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     printed = {match[1] for text in constants if (match := re.match(r"error\[([a-z-]+)\]", text))}
-    assert not [code for code in codes_in_page() if code not in constants | printed]
+    assert not [code for code in codes_in(package) if code not in constants | printed]
 
 
 def test_every_error_is_raised_with_a_code(nodes: Nodes):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from midstream.cli.main import main
 from midstream.core.kinds import register
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.schema import recipes_directory
+from midstream.recipe.schema import shipped_recipes
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
@@ -196,7 +196,7 @@ def test_an_adapter_is_trained_further(trained, model_directory, tmp_path, check
 @pytest.mark.slow
 def test_all_weights_are_trained_from_a_merged_adapter(trained, model_directory, tmp_path):
     """Without `learner.lora` the reference policy is the model with the adapter."""
-    shipped = (recipes_directory() / "flow-grpo-lora.toml").read_text().splitlines()
+    shipped = shipped_recipes()["flow-grpo-lora"].read_text().splitlines()
     recipe = tmp_path / "all-weights.toml"
     recipe.write_text("\n".join(line for line in shipped if not line.startswith("lora = ")))
     more = [f"engines.policy.adapter={trained.policy_dir}", "training.steps=1"]

@@ -177,7 +177,7 @@ def test_solve_and_eval_on_any_server(tmp_path, capsys):
             "--set",
             "evaluation.sets=[{name='test',per_family=1}]",
         ]
-        assert main(["eval", "agentflow-prompted", "--json", "--quiet", "--out", str(tmp_path / "run"), *named]) == 0
+        assert main(["eval", "gazetteer-prompted", "--json", "--quiet", "--out", str(tmp_path / "run"), *named]) == 0
         [result] = json.loads(capsys.readouterr().out)["evaluations"]
     assert (trajectory.answer, trajectory.stop_reason, len(trajectory.turns)) == ("62", "verified", 2)
     assert [turn.observation.text for turn in trajectory.turns] == ["62", "62"]

@@ -707,10 +707,10 @@ def test_every_path_that_a_recipe_can_name_is_found_next_to_it(place: Path):
     def below(cls: type) -> list[type]:
         return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
 
-    for kind, names in COMPONENTS.items():
-        for name in names:
+    for kind in COMPONENTS:
+        for name in kinds.registered(kind):
             kinds.config_class(kind, name)
-    settings = [cls for cls in below(Settings) if cls.__module__.startswith("midstream.")]
+    settings = [cls for cls in below(Settings) if cls.__module__.startswith("midstream")]
     keys = {key for cls in settings for key, field in cls.model_fields.items() if Path in classes_in(field.annotation)}
     Path("present").touch()
     anchored = {key for key in keys if own.anchored({key: "present"}, Path.cwd())[key] != "present"}

@@ -22,7 +22,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.rollout import RolloutConfig, rollout
 from midstream.runs import RunDirectory
 from midstream.tools.recording import FILE
-from midstream.worlds.graphs.tools import WorldToolConfig
+from midstream_worlds.graphs.tools import WorldToolConfig
 from support.errors import coded, printed
 from support.every_tool import MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
 from support.llm_server import AgentFlowReplies, LLMServer
@@ -183,7 +183,7 @@ def test_eval_and_its_replay_agree(tmp_path, capsys):
     sets = 'evaluation.sets=[{name = "test", split = "test", per_family = 2, families = ["arith", "lookup"]}]'
     replies = AgentFlowReplies(tool="local_search", arguments={"query": "height"}, turns=2, answer="7")
     with LLMServer(replies) as server:
-        evaluate = ("eval", "agentflow-prompted", "--json", "--set", sets, "--set", "engines.model.model=m")
+        evaluate = ("eval", "gazetteer-prompted", "--json", "--set", sets, "--set", "engines.model.model=m")
         evaluate += ("--set", f"engines.model.base_url={server.base_url}")
         code, first, _ = command(capsys, *evaluate, "--record", tmp_path, "--out", tmp_path / "first")
         assert code == 0

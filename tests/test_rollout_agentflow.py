@@ -19,8 +19,8 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
-from midstream.worlds.planning.compact import CompactConfig, CompactPlanner
-from midstream.worlds.planning.programs import FormVerifier, VerifiedResultGenerator
+from midstream_worlds.planning.compact import CompactConfig, CompactPlanner
+from midstream_worlds.planning.programs import FormVerifier, VerifiedResultGenerator
 from support.errors import coded
 from support.rollouts import TASKS, StubReward, flat, pause, run
 

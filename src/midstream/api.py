@@ -38,7 +38,6 @@ from midstream.core.component import EngineConfig
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
-from midstream.core.protocols import TrainableWorld
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
@@ -69,7 +68,7 @@ from midstream.recipe.schema import (
     MODULES,
     Recipe,
     parse_recipe,
-    recipes_directory,
+    shipped_recipes,
     to_toml,
     with_overrides,
 )
@@ -84,6 +83,7 @@ from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
+from midstream.training.trainable import TrainableWorld
 from midstream.training_free.commit import read_updates
 from midstream.training_free.feedback import digest, read_votes
 from midstream.training_free.ledger import Ledger
@@ -689,7 +689,7 @@ def trained_run(target: str | Path) -> RunDirectory | None:
     """
     target, _ = split(target)
     text = str(target)
-    is_recipe = text.endswith(".toml") or os.path.exists(recipes_directory() / f"{text}.toml")
+    is_recipe = text.endswith(".toml") or text in shipped_recipes()
     is_recipe |= own.is_reference(text) and not os.path.exists(text)  # "agents/mine.py:solve"
     is_path = not is_recipe and (os.sep in text or os.path.isdir(text))
     if not is_path and not os.path.exists(Path(target) / "run.json"):

@@ -121,7 +121,7 @@ def test_it_is_evaluated_and_compared(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_no_tools_is_an_option_of_every_agent_that_can_do_without(capsys: pytest.CaptureFixture[str]):
-    for command in (("solve", QUESTION, "--recipe", "direct"), ("eval", "direct")):
+    for command in (("solve", QUESTION, "--recipe", "direct"), ("eval", "gazetteer-direct")):
         assert "[tools.python]" in run(capsys, *command, "--tools", "python", "--dry-run")
         out = run(capsys, *command, "--tools", "none", "--set", "tools.python.timeout_s=3", "--dry-run")
         assert "tools.python" not in out
@@ -138,7 +138,9 @@ def test_no_tools_is_an_option_of_every_agent_that_can_do_without(capsys: pytest
 def test_its_weights_can_be_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     recipe = tmp_path / "alone.toml"
     engine = 'type = "transformers_local"\nmodel = "Qwen/Qwen2.5-1.5B-Instruct"'
-    recipe.write_text(f'name = "alone"\nextends = "direct"\n[training]\nsteps = 2\n[engines.model]\n{engine}\n')
+    recipe.write_text(
+        f'name = "alone"\nextends = "gazetteer-direct"\n[training]\nsteps = 2\n[engines.model]\n{engine}\n'
+    )
     out = run(capsys, "train", str(recipe), "--dry-run")
     assert "of 0 turns: training, 2 steps" in out
     assert "Memory of engine model" in out

@@ -164,9 +164,9 @@ def test_the_component_is_a_planner_like_another():
 
 
 def test_an_alias_is_what_agents_call_a_tool():
-    with Build(load_recipe("agentflow-prompted", ["tools.python.alias=calculator"])) as build:
-        assert [tool.name for tool in build.tools] == ["local_search", "calculator"]
-    assert load_recipe("agentflow-prompted", ["tools.python.alias=calculator"]).table()["tools"]["python"]["alias"]
+    with Build(load_recipe("gazetteer-prompted", ["tools.python.alias=calculator"])) as build:
+        assert [tool.name for tool in build.tools] == ["calculator", "local_search"]
+    assert load_recipe("gazetteer-prompted", ["tools.python.alias=calculator"]).table()["tools"]["python"]["alias"]
 
 
 def test_a_template_calls_a_tool_by_its_alias():
@@ -183,7 +183,7 @@ def test_a_template_calls_a_tool_by_its_alias():
 def test_an_alias_is_a_name_that_no_other_tool_has(alias: str, code: str):
     with (
         pytest.raises(RecipeError, check=coded(code, alias)),
-        Build(load_recipe("agentflow-prompted", [f'tools.python.alias="{alias}"'])) as build,
+        Build(load_recipe("gazetteer-prompted", [f'tools.python.alias="{alias}"'])) as build,
     ):
         assert build.tools
 
@@ -203,6 +203,6 @@ def test_an_alias_renames_any_tool(tmp_path: Path):
         "        pass\n"
     )
     own = f"tools.mine={{type='{tmp_path}/mine.py:Slotted',alias='search'}}"
-    with Build(load_recipe("agentflow-prompted", [own])) as build:
+    with Build(load_recipe("gazetteer-prompted", [own])) as build:
         [tool] = [tool for tool in build.tools if tool.name == "search"]
         assert asyncio.run(tool.call({})).text == "called"

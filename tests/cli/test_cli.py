@@ -411,7 +411,7 @@ def test_an_evaluation_without_any_result_prints_why(tmp_path, capsys):
     """Not "success 0%": nothing was learnt about the agent."""
     root = tmp_path / "evaluation"
     overrides = ("engines.model.base_url=http://127.0.0.1:9/v1", 'evaluation.sets=[{ name = "t", per_family = 1 }]')
-    code, out, err = run(capsys, "eval", "agentflow-prompted", "--set", overrides[0], "--set", overrides[1], "--json",
+    code, out, err = run(capsys, "eval", "gazetteer-prompted", "--set", overrides[0], "--set", overrides[1], "--json",
                          "--out", root)  # fmt: skip
     assert (code, out) == (1, "")
     assert coded("no-results", "all 7 runs on t T=0.7", "http://127.0.0.1:9/v1")(printed(err))

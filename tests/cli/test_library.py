@@ -13,7 +13,6 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
 from midstream.core.lessons import digest
-from midstream.engines.simulated import SimulatedEngine
 from midstream.recipe.check import check
 from midstream.recipe.library import editable_library, history, read
 from midstream.recipe.schema import load_recipe
@@ -21,7 +20,8 @@ from midstream.runs import RunDirectory
 from midstream.training_free.commit import History
 from midstream.training_free.library import Bundle, Effect, Lesson, Library, identity, proven, render_modules
 from midstream.training_free.library_text import to_draft, to_json
-from midstream.worlds.workshop.models import make_rules
+from midstream_worlds.simulated import SimulatedEngine
+from midstream_worlds.workshop.models import make_rules
 from support.errors import coded, printed
 from support.libraries import marked
 from support.practised import LESSONS, write_run

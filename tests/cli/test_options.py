@@ -40,7 +40,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
         (["--set", "tools.local_search.index=none.db"], "file-not-found", "tools.local_search.index"),
         (["--set", "agent.planner.prompt_file=none.md"], "file-not-found", "agent.planner.prompt_file"),
         (
-            ["--set", "tools.local_search=false", "--set", "tasks={type='file',path='none.jsonl'}"],
+            ["--set", "tasks={type='file',path='none.jsonl'}"],
             "file-not-found",
             "tasks.path",
         ),
@@ -68,7 +68,6 @@ def test_what_is_missing_is_named_after_the_recipe(words, code, named, capsys, t
 )
 def test_a_missing_package_is_named_with_its_extra(package, words, extra, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    words = ["--set", "tools.local_search=false", *words]
     code, _, err = dry_run(capsys, *words)
     assert code == 2
     assert coded("missing-extra", package, fix=f"midstream[{extra}]")(printed(err))

@@ -6,7 +6,7 @@ import json
 import tomllib
 
 from midstream.cli.main import main
-from midstream.recipe.schema import recipe_names
+from midstream.recipe.schema import shipped_recipes
 from support.errors import printed
 
 
@@ -17,14 +17,14 @@ def recipes(capsys, *words):
 
 def test_every_recipe_is_listed_once_with_a_description(capsys):
     found = json.loads(recipes(capsys, "--json"))
-    assert [recipe["name"] for recipe in found] == recipe_names()
+    assert [recipe["name"] for recipe in found] == [*shipped_recipes()]
     assert all(recipe["description"] for recipe in found)
     about = {recipe["name"]: (recipe["learns"], recipe["agent"], recipe["needs"]) for recipe in found}
     assert about["tool-calling"] == ("nothing", "direct", ["a model server"])
     assert about["flow-grpo-tiny"] == ("weights", "agentflow", ["PyTorch"])
     assert about["training-free-simulated"] == ("lessons", "agentflow", [])
     assert about["agentflow-7b"] == ("weights", "agentflow", ["a model server", "a GPU"])
-    assert recipes(capsys, "--quiet").split() == recipe_names()
+    assert recipes(capsys, "--quiet").split() == [*shipped_recipes()]
 
 
 def test_one_is_printed_as_a_recipe_that_can_be_saved_and_changed(capsys, tmp_path):

@@ -18,7 +18,7 @@ import midstream as ms
 from midstream.cli.main import main
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.overrides import agent_recipe, set_server
-from midstream.recipe.schema import recipes_directory, to_toml
+from midstream.recipe.schema import shipped_recipes, to_toml
 from support.errors import coded, printed
 from support.fake_run import lost
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
@@ -178,7 +178,7 @@ def test_a_replay_says_so(capsys, tmp_path):
 
 
 def test_a_tool_keeps_the_recipes_settings(capsys):
-    code, out, _ = solve(capsys, "--tools", "local_search", "--dry-run")
+    code, out, _ = solve(capsys, "--recipe", "gazetteer-prompted", "--tools", "local_search", "--dry-run")
     assert code == 0
     assert tomllib.loads(out)["tools"]["local_search"]["top_k"] == 3
     assert list(tomllib.loads(out)["tools"]) == ["local_search"]
@@ -213,7 +213,7 @@ def test_a_planner_that_is_served_as_model_keeps_its_server():
 
 def test_settings_complete_a_recipe_before_it_is_read(tmp_path):
     """What a recipe requires may come from `--set`, next to a server; its new engines stream, too."""
-    text = (recipes_directory() / "agentflow-prompted.toml").read_text()
+    text = shipped_recipes()["agentflow-prompted"].read_text()
     path, questions = tmp_path / "mine.toml", tmp_path / "questions.jsonl"
     table = {**tomllib.loads(text), "tasks": {"type": "file"}}
     path.write_text(to_toml(table))
@@ -241,8 +241,8 @@ def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "an unknown tool": (["--tools", "python,browser"], "unknown-tool", "'browser'", "local_search, python"),
-    "no tool": (["--tools", " ,"], "empty-value", "' ,'", "local_search, python"),
+    "an unknown tool": (["--tools", "python,browser"], "unknown-tool", "'browser'", "python, base_generator"),
+    "no tool": (["--tools", " ,"], "empty-value", "' ,'", "python, base_generator"),
     "two tools of one name": (["--tools", "a.py:f,b.py:f"], "name-clash", "'a.py:f,b.py:f'", "rename one"),
     "other tools than a tiny planner knows": (
         ["--planner", "RUN", "--tools", "python"],
@@ -460,7 +460,7 @@ DIAMETER = {"graph": "ring.csv", "algorithm": "diameter", "arguments": {}}
 
 def at(server, graphs="ring.csv"):
     server_options = ("--recipe", "graphqa-prompted", "--base-url", server.base_url, "--model", "m")
-    return (*server_options, "--set", f'tools.graph.graphs=["{graphs}"]')
+    return (*server_options, "--set", f'tools.graph.files=["{graphs}"]')
 
 
 def test_a_graph_file_is_there_for_the_tool_and_named_to_the_planner(capsys, ring):
@@ -494,7 +494,7 @@ def test_a_question_about_a_graph_is_asked_from_python(ring):
     replies = AgentFlowReplies(tool="graph", arguments=DIAMETER, turns=1, answer="3")
     with LLMServer(replies) as server:
         agent = ms.AgentFlow(model="m", base_url=server.base_url, tools=["graph"])
-        trajectory = ms.solve(agent, "How far is it at most?", settings={"tools.graph.graphs": ["ring.csv"]})
+        trajectory = ms.solve(agent, "How far is it at most?", settings={"tools.graph.files": ["ring.csv"]})
     assert trajectory.answer == "3"
     assert trajectory.turns[0].observation.text == "diameter of ring.csv: 3"
 

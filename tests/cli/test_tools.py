@@ -57,7 +57,7 @@ def mine(tmp_path, monkeypatch):
     """A directory with `mine.py` and a recipe that names a function of it, midstream running there, 80 columns."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.toml").write_text(
-        'extends = "agentflow-prompted"\nname = "mine"\n[tools.lengths]\ntype = "function"\n'
+        'extends = "gazetteer-prompted"\nname = "mine"\n[tools.lengths]\ntype = "function"\n'
         'function = "mine.py:convert"\n[tools.writer]\ntype = "base_generator"\nengine = "model"\n'
     )
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def test_the_screen_has_a_block_for_each(capsys, mine):
 
 
 def test_a_recipes_own_tools_alone(capsys, mine):
-    assert list(listed(capsys, "--recipe", "mine.toml")) == ["local_search", "python", "lengths", "writer"]
+    assert list(listed(capsys, "--recipe", "mine.toml")) == ["python", "local_search", "lengths", "writer"]
     code, out, _ = run(capsys, "--recipe", "control-random", "--quiet")
     assert (code, out.split()) == (0, ["local_search", "python", "guess"])
 
@@ -128,7 +128,9 @@ def test_a_recipes_own_tools_alone(capsys, mine):
 def test_settings_are_the_recipes_and_the_command_lines(capsys):
     settings = {one["name"]: one for one in listed(capsys, "--set", "tools.guess.largest=7")["guess"]["settings"]}
     assert (settings["largest"]["value"], settings["largest"]["default"]) == (7, 999)
-    settings = {one["name"]: one for one in listed(capsys)["local_search"]["settings"]}
+    settings = {
+        one["name"]: one for one in listed(capsys, "--recipe", "gazetteer-prompted")["local_search"]["settings"]
+    }
     assert (settings["top_k"]["value"], settings["top_k"]["default"]) == (3, 1)
 
 
@@ -311,7 +313,7 @@ def served(mine):
 
 def served_by(mine, command):
     (mine / "served.toml").write_text(
-        f'extends = "agentflow-prompted"\n[tools.far]\ntype = "mcp"\ncommand = {command}\n'
+        f'extends = "gazetteer-prompted"\n[tools.far]\ntype = "mcp"\ncommand = {command}\n'
     )
     return ("--recipe", "served.toml")
 
@@ -356,7 +358,7 @@ def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "an unknown tool": (["browser"], "unknown-tool", "'browser'", "local_search, python"),
+    "an unknown tool": (["browser"], "unknown-tool", "'browser'", "python, base_generator"),
     "no name": ([""], "empty-value", "''", "local_search"),
     "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
     "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream tools function"),
@@ -453,7 +455,7 @@ def test_a_call_by_hand_reads_the_graphs_that_the_settings_name(capsys, tmp_path
     (tmp_path / "g.edges").write_text("a b\nb c")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "h.csv").write_text("source,target\nx,y\ny,z")
-    graphs = ("--set", 'tools.graph.graphs=["g.edges", "more"]')
+    graphs = ("--set", 'tools.graph.files=["g.edges", "more"]')
     words = ["graph=g.edges", "algorithm=diameter"]
     assert run(capsys, "graph", *words, *graphs, "--quiet") == (0, "diameter of g.edges: 2\n", "")
     call = {"graph": "g.edges", "algorithm": "is_isomorphic", "arguments": {"other": "more/h.csv"}}

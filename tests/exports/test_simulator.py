@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import midstream_worlds
 from midstream.cli.main import main
 from midstream.core.errors import RewardError, UsageError
 from midstream.core.trajectory import Command, Refinement, ToolCall, Turn
@@ -19,14 +20,14 @@ from midstream.exports.write import OF_A_STRATEGY
 from midstream.runs import RunDirectory
 from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
-from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from support.errors import coded
 from support.http_engine import engine_for
 from support.llm_server import Body, LLMServer, prompt_of
 from support.searches import run_of, searched, three_searches, trajectory
 from support.tiny_runs import settings
 
-SHORT = SimulatedConfig(documents=2, prompt_file=Path(__file__).parents[2] / "recipes/short-prompts/search.md")
+SHORT = SimulatedConfig(documents=2, prompt_file=Path(midstream_worlds.__path__[0]) / "recipes/short-prompts/search.md")
 
 
 def write(runs: Sequence[RunDirectory], path: Path, label: Any = by_rule, **options: Any) -> Any:

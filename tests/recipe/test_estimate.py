@@ -27,12 +27,12 @@ OWN = {"type": "file", "path": "own.jsonl"}
 
 def set_of(settings):
     """An evaluation set of these settings, as in a recipe."""
-    table = read_table("agentflow-prompted") | {"evaluation": {"sets": [{"name": "x", **settings}]}}
+    table = read_table("gazetteer-prompted") | {"evaluation": {"sets": [{"name": "x", **settings}]}}
     return parse_recipe(table).evaluation.sets[0]
 
 
 RECIPE = """
-extends = "agentflow-prompted"
+extends = "gazetteer-prompted"
 name = "counted"
 
 [agent]

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from midstream.recipe.schema import recipes_directory
+from midstream.recipe.schema import shipped_recipes
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
-FILES = sorted(recipes_directory().glob("*.toml"))
+FILES = [*shipped_recipes().values()]
 LABEL = re.compile(r"(paper|released|ours)\b")
 PAPER = re.compile(r'^#.*"paper" is arXiv (\d{4}\.\d{5}(?: \([a-z ]+\))?)', re.MULTILINE)
 QUOTED = re.compile(r"\b(paper|released):? ((?>\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?))(?=[,;]|$)")  # "ours; paper: 2,048"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import MidstreamError
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, parse_recipe, read_table, recipes_directory, to_toml
+from midstream.recipe.schema import load_recipe, parse_recipe, read_table, shipped_recipes, to_toml
 
-RECIPES = sorted(path.stem for path in recipes_directory().glob("*.toml"))
+RECIPES = [*shipped_recipes()]
 HOSTILE: list[Any] = [
     "", " ", ".", "/", "/dev/null", "/nowhere/at/all", "x" * 5000, "a\nb", "[INST]", "{{query}}", "é\u202e", "a:b",
     "-1", "inf", "nan", "true", "http://", "http://[::1", "http://a:99999", "a.py:b", "os:system", "tiny", "prompted",

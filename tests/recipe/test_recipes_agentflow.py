@@ -28,7 +28,7 @@ TEN = {"bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "aime24", "amc23", "
 
 
 def file_of(name):
-    return (config.recipes_directory() / f"{name}.toml").read_text(encoding="utf-8")
+    return config.shipped_recipes()[name].read_text(encoding="utf-8")
 
 
 def number(pattern, text):

@@ -17,8 +17,8 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
-from midstream.worlds.atlas.rules import RULED, draw_lessons
-from midstream.worlds.atlas.tasks import FAMILIES
+from midstream_worlds.atlas.rules import RULED, draw_lessons
+from midstream_worlds.atlas.tasks import FAMILIES
 
 FEW_STEPS = """
 extends = "text-tiny"

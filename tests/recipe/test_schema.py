@@ -20,7 +20,7 @@ from midstream.recipe.schema import (
     merge,
     parse_recipe,
     read_table,
-    recipes_directory,
+    shipped_recipes,
     to_toml,
     with_overrides,
 )
@@ -28,7 +28,7 @@ from support.errors import coded, raises
 
 
 def test_a_recipe_is_found_by_name_or_path(ten_steps):
-    assert find_recipe("flow-grpo-tiny") == recipes_directory() / "flow-grpo-tiny.toml"
+    assert find_recipe("flow-grpo-tiny") == shipped_recipes()["flow-grpo-tiny"]
     assert find_recipe(str(ten_steps)) == ten_steps
 
 
@@ -38,7 +38,7 @@ def test_an_unknown_recipe_is_named_with_the_known_ones(name):
         find_recipe(name)
 
 
-@pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", shipped_recipes().values(), ids=lambda path: path.stem)
 def test_every_recipe_that_comes_with_midstream_is_valid(path: Path):
     recipe = load_recipe(path.stem)
     assert recipe.name == path.stem
@@ -181,9 +181,9 @@ def test_false_takes_a_table_of_the_base_out():
     assert merge({"tools": {"python": {"timeout_s": 2}, "guess": {}}}, {"tools": {"guess": False}}) == {
         "tools": {"python": {"timeout_s": 2}}
     }
-    assert "local_search" not in load_recipe("agentflow-prompted", ["tools.local_search=false"]).tools
+    assert "local_search" not in load_recipe("gazetteer-prompted", ["tools.local_search=false"]).tools
     with pytest.raises(RecipeError, check=coded("recipe-invalid", "tools.locl_search = False")):
-        load_recipe("agentflow-prompted", ["tools.locl_search=false"])
+        load_recipe("gazetteer-prompted", ["tools.locl_search=false"])
 
 
 # -- validation -------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_missing_table_is_named():
 
 
 @pytest.mark.matrix(6)
-@pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", shipped_recipes().values(), ids=lambda path: path.stem)
 def test_a_resolved_recipe_reads_back_as_itself(path: Path):
     """What a run directory holds is the whole recipe: resolving it again changes nothing."""
     resolved = check(load_recipe(path.stem))
@@ -313,12 +313,12 @@ def test_any_table_survives_writing(table):
 
 
 def test_what_needs_the_offline_world_is_refused_with_other_tasks():
-    recipe = load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }"])
+    recipe = load_recipe("gazetteer-prompted", ["tasks={ type = 'game24' }"])
     with pytest.raises(
         RecipeError, check=coded("world-missing", "tools.local_search", "'game24'", fix="local_search = false")
     ):
         check(recipe)
-    check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
+    check(load_recipe("gazetteer-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
 
 
 CONFLICTS = {
@@ -330,7 +330,7 @@ CONFLICTS = {
     "turns of an agent of your own": (
         "own-agent",
         [
-            "agent={type='midstream.worlds.atlas.loop:solve',engine='model'}",
+            "agent={type='midstream_worlds.atlas.loop:solve',engine='model'}",
             "evaluation.sets=[{name='test',per_family=1,max_turns=2}]",
         ],
         "setting-conflict", "max_turns = 2",
@@ -339,7 +339,7 @@ CONFLICTS = {
         "flow-grpo-tiny", ["agent.memory_update=on_continue"], "setting-conflict", "verified_result",
     ),
     "simulated search without documents": (
-        "agentflow-prompted",
+        "gazetteer-prompted",
         ["tasks={type='game24'}", "tools.local_search={index='i'}", "simulated.local_search={}"],
         "world-missing", "simulated.local_search",
     ),

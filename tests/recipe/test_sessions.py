@@ -18,7 +18,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.runs.info import collect_info
 from midstream.training_free.commit import read_updates
-from midstream.worlds.gazetteer.tasks import Gazetteer
+from midstream_worlds.gazetteer.tasks import Gazetteer
 from support.errors import coded
 from support.practice_sessions import SMALL
 

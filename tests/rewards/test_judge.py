@@ -307,7 +307,7 @@ def test_the_rule_with_the_verdict():
 # --- in a recipe ------------------------------------------------------------------------------------------------------
 
 
-def recipe(*overrides: str, server: str = "http://127.0.0.1:9/v1", base: str = "agentflow-prompted") -> Any:
+def recipe(*overrides: str, server: str = "http://127.0.0.1:9/v1", base: str = "gazetteer-prompted") -> Any:
     engine = f'engines.judge={{type="openai_compatible", model="j", base_url="{server}", price_prompt_usd=3.0}}'
     return load_recipe(base, (engine, 'reward={type="judge", engine="judge"}', *overrides))
 
@@ -360,7 +360,7 @@ class _Answers:
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(override, code, value):
-    local = ("agentflow-prompted", ('reward={type="judge", engine="judge"}', override))
+    local = ("gazetteer-prompted", ('reward={type="judge", engine="judge"}', override))
     with pytest.raises(RecipeError, check=coded(code, value)):
         check(load_recipe(*local) if override.startswith("engines") else recipe(override))
 

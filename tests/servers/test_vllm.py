@@ -39,8 +39,8 @@ from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
 from midstream.runs import RunDirectory
 from midstream.tools.local_search import Document, LocalSearch
-from midstream.worlds.atlas.loop import solve
-from midstream.worlds.atlas.tasks import AtlasConfig
+from midstream_worlds.atlas.loop import solve
+from midstream_worlds.atlas.tasks import AtlasConfig
 from support.llm_server import LLMServer
 from support.served_model import CalculatesConfig, ServedModel, save_model, save_shipped_weights, write_recipe
 

@@ -77,7 +77,7 @@ def test_weights_are_numbers_above_zero(weight):
 
 
 def test_a_recipe_checks_its_parts_and_can_be_read_again(own):
-    table = read_table("agentflow-prompted")
+    table = read_table("gazetteer-prompted")
     del table["tools"]["local_search"]  # the offline world's
     table["evaluation"] = {"sets": []}
     table["tasks"] = {

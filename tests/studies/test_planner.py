@@ -19,7 +19,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import to_toml
 from midstream.runs import RunDirectory
-from midstream.worlds.graphs.tasks import COSTS
+from midstream_worlds.graphs.tasks import COSTS
 from support.errors import coded
 from support.served_model import save_model
 

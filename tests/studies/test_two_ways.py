@@ -12,7 +12,7 @@ from studies.two_ways import Runs, TwoWaysFile, main
 from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
 from midstream.recipe.schema import load_recipe
-from midstream.worlds.both import Both, BothConfig
+from midstream_worlds.both import Both, BothConfig
 
 SHIPPED = Path(__file__).parents[2] / "studies" / "two-ways.toml"
 SMALL = """

@@ -44,7 +44,7 @@ def word_count(text: str) -> int:
     return len(text.split())
 '''
 RECIPE = """
-extends = "agentflow-prompted"
+extends = "gazetteer-prompted"
 name = "every-tool"
 
 [engines.model]

@@ -2,7 +2,7 @@
 
 Every rule has a true lesson, which helps on the tasks that the rule matters for, and a false one, which harms there;
 every lesson in a prompt costs a little on all tasks. What an agent makes of lessons is not simulated here (that is
-`worlds/workshop/tasks.py`): these are the statistics alone, fast enough for hundreds of runs.
+`midstream_worlds/workshop/tasks.py`): these are the statistics alone, fast enough for hundreds of runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEARNING = 500  # rollouts that an update learns from: 100 tasks, 5 each
 
 
 class World(Frozen):
-    """Chances of success, named as in `worlds/workshop/tasks.py`; without lessons uniform in `base` ± `spread`.
+    """Chances of success, named as in the workshop; without lessons uniform in `base` ± `spread`.
 
     `coverage` is the chance that an update proposes a lesson about a rule that the library has none of.
     """

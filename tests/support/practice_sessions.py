@@ -15,7 +15,6 @@ import pytest
 
 from midstream.core.events import Listener
 from midstream.core.trajectory import Trajectory, without_clocks
-from midstream.engines.simulated import SimulatedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.recipe.sessions import practice_parts_of
@@ -23,6 +22,7 @@ from midstream.runs import Journal, RunDirectory
 from midstream.runs.budget import Budget
 from midstream.runs.info import collect_info
 from midstream.training_free.session import PracticeSession
+from midstream_worlds.simulated import SimulatedEngine
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.
 SMALL: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ from midstream.training_free.commit import History
 from midstream.training_free.library import Effect, Lesson, Library, Origin
 
 RECIPE = """
-extends = "agentflow-prompted"
+extends = "gazetteer-prompted"
 name = "practised"
 
 [tools.guess]

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from midstream.core.trajectory import Message
-from midstream.engines.simulated import Reply
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.worlds.workshop import models
+from midstream_worlds.simulated import Reply
+from midstream_worlds.workshop import models
 from support.llm_server import Body, LLMServer
 
 RECIPE = "training-free-simulated"

@@ -198,12 +198,16 @@ def test_a_recipe_names_its_engine():
         return "print(6 * 7)"
 
     with LLMServer(reply) as server:
-        settings = ("tools.python.engine=model", "tools.local_search={}", f"engines.model.base_url={server.base_url}")
-        tool = Build(load_recipe("agentflow-prompted", settings)).tools[-1]
+        settings = (
+            "tools.python.engine=model",
+            "tools.local_search=false",
+            f"engines.model.base_url={server.base_url}",
+        )
+        tool = Build(load_recipe("gazetteer-prompted", settings)).tools[-1]
         assert asyncio.run(_called(tool, {"query": "six times seven"})).text == "42"
         assert json.dumps(server.bodies[0]).count("six times seven") == 1
     with pytest.raises(RecipeError, check=coded("unknown-engine", "tools.python.engine = 'nobody'")):
-        Build(load_recipe("agentflow-prompted", ["tools.python.engine=nobody"]))
+        Build(load_recipe("gazetteer-prompted", ["tools.python.engine=nobody"]))
 
 
 async def _called(tool: Tool, arguments: dict) -> ToolResult:

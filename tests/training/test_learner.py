@@ -25,7 +25,7 @@ from midstream.training import learner as learner_module
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.worlds.tiny_model import attach_redraw
+from midstream_worlds.tiny_model import attach_redraw
 from support.errors import raises
 
 # peft asks transformers by a name that is being retired.

@@ -20,7 +20,7 @@ from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
 from midstream.training.passes import head
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.worlds.tiny_model import attach_redraw
+from midstream_worlds.tiny_model import attach_redraw
 from support.errors import raises
 from support.hf_models import FAMILIES
 

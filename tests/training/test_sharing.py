@@ -19,7 +19,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator
 from midstream.training.sharing import first_difference, sharing_warning
-from midstream.worlds.planning.compact import CompactConfig, CompactPlanner
+from midstream_worlds.planning.compact import CompactConfig, CompactPlanner
 
 TOOL = BaseGenerator(ScriptedEngine([]))
 PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"

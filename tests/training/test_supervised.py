@@ -27,7 +27,7 @@ from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.training.transcripts import supervised_row
-from midstream.worlds.planning.scripted import ScriptedPlanner
+from midstream_worlds.planning.scripted import ScriptedPlanner
 from support.errors import coded, raises
 from support.interleaved import Shout
 from support.served_model import save_model

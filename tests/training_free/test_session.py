@@ -9,12 +9,12 @@ import pytest
 from midstream.core.errors import EngineError, InfrastructureError, RecipeError, RunError
 from midstream.core.events import Note
 from midstream.core.lessons import digest
-from midstream.engines.simulated import SimulatedEngine
 from midstream.report.practice_data import practice_data
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.training_free.commit import Committer, History, MadeUpdate, read_updates
 from midstream.training_free.library import Library, render_modules
+from midstream_worlds.simulated import SimulatedEngine
 from support.errors import coded
 from support.libraries import marked
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from midstream.core.task import Task
 from midstream.training_free.similarity import leak_guard, ngram_similarity
-from midstream.worlds.workshop.tasks import Workshop, WorkshopConfig
+from midstream_worlds.workshop.tasks import Workshop, WorkshopConfig
 
 
 def leak(lesson: str, tasks: list[Task]) -> str | None:

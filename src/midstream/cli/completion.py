@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import shtab
 
 from midstream.cli.main import parser
-from midstream.recipe.schema import recipe_names
+from midstream.recipe.schema import shipped_recipes
 
 # Arguments that take a recipe, or a recipe or run, by command.
 _RECIPES = (
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the script."""
     root = parser()
-    names = shtab.cmd(f"echo {' '.join(recipe_names())} *.toml runs/*")
+    names = shtab.cmd(f"echo {' '.join(shipped_recipes())} *.toml runs/*")
     for command, action in _arguments(root, ""):
         if (command, action.dest) in _RECIPES:
             action.complete = names  # type: ignore[attr-defined]

@@ -1,4 +1,10 @@
-"""The command line: `midstream COMMAND`. Each command is a module of this package, imported when it is used."""
+"""The command line: `midstream COMMAND`. Each command is a module of this package, imported when it is used.
+
+A package adds commands as entry points. Their modules have `HELP`, `add_arguments(parser)` and `run(options)`:
+
+    [project.entry-points."midstream.commands"]
+    greet = "my_package.greet"
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,9 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +28,6 @@ from midstream.core.version import __version__
 
 COMMANDS = {
     "init": "write a small working project",
-    "demo": "train a tiny planner offline, show that it became better",
     "train": "train weights or learn lessons, as a recipe says",
     "plan": "whether a training fits these GPUs",
     "resume": "resume an interrupted run or evaluation",
@@ -98,7 +105,7 @@ def _run(words: Sequence[str]) -> int:
         if getattr(options, "trust", False):
             os.environ[TRUST] = "1"
         with only_below(Path.cwd() if getattr(options, "dry_run", False) else None):
-            return import_module(f"midstream.cli.{options.command}").run(options)
+            return _module(options.command).run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import report_after_rank_0
@@ -147,15 +154,25 @@ def parser(command: str | None = None) -> _Parser:
     )
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
-        parser_of_command = commands.add_parser(name, help=text)
+    for name in (*COMMANDS, *_installed()):
+        parser_of_command = commands.add_parser(name, help=COMMANDS.get(name) or _module(name).HELP)
         if command in (None, name):
-            import_module(f"midstream.cli.{name}").add_arguments(parser_of_command)
+            _module(name).add_arguments(parser_of_command)
     return root
 
 
+@cache
+def _installed() -> dict[str, str]:
+    """The modules of installed packages' commands."""
+    return {point.name: point.value for point in entry_points(group="midstream.commands") if point.name not in COMMANDS}
+
+
+def _module(command: str) -> Any:
+    return import_module(_installed().get(command) or f"midstream.cli.{command}")
+
+
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    root = parser(next((word for word in words if word in COMMANDS), ""))
+    root = parser(next((word for word in words if word in COMMANDS or word in _installed()), ""))
     options, left = root.parse_known_args(words)
     if not any(word.startswith("-") for word in left):
         # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.

@@ -81,8 +81,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
     },
     "--engine": {
-        "choices": sorted({*registered("learner")} - {"local"}),
-        "help": "what trains, in place of this machine: a Tinker server (with LoRA), or verl on a cluster",
+        "choices": sorted({*registered("learner")} - {"local"}), "metavar": "NAME",
+        "help": "the learner that trains in place of this machine, of an installed package",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},

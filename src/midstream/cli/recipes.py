@@ -15,7 +15,7 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.component import EngineConfig
 from midstream.core.kinds import config_class
-from midstream.recipe.schema import find_recipe, read_table, recipe_names
+from midstream.recipe.schema import find_recipe, read_table, shipped_recipes
 
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(f"# {record['name']}: learns {record['learns']}; {_about(record)}\n{text}", end="")
         return 0
-    records = [_record(name) for name in recipe_names()]
+    records = [_record(name) for name in shipped_recipes()]
     return shared.show(options, records, [record["name"] for record in records], lambda: _list(records))
 
 

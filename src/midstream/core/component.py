@@ -167,7 +167,6 @@ class TasksConfig(ComponentConfig):
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
     dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.protocols.Dialogues`)
-    plays: ClassVar[tuple[str, ...]] = ()  # models that a simulated engine can play on its tasks (`Plays`)
     world: ClassVar[bool] = False  # it has its own facts (`core.protocols.World`)
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
@@ -199,6 +198,9 @@ class EngineConfig(ComponentConfig):
     in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
     tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
     service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
+
+    def check_tasks(self, where: str, tasks: Component) -> None:
+        """Check that the engine can answer questions of these tasks. Raises `RecipeError`."""
 
 
 class Component(Settings):

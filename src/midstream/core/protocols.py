@@ -35,7 +35,7 @@ from midstream.core.trajectory import (
 )
 
 if TYPE_CHECKING:
-    from midstream.core.component import Context
+    pass
 
 
 # The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
@@ -468,61 +468,6 @@ class World(Protocol):
 
     def documents(self) -> Iterable[tuple[str, str]]:
         """(id, text) of every fact, in a fixed order."""
-        ...
-
-
-@runtime_checkable
-class TrainableWorld(Protocol):
-    """A task source in which an untrained model can learn; its settings name a `teacher`."""
-
-    def attach(self, model: Any) -> None:
-        """Add the hooks that training in this world needs to a model; adding them again does nothing.
-
-        A learner calls `model.before_step(seed)` before each step if the model has this method.
-        """
-        ...
-
-    def readable(self, question: str) -> str:
-        """Return a user's question as a model of this world reads it.
-
-        Raises:
-            UsageError: it has words that the model does not know.
-        """
-        ...
-
-    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Lessons for the prompts of a `share` of the warm-start transcripts, by task id; the teacher follows them."""
-        ...
-
-    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Check, before any work, that `check_warm_start` can use these validation tasks.
-
-        Raises:
-            RecipeError: it cannot.
-        """
-        ...
-
-    async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
-        """Check a warm-started model before reinforcement; returns a line for the log.
-
-        Args:
-            environment: a `rollout.Environment` around the model.
-            tasks: the validation tasks.
-            least: the lowest result that passes, in [0, 1] (`warm_start.min_copy_rate`).
-            seed: seed of the rollouts.
-
-        Raises:
-            TrainingError: the model learned too little to continue.
-        """
-        ...
-
-
-@runtime_checkable
-class Plays(Protocol):
-    """A task source with programs that stand in for models on its tasks (engine type "simulated")."""
-
-    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
-        """Return the function from messages and a seed to the reply of `role`, one of the settings' `plays`."""
         ...
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from midstream.core.component import Component, Kind, Parts
-from midstream.core.data import classes_in
+from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.kinds import config_class, installed, reference_of_installed, registered
-from midstream.core.own import anchored, is_reference
+from midstream.core.own import anchored, is_reference, load
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -56,11 +56,12 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
 def located(kind: Kind, named: Any, where: str) -> str:
     """The `type` of the table at `where`, as a run records and finds it again. Raises `RecipeError` for an unknown one.
 
-    A file's path is absolute, and a package's component is the place of its object.
+    A file's path is absolute. A package's function or object is its place, and a class of settings keeps its name.
     """
     named = anchored(named, Path.cwd())
     if isinstance(named, str) and named in installed(kind):
-        return reference_of_installed(kind, named)
+        offered = load(reference := reference_of_installed(kind, named))
+        return named if isinstance(offered, type) and issubclass(offered, Settings) else reference
     if named not in registered(kind) and not is_reference(named):
         own = 'your own, e.g. type = "my_file.py:name"'
         raise RecipeError(

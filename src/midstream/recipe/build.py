@@ -34,7 +34,6 @@ from midstream.core.protocols import (
     Reward,
     TaskSource,
     Tool,
-    TrainableWorld,
     Weights,
 )
 from midstream.core.stream_template import Template, load_template
@@ -56,6 +55,7 @@ from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
+from midstream.training.trainable import TrainableWorld
 from midstream.training_free.feedback import FilteredAgent
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there

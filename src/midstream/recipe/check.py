@@ -7,9 +7,9 @@ Parsing (`schema.py`) has validated each component's settings. This check runs b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
@@ -43,7 +43,8 @@ def check(recipe: Recipe, tasks: Callable[[Component], TaskSource] | None = None
     _check_rewards(recipe)
     _check_agent(recipe)
     _check_imitated(recipe)
-    _check_simulated(recipe)
+    for name, engine in recipe.engines.items():
+        cast(EngineConfig, engine.config).check_tasks(f"engines.{name}", recipe.tasks)
     _check_changed_tools(recipe)
     _check_priced(recipe)
     resolved = recipe.table()
@@ -535,27 +536,6 @@ def _check_imitated(recipe: Recipe) -> None:
             )
 
 
-def _check_simulated(recipe: Recipe) -> None:
-    """A simulated engine is a program that knows the tasks of one world."""
-    plays = tasks_config(recipe.tasks).plays
-    for name, component in recipe.engines.items():
-        settings: Mapping[str, Any] = component.table() if component.type == "simulated" else {}
-        if settings and settings["plays"] not in plays:
-            raise RecipeError(
-                f"engines.{name}.plays = {settings['plays']!r} with tasks.type = {recipe.tasks.type!r}",
-                code="setting-conflict",
-                cause=f"on these tasks a program plays: {' or '.join(plays) or 'nothing'}",
-                fix="use an engine of type openai_compatible, or the tasks of a world that has such a program",
-            )
-        if settings.get("skill", 1) != 1 and recipe.tasks.type != "desks":
-            raise RecipeError(
-                f"engines.{name}.skill = {settings['skill']!r} with tasks.type = {recipe.tasks.type!r}",
-                code="setting-conflict",
-                cause="only the agent at the desks has a skill; elsewhere the tasks' settings decide success",
-                fix="remove `skill`",
-            )
-
-
 def _check_changed_tools(recipe: Recipe) -> None:
     """Simulated and degraded tools are tools of the recipe, have documents to draw from, and ask engines that exist."""
     degraded = {"degraded": recipe.degraded}
@@ -613,6 +593,5 @@ def no_world(recipe: Recipe, user: str) -> RecipeError:
     return RecipeError(
         f"{user} is made from the facts and names of a world, and tasks of type {recipe.tasks.type!r} have none",
         code="world-missing",
-        fix='set tasks.type = "gazetteer"; or give local_search an `index`; or leave it out, e.g. local_search = false '
-        "under [tools]",
+        fix="take the tasks of a world; give local_search an `index`; or leave it out, local_search = false in [tools]",
     )

@@ -27,6 +27,7 @@ from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.mixture import Mixture
+from midstream.sources.none import NoTasks
 from midstream.training.settings import TrainingConfig
 from midstream.training_free.settings import Requests
 
@@ -181,9 +182,9 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
 
 
 def set_tasks(recipe: Recipe, chosen: SetConfig) -> list[Task] | None:
-    """The tasks of an evaluation set; None if they would have to be loaded from the Hugging Face Hub."""
+    """The tasks of an evaluation set; None without tasks, or if they would have to be downloaded."""
     source = task_source(chosen.tasks or recipe.tasks)
-    return None if on_hub(source) else draw(source, chosen)
+    return None if on_hub(source) or isinstance(source, NoTasks) else draw(source, chosen)
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:

@@ -11,18 +11,11 @@ from midstream.core.kinds import register, register_own
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
-        "gazetteer": "midstream.worlds.gazetteer.tasks:GazetteerConfig",
-        "graphs": "midstream.worlds.graphs.tasks:GraphsConfig",
-        "both": "midstream.worlds.both:BothConfig",
-        "atlas": "midstream.worlds.atlas.tasks:AtlasConfig",
-        "game24": "midstream.worlds.game24:Game24Config",
-        "quiz": "midstream.worlds.quiz:QuizConfig",
-        "workshop": "midstream.worlds.workshop.tasks:WorkshopConfig",
-        "desks": "midstream.worlds.desks.tasks:DesksConfig",
+        "game24": "midstream.sources.game24:Game24Config",
+        "quiz": "midstream.sources.quiz:QuizConfig",
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
-        "bfcl": "midstream.sources.bfcl.tasks:BfclConfig",
-        "tau_bench": "midstream.sources.tau_bench:TauBenchConfig",
+        "none": "midstream.sources.none:NoTasksConfig",
         "mixture": "midstream.sources.mixture:MixtureConfig",
     },
     "reward": {
@@ -40,17 +33,10 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "dialogue": "midstream.rewards.dialogue:DialogueConfig",
         "artist_math": "midstream.rewards.artist:ArtistMathConfig",
         "function_calling": "midstream.rewards.artist:FunctionCallingConfig",
-        "atlas_copying": "midstream.worlds.atlas.copying:AtlasCopyingConfig",
     },
     "tool": {
         "local_search": "midstream.tools.local_search:LocalSearchConfig",
         "python": "midstream.tools.python:PythonConfig",
-        "guess": "midstream.worlds.planning.programs:GuessConfig",
-        "graph_query": "midstream.worlds.graphs.tools:GraphQueryConfig",
-        "path_query": "midstream.worlds.graphs.tools:PathQueryConfig",
-        "neighbor_query": "midstream.worlds.graphs.tools:NeighborQueryConfig",
-        "oracle": "midstream.worlds.graphs.tools:NoisyOracleConfig",
-        "graph": "midstream.tools.graph:GraphConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
         "web_search": "midstream.tools.web.web_search:WebSearchConfig",
@@ -63,27 +49,19 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "mlflow": "midstream.trackers:MlflowConfig",
     },
     "engine": {
-        "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
         "tiny_text": "midstream.engines.local.settings:TinyTextConfig",
         "reference": "midstream.engines.local.settings:ReferenceConfig",
-        "atlas_agent": "midstream.worlds.atlas.teacher:AtlasModulesConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
-        "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
-        "tinker": "midstream.tinker.settings:TinkerConfig",
         "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
     },
     "learner": {
         "local": "midstream.training.settings:LearnerConfig",
-        "tinker": "midstream.tinker.settings:TinkerLearnerConfig",
-        "verl": "midstream.cluster.verl_config:VerlConfig",
     },
     "planner": {
-        "compact": "midstream.worlds.planning.compact:CompactConfig",
         "prompted": "midstream.agents.prompted:PlannerConfig",
         "json_line": "midstream.agents.compact:JsonLineConfig",
         "released": "midstream.agents.released:ReleasedPlannerConfig",
-        "clumsy": "midstream.worlds.planning.scripted:ScriptedConfig",
     },
     "executor": {
         "single_argument": "midstream.agents.compact:SingleArgumentConfig",
@@ -91,21 +69,16 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "released": "midstream.agents.released:ReleasedExecutorConfig",
     },
     "verifier": {
-        "form": "midstream.worlds.planning.programs:VerifierConfig",
         "prompted": "midstream.agents.prompted:VerifierConfig",
         "result": "midstream.agents.compact:ResultConfig",
     },
     "generator": {
-        "verified_result": "midstream.worlds.planning.programs:GeneratorConfig",
         "prompted": "midstream.agents.prompted:GeneratorConfig",
         "last_result": "midstream.agents.compact:LastResultConfig",
     },
     "analyst": {"prompted": "midstream.agents.prompted:AnalystConfig"},
     "policy": {
         "model": "midstream.agents.stream_policy:PolicyConfig",
-        "clumsy": "midstream.worlds.planning.scripted:ScriptedPolicyConfig",
-        "desk_agent": "midstream.worlds.desks.tiny:DeskTeacherConfig",
-        "atlas_agent": "midstream.worlds.atlas.teacher:AtlasTeacherConfig",
     },
 }
 

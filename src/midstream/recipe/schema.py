@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
@@ -147,7 +149,7 @@ class Recipe(Settings):
         name: names the run directory and the report
         description: a line for tables
         seed: the run seed, from which every random draw derives
-        tasks: the task source
+        tasks: the task source; without it, questions are asked by `solve`, or named by `--tasks` or `--benchmark`
         agent: the agent: its loop and modules
         engines: models by name: `[engines.NAME]`; a module names one with `engine = "NAME"`
         tools: one table a tool, in the order of the planner's prompt
@@ -253,7 +255,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = anchored(table, Path.cwd())
+    parsed = {"tasks": {"type": "none"}, **anchored(table, Path.cwd())}
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -342,15 +344,21 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
     return {**value, **changed}
 
 
-def recipes_directory() -> Path:
-    """The directory of midstream's recipes: in the package, or in the checkout that it is installed from."""
-    packaged = Path(__file__).parents[1] / "recipes"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
+@cache
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes of midstream and of installed packages, by name.
 
+    A package offers the TOML files of a directory, which is a module of it, as an entry point:
 
-def recipe_names() -> list[str]:
-    """The names of midstream's recipes."""
-    return sorted(file.stem for file in recipes_directory().glob("*.toml"))
+        [project.entry-points."midstream.recipes"]
+        my_package = "my_package.recipes"
+    """
+    own = Path(__file__).parents[1] / "recipes"
+    directories = [own if own.is_dir() else Path(__file__).parents[3] / "recipes"]  # of the checkout
+    for point in entry_points(group="midstream.recipes"):
+        directories += map(Path, import_module(point.value).__path__)
+    files = [path for directory in directories for path in directory.glob("*.toml")]
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
 
 def find_recipe(name: str, extended_by: Path | None = None) -> Path:
@@ -358,12 +366,12 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     directory, file = extended_by.parent if extended_by else Path(), name if name.endswith(".toml") else f"{name}.toml"
     path = directory / file
     if file != name and not (extended_by and os.path.isfile(path)):
-        path = recipes_directory() / file
+        path = shipped_recipes().get(name, path)
     if not os.path.exists(path) and name.endswith(".py"):
         what, fix = f"{name} names no function", f"name the agent in it, e.g. {name}:solve"
         raise RecipeError(what, code="unknown-recipe", fix=fix)
     if not os.path.exists(path):
-        known = recipe_names()
+        known = shipped_recipes()
         raise RecipeError(
             f"recipe {shown(name)} was not found",
             code="unknown-recipe",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from midstream.core.component import Stage
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
-from midstream.core.protocols import Engine, TrainableWorld
+from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
 from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
@@ -32,6 +32,7 @@ from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training.trainable import TrainableWorld
 from midstream.training_free.feedback import read_votes
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, identity

@@ -195,7 +195,7 @@ class LocalSearchConfig(ToolConfig):
             raise RecipeError(
                 "local_search has no index, and the recipe's tasks have no facts of their own to search",
                 code="world-missing",
-                fix='give it an `index`, set tasks.type = "gazetteer", or leave it out: local_search = false',
+                fix="give it an `index`, take the tasks of a world, or leave it out: local_search = false",
             )
         facts = context.source.documents()
         documents = (

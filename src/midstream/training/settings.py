@@ -42,7 +42,7 @@ class LearnerConfig(ComponentConfig):
     """Settings of the local learner: AdamW in this process, or in those of `--nproc`. The base of other learners.
 
     Attributes:
-        type: `local`, `tinker` or `verl`, which `--engine` chooses
+        type: `local`, or a learner of an installed package, which `--engine` chooses
         betas: of AdamW
         weight_decay: of AdamW
         max_grad_norm: the largest norm of the gradient
@@ -160,7 +160,7 @@ class SupervisedConfig(Settings):
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning before reinforcement, on transcripts of the teacher of a `core.protocols.TrainableWorld`.
+    """Supervised learning before reinforcement, on transcripts of the teacher of a `training.trainable.TrainableWorld`.
 
     Attributes:
         file: a JSONL of transcripts that replaces the teacher's; all its lines are used, and the world checks nothing

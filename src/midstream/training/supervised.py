@@ -12,7 +12,7 @@ from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
-from midstream.core.protocols import Learner, Request, Row, Student, TaskSource, TrainableWorld
+from midstream.core.protocols import Learner, Request, Row, Student, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
@@ -22,6 +22,7 @@ from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
+from midstream.training.trainable import TrainableWorld
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
 _PROMPTED = ("planner", "executor", "verifier", "generator")

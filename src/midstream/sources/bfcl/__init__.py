@@ -1,1 +1,0 @@
-"""Serve the multi-turn tasks of the Berkeley Function-Calling Leaderboard."""

@@ -1,5 +1,0 @@
-"""Graphs for the tool `graph`: how text becomes a graph, and algorithms on it. They import nothing of midstream.
-
-Their source also runs inside the sandbox (`tools/graph.py`), so they may import one another, the standard library and
-NetworkX alone.
-"""
