@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +51,7 @@ TOOLS = {"fill": Tank(), "status": Tank("status", parameters={"type": "object", 
 
 def read(body: str, template: Template = JSON, tool: str = "", closed: bool = True) -> list[ToolCall]:
     tools = {"python": CODE} if template is TEXT else TOOLS
-    return asyncio.run(read_calls([Block(kind="call", body=body, tool=tool, closed=closed)], template, tools))
+    return read_calls([Block(kind="call", body=body, tool=tool, closed=closed)], template, tools)
 
 
 def problem(call: ToolCall) -> str:
@@ -87,9 +86,9 @@ def test_a_fence_that_never_ends_is_read_in_linear_time():
 
 def test_a_text_may_be_no_valid_argument():
     marks = TEXT.model_copy(update={"tool": "fill"})
-    [call] = asyncio.run(read_calls([Block(kind="call", body="a lot")], marks, TOOLS))
+    [call] = read_calls([Block(kind="call", body="a lot")], marks, TOOLS)
     assert call.command is not None
-    assert call.command.error == "invalid arguments for fill: at $.litres: 'a lot' is not of type 'number'"
+    assert call.command.error == 'invalid arguments for fill: at $.litres: "a lot" is not of type "number"'
     assert call.action.error is None
 
 
@@ -117,7 +116,7 @@ def test_json_names_its_tool(body):
 
 def test_a_list_is_several_calls_each_read_for_itself():
     filled, unknown, status = read('[{"name": "fill", "arguments": {}}, {"name": "fly"}, {"name": "status"}]')
-    assert problem(filled) == "invalid arguments for fill: 'litres' is a required property"
+    assert problem(filled) == 'invalid arguments for fill: "litres" is a required property'
     assert problem(unknown) == "no tool is called 'fly' (tools: fill, status)"
     assert (unknown.command, unknown.action.tool) == (None, "fly")
     assert status.command == Command(tool="status", arguments={})
@@ -184,7 +183,7 @@ def test_python_calls_in_a_row():
 def test_tuples_are_lists_and_dicts_are_objects():
     [call] = read("fill(litres=(1, [2]), fuel={'a': True})", PYTHON)
     assert call.command is not None
-    assert call.command.error == "invalid arguments for fill: at $.litres: [1, [2]] is not of type 'number'"
+    assert call.command.error == 'invalid arguments for fill: at $.litres: [1,[2]] is not of type "number"'
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ SEARCH = FakeTool("local_search")
 
 
 def parse_command(text: str, tool: FakeTool, *, repair: bool = False) -> Command:
-    return asyncio.run(formats.parse_command(text, tool, repair=repair))
+    return formats.parse_command(text, tool, repair=repair)
 
 
 TOOLS = (SEARCH, FakeTool("python"), FakeTool("Web Page"))
@@ -139,8 +138,8 @@ def test_arguments_in_many_clothes(reply: str):
     ("reply", "error"),
     [
         ("search for it", "holds no JSON object"),
-        ('{"query": 7}', "at $.query: 7 is not of type 'string'"),
-        ("{}", "'query' is a required property"),
+        ('{"query": 7}', 'at $.query: 7 is not of type "string"'),
+        ("{}", '"query" is a required property'),
         ('{"query": "x", "limit": 3}', "unknown arguments limit (known: query)"),
         ('{"query": "\\ud800"}', "holds no JSON object"),
         ('{"query": NaN}', "holds no JSON object"),

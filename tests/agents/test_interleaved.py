@@ -294,7 +294,7 @@ def test_malformed_streams_have_an_outcome(replies, stop_reason, answer, problem
     [
         ("{", "the call cannot be read: it is no JSON", True),
         ('{"name": "fly"}', "no tool is called 'fly' (tools: a)", True),
-        ('{"name": "a"}', "invalid arguments for a: 'code' is a required property", False),
+        ('{"name": "a"}', 'invalid arguments for a: "code" is a required property', False),
         ('{"name": "a", "arguments": {"code": 3}}', "invalid arguments for a: at $.code: 3 is not", False),
     ],
 )

@@ -218,7 +218,7 @@ def test_the_executor_may_fix_invalid_arguments_once():
     assert [call.completion for call in calls] == ['{"text": 7}', '{"text": "seven"}']
     assert second.messages[: len(first.messages)] == first.messages
     assert second.messages[-2].content == '{"text": 7}'
-    assert "7 is not of type 'string'" in second.messages[-1].content
+    assert '7 is not of type "string"' in second.messages[-1].content
     assert first.seed != second.seed
 
 

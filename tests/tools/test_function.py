@@ -149,7 +149,7 @@ def test_a_method_keeps_its_object():
 
 
 def test_an_executors_reply_becomes_a_call():
-    command = asyncio.run(parse_command('{"arguments": {"text": "a bc", "least": 2}}', word_count))
+    command = parse_command('{"arguments": {"text": "a bc", "least": 2}}', word_count)
     assert command.error is None
     assert call(word_count, **command.arguments).text == "1"
 

@@ -357,7 +357,7 @@ def test_code_in_a_models_text_never_runs(source, tmp_path: Path):
     template = load_template("artist-function-calling").model_copy(update={"body": "python"})
     bodies = [code, f"[{code}]", f"ls(a={code})", f"echo(content={code!r}, file_name='log.txt')", f"ls()\n{code}"]
     for body in bodies:
-        for call in asyncio.run(read_calls([Block(kind="call", body=body)], template, dialogue.functions)):
+        for call in read_calls([Block(kind="call", body=body)], template, dialogue.functions):
             if call.command is not None and call.command.error is None:
                 asyncio.run(called(dialogue, [Invocation(name=call.tool, arguments=call.command.arguments)]))
     results = asyncio.run(

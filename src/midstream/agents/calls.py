@@ -11,7 +11,6 @@ A call that cannot be read is data: it has an `error`, for the policy to read.
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import re
 import textwrap
@@ -24,7 +23,7 @@ from pydantic import JsonValue
 from midstream.core.answers import extract
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
-from midstream.core.json_schema import schema_error_async
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import Template
@@ -115,13 +114,13 @@ class _Written:
     arguments: dict[str, JsonValue]
 
 
-async def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
     """The calls in a reply's blocks, at least one in each; of more than `MOST_CALLS` only the number is read."""
     calls = [call for block in blocks for call in _calls_in(block, template, tools)]
     if len(calls) > MOST_CALLS:
         problem = f"the reply holds {len(calls)} calls, and at most {MOST_CALLS} are run at once"
         return [ToolCall(unreadable=problem)]
-    return list(await asyncio.gather(*(_checked(call, tools) for call in calls)))
+    return [_checked(call, tools) for call in calls]
 
 
 def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Block]:
@@ -176,11 +175,11 @@ def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> ToolCall
     return ToolCall(tool=name, text=call.text, command=_refused(name, tool, problem) if problem else command)
 
 
-async def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
+def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
     """The call, with an error if its tool does not take its arguments."""
     if call.command is None or call.command.error:
         return call
-    problem = await schema_error_async(call.command.arguments, tools[call.tool].parameters)
+    problem = schema_error(call.command.arguments, tools[call.tool].parameters)
     return replace(call, command=_refused(call.tool, tools[call.tool], problem)) if problem else call
 
 

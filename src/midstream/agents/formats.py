@@ -29,7 +29,7 @@ from typing import Any
 
 from midstream.core.answers import extract
 from midstream.core.data import unfit
-from midstream.core.json_schema import UNFINISHED, schema_error_async
+from midstream.core.json_schema import UNFINISHED, schema_error
 from midstream.core.protocols import Tool
 from midstream.core.text import spoken
 from midstream.core.trajectory import Action, Command, Verdict
@@ -95,7 +95,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-async def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
+def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     """The executor's tool call: the first JSON object, fenced or bare, that satisfies the tool's schema.
 
     Arguments that the schema does not name are refused unless it sets `additionalProperties`.
@@ -106,7 +106,7 @@ async def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Comma
         for key in ("parameters", "arguments"):  # a function-call envelope such as {"name": ..., "arguments": {...}}
             if isinstance(found.get(key), dict) and key not in tool.parameters.get("properties", {}):
                 arguments = found[key]
-        invalid = await schema_error_async(arguments, tool.parameters)
+        invalid = schema_error(arguments, tool.parameters)
         if invalid is None:
             return Command(tool=tool.name, arguments=arguments)
         problem = invalid if count == 0 else problem

@@ -164,8 +164,8 @@ class _Run:
         """The calls of a reply that has ended: between marks, or the stray ones of a reply without marks."""
         template = self.template
         if written or self.dialogue is not None or (template.appends, template.body) != ("message", "json"):
-            return await read_calls(written, template, self.tools)
-        calls = await read_calls(stray_calls(blocks, self.tools), template, self.tools)
+            return read_calls(written, template, self.tools)
+        calls = read_calls(stray_calls(blocks, self.tools), template, self.tools)
         if self.config.stray_calls == "run":
             return calls
         problem = f"the call stands outside {template.call.open} and {template.call.close}"

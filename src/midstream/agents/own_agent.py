@@ -24,7 +24,7 @@ from midstream.agents.session_agent import GIVEN as SESSION_GIVEN
 from midstream.agents.session_agent import session_agent
 from midstream.core.component import ComponentConfig, Kind
 from midstream.core.errors import PromptTooLongError
-from midstream.core.json_schema import schema_error_async
+from midstream.core.json_schema import schema_error
 from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
@@ -152,7 +152,7 @@ class CallableTool:
         emit = run.context.emitter(ROLE, draft.index)
         draft.action = Action(tool=self.name, context=to_json(arguments))
         draft.add("action", emit)
-        problem = await schema_error_async(arguments, self.parameters)
+        problem = schema_error(arguments, self.parameters)
         draft.command = Command(tool=self.name, arguments=arguments, error=problem)
         draft.add("command", emit)
         if problem is None:

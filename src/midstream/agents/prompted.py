@@ -220,7 +220,7 @@ class PromptedExecutor(PromptedModule):
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
 
         async def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
-            command = await parse_command(reply, tool, repair=repair)
+            command = parse_command(reply, tool, repair=repair)
             return command, command.error
 
         schema = tool.parameters if self._structured else None

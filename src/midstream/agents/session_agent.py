@@ -33,7 +33,7 @@ from midstream.agents.running import Record, RecordedAgent
 from midstream.agents.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
-from midstream.core.json_schema import schema_error_async
+from midstream.core.json_schema import schema_error
 from midstream.core.own_settings import OwnFunction, described
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
@@ -191,7 +191,7 @@ class FunctionSessionAgent(SessionAgent):
 
 async def _result(tool: Tool, **arguments: JsonValue) -> str:
     """What a tool of the recipe answers; arguments that it does not take are an answer too."""
-    problem = await schema_error_async(arguments, tool.parameters)
+    problem = schema_error(arguments, tool.parameters)
     return problem or (await call_tool(tool, arguments)).text
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
 from midstream.core.http import redacted
-from midstream.core.json_schema import schema_error_async
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
@@ -122,7 +122,7 @@ async def _probe(engine: Engine, what: str, schema: Mapping[str, Any] | None) ->
         return probe(works=True, words=f"{len(call.completion_ids)} for a short reply")
     try:
         value = json.loads(call.completion)
-        enforced = isinstance(value, dict) and await schema_error_async(value, schema) is None
+        enforced = isinstance(value, dict) and schema_error(value, schema) is None
     except ValueError:
         enforced = False
     return probe(works=enforced, words=f"replied {call.completion}")

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from midstream.core.data import unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
-from midstream.core.json_schema import schema_error_async
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
@@ -175,7 +175,7 @@ class _Conversation:
         problem = unfit(arguments)
         if problem:
             arguments = {}
-        problem = problem or await schema_error_async(arguments, self._tool.parameters)
+        problem = problem or schema_error(arguments, self._tool.parameters)
         if problem:
             text = f"invalid arguments for {self._tool.name}: {problem}"
             call = ToolCall(tool=self._tool.name, arguments=arguments, status="error", text=text)

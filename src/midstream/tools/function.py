@@ -41,7 +41,7 @@ from typing_extensions import TypedDict  # pydantic requires this one before Pyt
 from midstream.core.component import Context, Kind, ToolConfig
 from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
-from midstream.core.json_schema import blocking, unusable_schema
+from midstream.core.json_schema import unusable_schema
 from midstream.core.own import is_reference, load
 from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import PerRun, Tool, ToolResult
@@ -381,7 +381,7 @@ def _named(reference: str, found: Any, name: str) -> Tool:
             cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
             fix="name a typed function with a docstring: docs/own-tool.md",
         )
-    if why := blocking(unusable_schema(found.parameters)):
+    if why := unusable_schema(found.parameters):
         raise RecipeError(
             f"the parameters of {reference} cannot be used: {why}",
             code="tool-schema-invalid",

@@ -16,7 +16,6 @@ import pytest
 
 from midstream.agents.formats import parse_command
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.json_schema import UNFINISHED
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Command
@@ -111,8 +110,8 @@ LEFT_OUT: dict[str, str] = {
     "schema_is_no_schema": "is not a JSON schema",
     "schema_bad_pattern": "'[(]' is not a 'regex'",
     "schema_elsewhere": "Unresolvable: http://127.0.0.1:9/schema.json",
-    "schema_loops": "RecursionError",
-    "schema_doubles": "it cannot be checked within 1 s",
+    "schema_loops": "leads to itself",
+    "schema_doubles": "it takes too many checks",
     "schema_deep": "more than 32 levels",
     "schema_wide": "longer than 20000 characters",
 }
@@ -225,14 +224,14 @@ def test_arguments_that_take_for_ever_to_check_are_refused_and_the_tool_stays():
     [_, other] = tools = connect("schema_nested_pattern")
 
     async def run() -> tuple[Command, Command, ToolResult | ToolServerError]:
-        refused = await parse_command(json.dumps({"text": 45 * "a" + "!"}), other)
-        valid = await parse_command('{"text": "aaa"}', other)
+        refused = parse_command(json.dumps({"text": 45 * "a" + "!"}), other)
+        valid = parse_command('{"text": "aaa"}', other)
         result = await outcome(other)
         await close(tools)
         return refused, valid, result
 
     refused, valid, result = asyncio.run(run())
-    assert refused.error == f"invalid arguments for other: {UNFINISHED}"
+    assert "does not match" in (refused.error or "")
     assert valid.arguments == {"text": "aaa"}
     assert isinstance(result, ToolResult)
     assert result.text == "echo: hi"

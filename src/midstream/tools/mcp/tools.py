@@ -23,7 +23,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
-from midstream.core.json_schema import blocking, unusable_schema
+from midstream.core.json_schema import unusable_schema
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
@@ -318,11 +318,7 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
     names = Counter(identifier(prefix + tool.name) for tool in wanted)
     offered: dict[str, Tool] = {}
     refused: dict[str, str] = {}
-
-    async def reasons() -> list[str | None]:
-        return await asyncio.gather(*(bad_schema(tool.input_schema) for tool in wanted))
-
-    for tool, bad in zip(wanted, blocking(reasons()), strict=True):
+    for tool in wanted:
         name = identifier(prefix + tool.name)
         if not re.search(r"[A-Za-z0-9]", tool.name):
             reason = "its name has no letter and no digit"
@@ -333,7 +329,7 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
         elif names[name] > 1:
             reason = "another has the same name"
         else:
-            reason = bad
+            reason = bad_schema(tool.input_schema)
         if reason:
             refused[tool.name] = reason
         else:
@@ -353,7 +349,7 @@ def clean(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[:limit] + " ..."
 
 
-async def bad_schema(schema: dict[str, Any]) -> str | None:
+def bad_schema(schema: dict[str, Any]) -> str | None:
     """The reason why a schema cannot be used for a tool's arguments, or None."""
     if why := unfit(schema):
         return f"its schema: {why}"
@@ -361,7 +357,7 @@ async def bad_schema(schema: dict[str, Any]) -> str | None:
         return f"its schema is longer than {MAX_SCHEMA} characters"
     if schema.get("type") != "object":
         return f"its schema is of type {schema.get('type')!r}, not object"
-    why = await unusable_schema(schema)
+    why = unusable_schema(schema)
     return f"its schema is not a JSON schema that is complete in itself: {why}" if why else None
 
 
