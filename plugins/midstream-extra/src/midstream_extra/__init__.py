@@ -1,0 +1,1 @@
+"""What not every user of midstream runs: traces of trajectories."""
