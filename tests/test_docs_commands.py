@@ -115,7 +115,7 @@ def directory(tmp_path_factory, finished_run):
     return place
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("line", HERE)
 def test_a_command_runs(line, directory, server, monkeypatch, capsys):
     monkeypatch.chdir(directory)

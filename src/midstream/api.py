@@ -43,7 +43,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
-from midstream.exports.write import Exported, Format
+from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
@@ -396,7 +396,7 @@ def recording(
 
 def export(
     run: RunDirectory | str | Path,
-    format: Format,
+    format: str,
     out: str | Path,
     *,
     part: str = "",
@@ -407,8 +407,8 @@ def export(
 
     Args:
         run: the run directory, or its path.
-        format: "trl", "verl", "sft", "parquet", "atif" or "otel".
-        out: the new file; for "atif" the new directory.
+        format: "trl", "verl", "sft", "parquet", or one of an installed package.
+        out: the new file.
         part: a pattern of parts of the run, e.g. "step-*"; by default all that the format is for.
         module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
         everything: of "sft", failures too.

@@ -28,7 +28,6 @@ from support.evaluations import write
 from support.llm_server import AgentFlowReplies, LLMServer
 from support.practised import LESSONS, write_run
 from support.question_server import RECIPE, QuestionServer
-from support.searches import three_searches
 
 SCREENS = Path(__file__).parent / "screens"
 SMALL = tuple(
@@ -95,10 +94,6 @@ def test_train(screen: Screen) -> None:
     screen("train", "flow-grpo-tiny", "--out", "run", "--quiet", *SMALL, trained=True)
 
 
-def test_plan(screen: Screen) -> None:
-    screen("plan", "agentflow-7b", "--gpus", "8xH100")
-
-
 def test_resume(screen: Screen, finished_run: Path) -> None:
     shutil.copytree(finished_run, "run")
     screen("resume", "run", "--quiet", trained=True)
@@ -116,11 +111,6 @@ def test_verify(screen: Screen, finished_run: Path) -> None:
 
 def test_export(screen: Screen, finished_run: Path) -> None:
     screen("export", finished_run, "--format", "sft", "--out", "successes.jsonl")
-
-
-def test_simulator(screen: Screen) -> None:
-    three_searches(Path("run"))
-    screen("simulator", "run", "--recipe", "zerosearch-tiny", "--out", "simulator.jsonl")
 
 
 @pytest.mark.slow

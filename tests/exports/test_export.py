@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,79 +11,18 @@ import pytest
 
 from midstream import api
 from midstream.cli.main import main
-from midstream.core.trajectory import (
-    Action,
-    Call,
-    Command,
-    ErrorInfo,
-    Message,
-    Observation,
-    Score,
-    Trajectory,
-    Turn,
-    Usage,
-    Verdict,
-)
-from midstream.exports.traces import atif, otel
+from midstream.core.trajectory import Call, ErrorInfo, Message, Score, Trajectory, Turn
 from midstream.runs import Journal, RunDirectory, results
 from midstream.runs.info import EvaluationInfo, collect_info
-from support import fake_run
 from support.errors import raises
+from support.spoken import ASKED, agent, chat, spoken, spoken_run
 
-FORMATS = {"trl": "jsonl", "sft": "jsonl", "verl": "parquet", "parquet": "parquet", "atif": "", "otel": "jsonl"}
-ASKED = (Message(role="system", content="Use tools."), Message(role="user", content="How high is Amberbank plus 7 ?"))
-
-
-def chat(*messages: Message, reply: str, role: str = "policy", **fields: Any) -> Call:
-    usage = Usage(prompt_tokens=20, completion_tokens=5, cost_usd=0.25)
-    sent = {"model": "m-1", "base_url": "http://models.example:8000/v1"}
-    return Call(role=role, messages=messages, completion=reply, usage=usage, sent=sent, finish_reason="stop", **fields)
-
-
-def spoken(name: str, reward: float, **fields: Any) -> Trajectory:
-    """A chat model that calls a tool and answers: its second request continues the first."""
-    called = Message(role="assistant", content='<tool_call>{"name": "search"}</tool_call>')
-    found = Message(role="tool", content="105")
-    turn = Turn(
-        index=1,
-        events=("call", "action", "command", "observation"),
-        action=Action(sub_goal="look it up", tool="search"),
-        command=Command(tool="search", arguments={"query": "Amberbank"}),
-        observation=Observation(status="ok", text="105", duration_s=0.5),
-        verdict=Verdict(result_valid=True, memory_sufficient=True),
-        calls=(chat(*ASKED, reply=called.content),),
-    )
-    return Trajectory(
-        id=f"{name}#0",
-        task_id=name,
-        family="add",
-        question=ASKED[1].content,
-        agent="interleaved",
-        turns=(turn,),
-        closing_calls=(chat(*ASKED, called, found, reply="It is 112."),),
-        answer="112",
-        final="It is 112.",
-        gold="112",
-        reward=Score(value=reward, parts={"answer": reward}),
-        stop_reason="answered",
-        started_at=1_700_000_000.0,
-        duration_s=2.5,
-        **fields,
-    )
-
-
-def agent(name: str, kind: str = "interleaved") -> dict[str, Any]:
-    return {"name": name, "agent": {"type": kind}}
+FORMATS = {"trl": "jsonl", "sft": "jsonl", "verl": "parquet", "parquet": "parquet"}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A training run: a step with a success, a failure and a lost run, and an evaluation."""
-    run = RunDirectory.create(tmp_path / "run", collect_info("mine", 3, agent("mine")), "")
-    lost = spoken("t3", 0.0, status="error", error=ErrorInfo(type="EngineError", message="gone"))
-    run.trajectories.write(1, [spoken("t1", 1.0), spoken("t2", 0.5), lost])
-    run.trajectories.write("test-greedy-1", [spoken("held-out", 1.0)])
-    return run
+    return spoken_run(tmp_path / "run")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -92,7 +30,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def written(run: RunDirectory, format: Any, **options: Any) -> Path:
-    path = run.root.parent / f"{format}.{FORMATS[format]}".rstrip(".")
+    path = run.root.parent / f"{format}.{FORMATS[format]}"
     api.export(run, format, path, **options)
     return path
 
@@ -191,52 +129,6 @@ def test_verl_has_a_row_for_each_task_with_the_mean_reward_of_its_runs(tmp_path)
     assert (second["extra_info"]["index"], second["extra_info"]["split"]) == (1, "train")
 
 
-def test_atif_has_a_step_for_each_turn():
-    document = atif("step-000001", spoken("t1", 1.0))
-    assert [(step["step_id"], step["source"]) for step in document["steps"]] == [
-        (1, "user"),
-        (2, "agent"),
-        (3, "agent"),
-    ]
-    called = document["steps"][1]
-    assert called["tool_calls"] == [
-        {"tool_call_id": "call-1", "function_name": "search", "arguments": {"query": "Amberbank"}}
-    ]
-    assert called["observation"]["results"][0]["content"] == "105"
-    assert (called["metrics"]["prompt_tokens"], called["llm_call_count"], called["model_name"]) == (20, 1, "m-1")
-    assert document["steps"][2]["message"] == "It is 112."
-    assert document["final_metrics"]["total_completion_tokens"] == 10
-    assert document["extra"]["reward"] == 1.0
-
-
-def test_a_trace_has_a_span_for_each_call_and_tool_whose_time_is_that_of_the_run():
-    [spans] = [
-        scope["spans"]
-        for resource in otel("run", "step-000001", spoken("t1", 1.0))["resourceSpans"]
-        for scope in resource["scopeSpans"]
-    ]
-    assert [span["name"] for span in spans] == [
-        "invoke_agent interleaved",
-        "chat m-1",
-        "execute_tool search",
-        "chat m-1",
-    ]
-    root, *below = spans
-    assert {span["parentSpanId"] for span in below} == {root["spanId"]}
-    assert len({span["spanId"] for span in spans}) == 4
-    assert len({span["traceId"] for span in spans}) == 1
-    times = [int(time) for span in below for time in (span["startTimeUnixNano"], span["endTimeUnixNano"])]
-    assert times == sorted(times)
-    assert times[3] - times[2] == pytest.approx(0.5e9, abs=1000)
-    assert (times[0], times[-1]) == (int(root["startTimeUnixNano"]), pytest.approx(int(root["endTimeUnixNano"])))
-    about = {item["key"]: item["value"] for item in spans[1]["attributes"]}
-    assert about["gen_ai.usage.output_tokens"] == {"intValue": "5"}
-    assert about["server.address"] == {"stringValue": "models.example"}
-    assert json.loads(about["gen_ai.output.messages"]["stringValue"])[0]["finish_reason"] == "stop"
-    [event] = root["events"]
-    assert event["attributes"][1] == {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1.0}}
-
-
 def test_what_cannot_be_written_is_refused(run, tmp_path):
     written(run, "trl")
     with raises("file-exists"):
@@ -244,9 +136,9 @@ def test_what_cannot_be_written_is_refused(run, tmp_path):
     with raises("file-format", ".parquet"):
         api.export(run, "verl", tmp_path / "verl.jsonl")
     with raises("unknown-name", "banana", "sft"):
-        api.export(run, "banana", tmp_path / "x")  # pyright: ignore[reportArgumentType]
+        api.export(run, "banana", tmp_path / "x")
     with raises("nothing-to-export", "step-9*"):
-        api.export(run, "atif", tmp_path / "atif", part="step-9*")
+        api.export(run, "sft", tmp_path / "sft.jsonl", part="step-9*")
     empty = RunDirectory.create(tmp_path / "empty", collect_info("mine", 3, agent("mine")), "")
     with raises("nothing-to-export", f"{empty.root} has no trajectories"):
         api.export(empty, "sft", tmp_path / "sft.jsonl")
@@ -262,53 +154,7 @@ def test_the_command_says_what_it_wrote_and_left_out(run, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"] == 2
 
 
-def test_atif_has_a_file_for_each_id(run):
-    ids = ["问题一", "问题二", "a/1", "a:1"]
-    run.trajectories.write(2, [fake_run.solved().model_copy(update={"id": id}) for id in ids])
-    names = {path.stem for path in written(run, "atif").rglob("*.json")}
-    assert names >= {"问题一", "问题二", "a%2F1", "a%3A1"}
-
-
 # --- read by those that the formats are for ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mixed(run: RunDirectory) -> RunDirectory:
-    """The run with everything that can be in a trajectory."""
-    run.trajectories.write(2, [fake_run.solved(), fake_run.unsolved(), fake_run.lost(), fake_run.broken()])
-    return run
-
-
-def test_atif_is_read_by_its_models(mixed):
-    models = pytest.importorskip("atif", reason="atif is not installed\nfix: pip install atif")
-    files = sorted(written(mixed, "atif").rglob("*.json"))
-    documents = [models.Trajectory.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
-    assert len(documents) == 8
-    assert documents[1].steps[1].tool_calls[0].function_name == "search"
-
-
-def test_traces_are_read_by_the_messages_of_opentelemetry(mixed):
-    reason = "opentelemetry-proto is not installed\nfix: pip install opentelemetry-proto"
-    trace_pb2 = pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2", reason=reason)
-    json_format = pytest.importorskip("google.protobuf.json_format", reason=reason)
-
-    def as_protobuf(value: Any) -> Any:
-        """OTLP's JSON has ids as hexadecimal numbers, protobuf's as base64."""
-        if isinstance(value, dict):
-            ids = ("traceId", "spanId", "parentSpanId")
-            return {
-                key: base64.b64encode(bytes.fromhex(inner)).decode() if key in ids else as_protobuf(inner)
-                for key, inner in value.items()
-            }
-        return [as_protobuf(inner) for inner in value] if isinstance(value, list) else value
-
-    traces = [
-        json_format.ParseDict(as_protobuf(line), trace_pb2.TracesData()).resource_spans[0].scope_spans[0].spans
-        for line in lines(written(mixed, "otel"))
-    ]
-    assert len(traces) == 8
-    assert all((len(span.trace_id), len(span.span_id)) == (16, 8) for spans in traces for span in spans)
-    assert {span.name for spans in traces for span in spans} >= {"chat m-1", "execute_tool search"}
 
 
 def rows_of(path: Path, tmp_path: Path) -> Iterator[Any]:

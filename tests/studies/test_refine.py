@@ -73,10 +73,10 @@ def test_its_screens_show_such_trajectories(run: RunDirectory, capsys: pytest.Ca
     assert "35 agent runs" in shown
 
 
-@pytest.mark.parametrize(("form", "rows"), [("trl", 0), ("sft", 0), ("otel", 40), ("verl", 40)])
+@pytest.mark.parametrize(("form", "rows"), [("trl", 0), ("sft", 0), ("parquet", 40), ("verl", 40)])
 def test_replies_of_a_vote_are_no_demonstrations(form: Any, rows: int, run: RunDirectory, tmp_path: Path):
     """Half of them led to a wrong answer, whatever the vote scored."""
-    file = tmp_path / ("out.parquet" if form == "verl" else "out.jsonl")
+    file = tmp_path / ("out.parquet" if rows else "out.jsonl")
     if rows:
         assert api.export(run, form, file).rows == rows
         return

@@ -10,11 +10,8 @@ import shtab
 from midstream.cli.main import parser
 from midstream.recipe.schema import shipped_recipes
 
-# Arguments that take a recipe, or a recipe or run, by command.
-_RECIPES = (
-    ("train", "recipe"), ("plan", "recipe"), ("eval", "target"), ("solve", "recipe"), ("recipes", "name"),
-    ("validate", "recipe"),
-)  # fmt: skip
+# Arguments that take a recipe, or a recipe or run, by command, besides those that are named so.
+_RECIPES = (("eval", "target"), ("recipes", "name"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     root = parser()
     names = shtab.cmd(f"echo {' '.join(shipped_recipes())} *.toml runs/*")
     for command, action in _arguments(root, ""):
-        if (command, action.dest) in _RECIPES:
+        if action.dest == "recipe" or (command, action.dest) in _RECIPES:
             action.complete = names  # type: ignore[attr-defined]
         elif action.choices is None and action.nargs != 0 and action.dest != "help":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

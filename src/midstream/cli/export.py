@@ -7,15 +7,16 @@ from dataclasses import asdict
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.exports.write import FORMATS
+from midstream.exports.write import formats
 from midstream.report.numbers import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`."""
     parser.add_argument("run", help="run directory")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="what reads it")
-    parser.add_argument("--out", required=True, metavar="PATH", help="the file; for atif the directory")
+    known = "trl, verl, sft, parquet, or a format of an installed package"
+    parser.add_argument("--format", required=True, choices=formats(), metavar="NAME", help=known)
+    parser.add_argument("--out", required=True, metavar="PATH", help="the new file")
     parser.add_argument("--part", default="", metavar="GLOB", help="parts of the run, e.g. 'step-*' or 'eval-test*'")
     parser.add_argument("--module", metavar="NAME", help="of trl and sft: whose replies (default: the one that learns)")
     parser.add_argument("--all", dest="everything", action="store_true", help="of sft: failures too")

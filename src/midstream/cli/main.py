@@ -29,7 +29,6 @@ from midstream.core.version import __version__
 COMMANDS = {
     "init": "write a small working project",
     "train": "train weights or learn lessons, as a recipe says",
-    "plan": "whether a training fits these GPUs",
     "resume": "resume an interrupted run or evaluation",
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
@@ -46,8 +45,7 @@ COMMANDS = {
     "report": "write the report of a run again",
     "verify": "check every file of a run for damage",
     "compare": "which of several evaluations is better, how surely",
-    "export": "write trajectories for trainers, as a table, as traces",
-    "simulator": "write what a simulated search engine is trained on",
+    "export": "write trajectories for trainers, or as a table",
     "library": "look at an agent's lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
     "completion": "print the completion for bash, zsh or fish",
@@ -56,7 +54,6 @@ COMMANDS = {
 EXAMPLES = """examples:
   midstream demo                       train offline in minutes, see it improve
   midstream train flow-grpo-tiny --set training.steps=50
-  midstream plan agentflow-7b --gpus 8xH100
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
   midstream eval runs/demo             evaluate the newest checkpoint
   midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle
@@ -74,7 +71,6 @@ EXAMPLES = """examples:
   midstream verify runs/demo           is any file damaged or missing?
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream export runs/demo --format sft --out sft.jsonl
-  midstream simulator runs/a --recipe zerosearch-tiny --out simulator.jsonl
   midstream library show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe next to its controls"""
 

@@ -185,10 +185,9 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
 
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(recipe, training=work == "train")
-        if work == "train" and recipe.training and recipe.training.algorithm != "supervised":
-            alone = "The memory is that of one process. " if getattr(options, "nproc", 1) > 1 else ""
-            plan.append(f"{alone}Other hardware: midstream plan RECIPE --gpus 8xH100")
         if work == "train":
+            if recipe.training and getattr(options, "nproc", 1) > 1:
+                plan.append("The memory is that of one process.")
             plan += recipe.learner.plan(recipe, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)

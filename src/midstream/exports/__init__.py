@@ -1,1 +1,1 @@
-"""Trajectories of a run in the formats of other tools: trainers, tables, traces. `write.py`, `export` writes them."""
+"""Trajectories of a run in the formats of trainers, and as tables. `write.py`, `export` writes them."""

@@ -8,33 +8,59 @@ each reply.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
-from urllib.parse import quote
+from typing import Any
 
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.metrics import tools_of
 from midstream.core.trajectory import Call, Message, Trajectory, usage_of
-from midstream.exports.traces import atif, otel
 from midstream.runs import RunDirectory, results
-from midstream.runs.files import atomic_file, encode_record, storage_errors
+from midstream.runs.files import atomic_file, encode_record
 from midstream.runs.segments import evaluation_name
 
-Format = Literal["trl", "verl", "sft", "parquet", "atif", "otel"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-# The ending of the file, by which its readers know what it is.
-_ENDINGS = {"trl": ".jsonl", "sft": ".jsonl", "otel": ".jsonl", "verl": ".parquet", "parquet": ".parquet", "atif": ""}
 _LEARNING = ("trl", "verl", "sft")  # what a model may be trained on
 OF_A_STRATEGY = "of a strategy: the reward is that of a vote, not of each reply"  # why a trajectory is left out
 _AT_ONCE = 1000  # rows of a table in memory
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What rows are of, besides a trajectory: the run, its recipe, the trajectory's part, and `module` of `export`."""
+
+    run: str
+    recipe: str
+    part: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format: the ending of its file, the rows of a trajectory, and what writes the rows of a run to a path.
+
+    A package offers a format as an entry point:
+
+        [project.entry-points."midstream.exports"]
+        mine = "my_package.formats:MINE"
+    """
+
+    ending: str
+    rows: Callable[[Origin, Trajectory], Iterable[Row]]
+    write: Callable[[Path, Iterable[Row]], None]
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """The formats of midstream and of installed packages, by name."""
+    points = entry_points(group="midstream.exports")
+    return _FORMATS | {point.name: point.load() for point in points if point.name not in _FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +73,21 @@ class Exported:
 
 
 def export(
-    run: RunDirectory, format: Format, path: Path, *, module: str, parts: str = "", everything: bool = False
+    run: RunDirectory, format: str, path: Path, *, module: str, parts: str = "", everything: bool = False
 ) -> Exported:
-    """Write trajectories of a run to `path`, a new file, or directory for "atif".
+    """Write trajectories of a run to `path`, which is new.
 
     `module` is the one whose replies "trl" and "sft" hold, "" for all. `parts` is a pattern of parts of the run, as
     "step-*" and "eval-test*"; by default all, but evaluations of a run that learned are not for learning. `everything`
     adds failures to "sft". Raises `UsageError` if nothing is left to write.
     """
-    if format not in FORMATS:
-        raise UsageError(f"there is no format {format!r}", code="unknown-name", fix=f"use {', '.join(FORMATS)}")
-    new_file(path, _ENDINGS[format])
-    info, name, left_out = run.info(), run.root.resolve().name, Counter[str]()
+    if (chosen := formats().get(format)) is None:
+        raise UsageError(f"there is no format {format!r}", code="unknown-name", fix=f"use {', '.join(formats())}")
+    new_file(path, chosen.ending)
+    info, left_out = run.info(), Counter[str]()
+    origin = partial(Origin, run=run.root.resolve().name, recipe=info.recipe_name, module=module)
     learns = format in _LEARNING
     parts = parts or ("step-*" if learns and info.kind != "evaluation" else "*")
-    makers: dict[Format, Callable[[str, Trajectory], Iterable[Row]]] = {
-        "trl": partial(trl_rows, module=module),
-        "sft": partial(sft_rows, module=module),
-        "verl": partial(verl_rows, recipe=info.recipe_name),
-        "parquet": lambda *of: [_table_row(name, *of)],
-        "atif": lambda *of: [atif(*of)],
-        "otel": lambda *of: [otel(name, *of)],
-    }
 
     def made() -> Iterator[Row]:
         for part, trajectory in trajectories_of(run, parts, left_out):
@@ -80,7 +99,7 @@ def export(
                 left_out["without a reward"] += 1
             elif format == "sft" and not everything and (not trajectory.reward or trajectory.reward.value < SUCCESS):
                 left_out["not successful"] += 1
-            elif rows := list(makers[format](part, trajectory)):
+            elif rows := list(chosen.rows(origin(part=part), trajectory)):
                 yield from rows
             else:
                 missing = "question with an answer" if format == "verl" else f"reply of {module or 'a model'}"
@@ -105,15 +124,7 @@ def export(
                 fix="take other parts (--part 'eval-*'), another --module, or failures too (--all)",
             )
 
-    rows = counted(verl_tasks(made()) if format == "verl" else made())
-    if format == "atif":
-        _write_documents(path, rows)
-    else:
-        with atomic_file(path) as file:
-            if _ENDINGS[format] == ".parquet":
-                _write_parquet(file, rows, format)
-            else:
-                file.writelines(map(encode_record, rows))
+    chosen.write(path, counted(verl_tasks(made()) if format == "verl" else made()))
     return Exported(path, count, dict(left_out))
 
 
@@ -139,13 +150,13 @@ def trajectories_of(run: RunDirectory, parts: str, left_out: Counter[str]) -> It
             yield name, result.trajectory
 
 
-def _table_row(run: str, part: str, trajectory: Trajectory) -> Row:
-    """A trajectory as a row: its numbers as columns, and all of it as JSON."""
+def table_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
+    """The trajectory as a row: its numbers as columns, and all of it as JSON."""
     score, used = trajectory.reward, usage_of(trajectory.calls)
     same = ("id", "task_id", "family", "question", "answer", "gold", "stop_reason", "status")
-    return {
-        "run": run,
-        "part": part,
+    yield {
+        "run": origin.run,
+        "part": origin.part,
         **{name: getattr(trajectory, name) for name in same},
         "error": trajectory.error.message if trajectory.error else None,
         "reward": score.value if score else None,
@@ -160,7 +171,13 @@ def _table_row(run: str, part: str, trajectory: Trajectory) -> Row:
     }
 
 
-def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
+def write_lines(path: Path, rows: Iterable[Row]) -> None:
+    """Write each row as a line of JSON."""
+    with atomic_file(path) as file:
+        file.writelines(map(encode_record, rows))
+
+
+def _write_parquet(path: Path, rows: Iterable[Row], format: str) -> None:
     with needs_extra("parquet files cannot be written without pyarrow", "data"):
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
@@ -184,27 +201,15 @@ def _write_parquet(file: BinaryIO, rows: Iterable[Row], format: Format) -> None:
             "trajectory": text,
         }
     schema, waiting = pa.schema(types), iter(rows)
-    with ParquetWriter(file, schema) as writer:
+    with atomic_file(path) as file, ParquetWriter(file, schema) as writer:
         while batch := list(islice(waiting, _AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
-
-
-def _write_documents(path: Path, documents: Iterable[Row]) -> None:
-    """A JSON file for each document, in a directory for each part."""
-    for document in documents:
-        part, _, name = document["session_id"].partition("/")
-        # Encoded, not replaced: other ids have other files.
-        encoded = re.sub(r"[^\w.#=+-]", lambda match: quote(match[0], safe=""), name)
-        file = path / part / f"{encoded}.json"
-        with storage_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(encode_record(document))
 
 
 SUCCESS = 1.0  # the reward of a task that is solved
 
 
-def trl_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[str, Any]]:
+def trl_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
     """A row for each reply: TRL's prompt and completion, whether the run was a success, and its reward.
 
     Chat models have conversational rows, others rows of text. A stream that a chat model continued inside its reply
@@ -212,32 +217,32 @@ def trl_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[st
     """
     reward = trajectory.reward.value if trajectory.reward else 0.0
     about = {"label": reward >= SUCCESS, "reward": reward, "answer": trajectory.gold or ""}
-    calls = _calls(trajectory, module)
+    calls = _calls(trajectory, origin.module)
     for number, call in enumerate(calls):
         if not call.messages:
-            yield {"prompt": call.prompt, "completion": call.completion, **about, **_origin(part, trajectory)}
+            yield {"prompt": call.prompt, "completion": call.completion, **about, **_where(origin, trajectory)}
         elif call.messages[-1].role != "assistant" or not _is_continued(call, calls[number + 1 :]):
             *prompt, reply = _conversation(call)
-            yield {"prompt": _dumped(prompt), "completion": _dumped([reply]), **about, **_origin(part, trajectory)}
+            yield {"prompt": _dumped(prompt), "completion": _dumped([reply]), **about, **_where(origin, trajectory)}
 
 
-def sft_rows(part: str, trajectory: Trajectory, module: str) -> Iterator[dict[str, Any]]:
+def sft_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
     """A row for each whole conversation, as `messages`; of a model without a chat, prompt and completion as text."""
-    calls = _calls(trajectory, module)
+    calls = _calls(trajectory, origin.module)
     for number, call in enumerate(calls):
         if not call.messages:
-            yield {"prompt": call.prompt, "completion": call.completion, **_origin(part, trajectory)}
+            yield {"prompt": call.prompt, "completion": call.completion, **_where(origin, trajectory)}
         elif not _is_continued(call, calls[number + 1 :]):
-            yield {"messages": _dumped(_conversation(call)), **_origin(part, trajectory)}
+            yield {"messages": _dumped(_conversation(call)), **_where(origin, trajectory)}
 
 
-def verl_rows(part: str, trajectory: Trajectory, recipe: str) -> Iterator[dict[str, Any]]:
+def verl_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
     """The trajectory's task as verl's `RLHFDataset` reads it; none of a dialogue, which has no answer."""
     if not trajectory.question or trajectory.gold is None:
         return
     info = {
         "index": 0,
-        "split": "train" if part.startswith("step-") else "test",
+        "split": "train" if origin.part.startswith("step-") else "test",
         "task_id": trajectory.task_id,
         "question": trajectory.question,
         "answer": trajectory.gold,
@@ -245,7 +250,7 @@ def verl_rows(part: str, trajectory: Trajectory, recipe: str) -> Iterator[dict[s
         "reward_mean": trajectory.reward.value if trajectory.reward else 0.0,
     }
     yield {
-        "data_source": f"midstream/{recipe}",
+        "data_source": f"midstream/{origin.recipe}",
         "prompt": [{"role": "user", "content": trajectory.question}],
         "ability": trajectory.family or "agent",
         "reward_model": {"style": "rule", "ground_truth": trajectory.gold},
@@ -294,5 +299,13 @@ def _dumped(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.wire() for message in messages]
 
 
-def _origin(part: str, trajectory: Trajectory) -> dict[str, str]:
-    return {"part": part, "task_id": trajectory.task_id, "trajectory": trajectory.id}
+def _where(origin: Origin, trajectory: Trajectory) -> dict[str, str]:
+    return {"part": origin.part, "task_id": trajectory.task_id, "trajectory": trajectory.id}
+
+
+_FORMATS = {
+    "trl": Format(".jsonl", trl_rows, write_lines),
+    "verl": Format(".parquet", verl_rows, partial(_write_parquet, format="verl")),
+    "sft": Format(".jsonl", sft_rows, write_lines),
+    "parquet": Format(".parquet", table_rows, partial(_write_parquet, format="parquet")),
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,6 @@ TRUNKS = 3  # allowance: nested prefixes held at once: instructions, a task, a r
 _FLOAT = 4
 _LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
 _DRAW_BYTES = 32  # while sampling: logits four times in float32, their sum twice in float64
-_DIVIDED = ("weights", "masters", "AdamW", "AdamW's step", "reference policy", "LoRA adapter")  # among FSDP2's ranks
 _LOCAL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])[:/]")
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
@@ -289,29 +288,6 @@ def engine_parts(
     if sampled is not None:
         parts.append(sampling(shape, dtype, *sampled))
     return [*parts, Part("the process itself", CONTEXT_BYTES, "an allowance")] if on_card else parts
-
-
-def divided(parts: list[Part], ranks: int, *, replica: bool) -> list[Part]:
-    """What one of `ranks` holds of `engine_parts` with FSDP2, as `training/ranks.py` divides it (docs/scale.md).
-
-    `replica`: of rank 0 where the engine samples in process: a whole copy that it samples from.
-    """
-    held = {part.name: part for part in parts}
-    whole, found = held["weights"], list[Part]()
-    for part in parts:
-        share = replace(
-            part, name=f"{part.name}, a share", bytes=-(-part.bytes // ranks), formula=f"1/{ranks} of: {part.formula}"
-        )
-        if part.name == "gradient":  # whole while the passes add to it, then each rank's share of the sum
-            found += [replace(part, moment="update"), replace(share, moment="step")]
-        elif part.name == "weights" and "masters" in held:
-            pass  # the masters are the divided weights themselves
-        elif part.name == "AdamW's step" and "masters" in held:  # so its step is that of weights in float32
-            found.append(replace(share, bytes=-(-held["masters"].bytes // ranks), formula="temporary values"))
-        else:
-            found.append(share if part.name in _DIVIDED else part)
-    found.append(Part("weights, gathered", whole.bytes, whole.formula, "update"))
-    return [*found, Part("copy that is sampled from", whole.bytes, whole.formula)] if replica else found
 
 
 def longest_reply(recipe: Recipe, users: list[Component]) -> int:

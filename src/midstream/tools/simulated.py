@@ -120,7 +120,7 @@ class CorpusSimulator(Simulator):
 
 
 class SimulatorPrompt:
-    """The prompt of a simulator: one that is trained reads the same text (`exports.simulator`).
+    """The prompt of a simulator: one that is trained reads the same text.
 
     Raises `RecipeError` for a prompt file without `{{query}}`, or with places that have no value.
     """

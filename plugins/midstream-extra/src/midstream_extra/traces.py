@@ -1,16 +1,20 @@
-"""One trajectory as ATIF (the Agent Trajectory Interchange Format of Harbor) or as OpenTelemetry spans."""
+"""Trajectories as ATIF (the Agent Trajectory Interchange Format of Harbor) or as OpenTelemetry spans."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from midstream.core.trajectory import Call, Trajectory, Turn, usage_of
 from midstream.core.version import __version__
+from midstream.exports.write import Format, Origin, Row, write_lines
+from midstream.runs.files import encode_record, storage_errors
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans
 _FAILED = 2  # a span's status
@@ -19,7 +23,7 @@ _FAILED = 2  # a span's status
 # --- ATIF -------------------------------------------------------------------------------------------------------------
 
 
-def atif(part: str, trajectory: Trajectory) -> dict[str, Any]:
+def atif(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
     """An ATIF-v1.7 document: the question, a step for each turn, and the answer.
 
     A step has the first reply of its turn as message and the sum of all its calls as metrics; the other replies (an
@@ -44,9 +48,9 @@ def atif(part: str, trajectory: Trajectory) -> dict[str, Any]:
     last = trajectory.closing_calls[-1].completion if trajectory.closing_calls else ""
     add("agent", trajectory.final or last or trajectory.answer or "", **_model_fields(trajectory.closing_calls))
     calls, used = trajectory.calls, usage_of(trajectory.calls)
-    return {
+    yield {
         "schema_version": "ATIF-v1.7",
-        "session_id": f"{part}/{trajectory.id}",
+        "session_id": f"{origin.part}/{trajectory.id}",
         "agent": {"name": trajectory.agent or "midstream", "version": __version__, **_model_name(calls)},
         "steps": steps,
         "final_metrics": {
@@ -114,17 +118,29 @@ def _arguments(turn: Turn) -> dict[str, Any]:
     return turn.command.arguments if turn.command.code is None else {"code": turn.command.code}
 
 
+def _write_documents(path: Path, documents: Iterable[Row]) -> None:
+    """A JSON file for each document, in a directory for each part."""
+    for document in documents:
+        part, _, name = document["session_id"].partition("/")
+        # Encoded, not replaced: other ids have other files.
+        encoded = re.sub(r"[^\w.#=+-]", lambda match: quote(match[0], safe=""), name)
+        file = path / part / f"{encoded}.json"
+        with storage_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode_record(document))
+
+
 # --- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
 
-def otel(run: str, part: str, trajectory: Trajectory) -> dict[str, Any]:
+def otel(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
     """A trajectory as one trace: OTLP's `TracesData`, with the attributes of the GenAI semantic conventions.
 
     The span of the agent has the spans of its model calls and tools below it. Start and duration of the agent and
     durations of tools were measured. Those of model calls were not: they share the rest of the time by their tokens,
     and have the attribute `midstream.estimated_time`.
     """
-    place = f"{run}/{part}/{trajectory.id}"
+    place = f"{origin.run}/{origin.part}/{trajectory.id}"
     start, end = trajectory.started_at, trajectory.started_at + trajectory.duration_s
     score = trajectory.reward
 
@@ -145,7 +161,7 @@ def otel(run: str, part: str, trajectory: Trajectory) -> dict[str, Any]:
         "gen_ai.input.messages": _messages([("user", trajectory.question)]),
         "gen_ai.output.messages": _messages([("assistant", trajectory.final or trajectory.answer or "")], "stop"),
         "error.type": trajectory.error.type if trajectory.error else None,
-        "midstream.part": part,
+        "midstream.part": origin.part,
         "midstream.task.id": trajectory.task_id,
         "midstream.stop_reason": trajectory.stop_reason,
     }
@@ -168,9 +184,9 @@ def otel(run: str, part: str, trajectory: Trajectory) -> dict[str, Any]:
             span, end = _tool_span(done), start + (done.observation.duration_s if done.observation else 0.0)
         spans.append({**placed(span, number, start, end), "parentSpanId": agent["spanId"]})
         start = end
-    resource = _attributes({"service.name": "midstream", "service.version": __version__, "midstream.run": run})
+    resource = _attributes({"service.name": "midstream", "service.version": __version__, "midstream.run": origin.run})
     scopes = [{"scope": {"name": "midstream", "version": __version__}, "spans": spans}]
-    return {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": scopes}]}
+    yield {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": scopes}]}
 
 
 def _in_order(trajectory: Trajectory) -> Iterator[Call | Turn]:
@@ -264,3 +280,7 @@ def _messages(messages: Iterable[tuple[str, str]], finish_reason: str = "") -> s
     reason = {"finish_reason": finish_reason} if finish_reason else {}
     said = [{"role": role, "parts": [{"type": "text", "content": text}], **reason} for role, text in messages]
     return json.dumps(said, ensure_ascii=False)
+
+
+ATIF = Format("", atif, _write_documents)
+OTEL = Format(".jsonl", otel, write_lines)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import UnsupportedError
-from midstream.recipe.memory import GIB, SHAPES, divided, engine_parts, memory_lines, offloaded, peak
+from midstream.recipe.memory import GIB, SHAPES, engine_parts, memory_lines, offloaded, peak
 from midstream.recipe.overrides import LearningChanges, changed_recipe
-from midstream.recipe.plan import gpus_of, job_of, ways
 from midstream.recipe.schema import load_recipe
+from midstream_extra.ways import divided, gpus_of, job_of, ways
 
 H100 = 80
 

@@ -66,7 +66,7 @@ class UsefulJudge:
     """
 
     def __init__(self, engine: Engine, *, model: dict[str, Any], cache: Path) -> None:
-        rubric = (resources.files("midstream.exports") / "useful.md").read_text(encoding="utf-8")
+        rubric = (resources.files("midstream_extra") / "useful.md").read_text(encoding="utf-8")
         self._judge = Judge(JudgeConfig(rubric=rubric, cache=cache, rule=""), engine, model=model)
 
     async def label(self, search: Search) -> Kind:

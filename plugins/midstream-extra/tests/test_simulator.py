@@ -15,16 +15,16 @@ import midstream_worlds
 from midstream.cli.main import main
 from midstream.core.errors import RewardError, UsageError
 from midstream.core.trajectory import Command, Refinement, ToolCall, Turn
-from midstream.exports.simulator import Kind, UsefulJudge, by_rule, write_transcripts
 from midstream.exports.write import OF_A_STRATEGY
 from midstream.runs import RunDirectory
 from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
+from midstream_extra.transcripts import Kind, UsefulJudge, by_rule, write_transcripts
 from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from searches import run_of, searched, three_searches, trajectory
 from support.errors import coded
 from support.http_engine import engine_for
 from support.llm_server import Body, LLMServer, prompt_of
-from support.searches import run_of, searched, three_searches, trajectory
 from support.tiny_runs import settings
 
 SHORT = SimulatedConfig(documents=2, prompt_file=Path(midstream_worlds.__path__[0]) / "recipes/short-prompts/search.md")
@@ -208,6 +208,13 @@ def test_verdicts_are_kept_for_the_next_time(tmp_path: Path) -> None:
 
 def command(*arguments: object) -> int:
     return main(["simulator", *map(str, arguments), "--recipe", "zerosearch-tiny"])
+
+
+def test_its_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    three_searches(Path("run"))
+    assert command("run", "--out", "simulator.jsonl") == 0
+    assert capsys.readouterr().out == "3 searches in simulator.jsonl: 1 useful, 2 noisy\n"
 
 
 def test_the_command_asks_an_engine_of_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,9 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.recipe.memory import GIB
 from midstream.recipe.overrides import LearningChanges, changed_recipe
-from midstream.recipe.plan import CARDS, Way, gpus_of, job_of, ways
+from midstream_extra.ways import CARDS, Way, gpus_of, job_of, ways
+
+HELP = "whether a training fits these GPUs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

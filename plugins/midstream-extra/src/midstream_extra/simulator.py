@@ -10,13 +10,15 @@ from typing import Any
 from midstream.cli import options as shared
 from midstream.core.component import Component
 from midstream.core.errors import UsageError
-from midstream.exports.simulator import Label, UsefulJudge, by_rule, write_transcripts
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import Recipe
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
+from midstream_extra.transcripts import Label, UsefulJudge, by_rule, write_transcripts
+
+HELP = "write what a simulated search engine is trained on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from midstream.recipe.memory import (
     SHAPES,
     Part,
     Shape,
-    divided,
     engine_parts,
     longest_reply,
     offloaded,
@@ -33,6 +32,7 @@ CARDS = {
 _USABLE = 0.95  # of a card's memory; the rest is the driver's, the libraries' and lost between blocks
 _PER_NODE = 8  # GPUs that a server divides one model over
 _MICRO = 16_384  # tokens that a rank of verl holds in a pass
+_DIVIDED = ("weights", "masters", "AdamW", "AdamW's step", "reference policy", "LoRA adapter")  # among FSDP2's ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +148,29 @@ def _torchrun(job: Job, gpus: int) -> list[Part]:
     if job.learner.parallel == "ddp":
         return _parts(job)
     return divided(_parts(job), gpus, replica=job.sampled is not None)
+
+
+def divided(parts: list[Part], ranks: int, *, replica: bool) -> list[Part]:
+    """What one of `ranks` holds of `engine_parts` with FSDP2, as `training/ranks.py` divides it (docs/scale.md).
+
+    `replica`: of rank 0 where the engine samples in process: a whole copy that it samples from.
+    """
+    held = {part.name: part for part in parts}
+    whole, found = held["weights"], list[Part]()
+    for part in parts:
+        share = replace(
+            part, name=f"{part.name}, a share", bytes=-(-part.bytes // ranks), formula=f"1/{ranks} of: {part.formula}"
+        )
+        if part.name == "gradient":  # whole while the passes add to it, then each rank's share of the sum
+            found += [replace(part, moment="update"), replace(share, moment="step")]
+        elif part.name == "weights" and "masters" in held:
+            pass  # the masters are the divided weights themselves
+        elif part.name == "AdamW's step" and "masters" in held:  # so its step is that of weights in float32
+            found.append(replace(share, bytes=-(-held["masters"].bytes // ranks), formula="temporary values"))
+        else:
+            found.append(share if part.name in _DIVIDED else part)
+    found.append(Part("weights, gathered", whole.bytes, whole.formula, "update"))
+    return [*found, Part("copy that is sampled from", whole.bytes, whole.formula)] if replica else found
 
 
 def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:

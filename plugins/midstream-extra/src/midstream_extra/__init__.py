@@ -1,0 +1,1 @@
+"""What not every user of midstream runs: plans for GPUs, transcripts for a search simulator, traces of trajectories."""
