@@ -82,7 +82,7 @@ def test_version_and_help(capsys, monkeypatch):
     assert run(capsys, "--version") == (0, f"midstream {__version__}\n", "")
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert "midstream demo" in out
+    assert "midstream train" in out
     assert max(map(len, out.splitlines())) <= 80
     assert run(capsys) == run(capsys, "help") == (0, out, "")
     assert run(capsys, "help", "train") == run(capsys, "train", "--help")

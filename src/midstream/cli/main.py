@@ -52,7 +52,6 @@ COMMANDS = {
 }
 
 EXAMPLES = """examples:
-  midstream demo                       train offline in minutes, see it improve
   midstream train flow-grpo-tiny --set training.steps=50
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
   midstream eval runs/demo             evaluate the newest checkpoint
@@ -141,7 +140,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(command: str | None = None) -> _Parser:
-    """The parser of every command; with `command`, the others are listed but have no arguments."""
+    """The parser of every command; with `command`, the others are listed but have no arguments, "" for the help."""
     root = _Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
@@ -151,7 +150,9 @@ def parser(command: str | None = None) -> _Parser:
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in (*COMMANDS, *_installed()):
-        parser_of_command = commands.add_parser(name, help=COMMANDS.get(name) or _module(name).HELP)
+        # Importing the modules of packages takes a second, so only the help does.
+        text = COMMANDS.get(name) or ("" if command else _module(name).HELP)
+        parser_of_command = commands.add_parser(name, help=text)
         if command in (None, name):
             _module(name).add_arguments(parser_of_command)
     return root
@@ -168,7 +169,8 @@ def _module(command: str) -> Any:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    root = parser(next((word for word in words if word in COMMANDS or word in _installed()), ""))
+    helps = not {"-h", "--help"}.isdisjoint(words)
+    root = parser(next((word for word in words if word in COMMANDS or word in _installed()), "" if helps else "-"))
     options, left = root.parse_known_args(words)
     if not any(word.startswith("-") for word in left):
         # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
