@@ -12,7 +12,7 @@ from midstream.recipe.schema import shipped_recipes
 
 # Arguments that take a recipe, or a recipe or run, by command.
 _RECIPES = (
-    ("train", "recipe"), ("plan", "recipe"), ("eval", "target"), ("solve", "recipe"), ("recipes", "name"),
+    ("train", "recipe"), ("plan", "recipe"), ("eval", "target"), ("solve", "recipe"), ("list", "name"),
     ("validate", "recipe"),
 )  # fmt: skip
 
