@@ -2,7 +2,7 @@
 
     python examples/own_tool.py
 
-Without any Python around it: midstream tools examples/own_tool.py:convert_length value=5 unit=mi to=km
+Without any Python around it: midstream call examples/own_tool.py:convert_length value=5 unit=mi to=km
 """
 
 from __future__ import annotations

@@ -206,7 +206,11 @@ def training(*changes: str) -> Iterator[subprocess.Popen[str]]:
 
 def problems(run: str) -> dict[str, str]:
     """What `verify` says of each file that it does not call whole."""
-    return {one["file"]: one["problem"] for one in parsed(cli("verify", run, "--json")[1])["files"] if one["problem"]}
+    return {
+        one["file"]: one["problem"]
+        for one in parsed(cli("show", run, "--check", "--json")[1])["files"]
+        if one["problem"]
+    }
 
 
 def small_run(*words: str) -> Path:
@@ -377,8 +381,8 @@ def _() -> Found:
         table = {"url": site.url("/to"), "query": "x"}
         local = ("--set", f'tools.web_page={{type="web_page",allow_private=["127.0.0.1"],ports=[{site.port}]}}')
         for address in addresses:
-            said.append(cli("tools", "web_page", f"url={address}", "query=x", "--quiet"))
-        said.append(cli("tools", "web_page", json.dumps(table), "--quiet", *local))
+            said.append(cli("call", "web_page", f"url={address}", "query=x", "--quiet"))
+        said.append(cli("call", "web_page", json.dumps(table), "--quiet", *local))
         followed = "/to" in site.paths
     right = followed and all("Traceback" not in text and "not the address" in text for _, text in said)
     return right, f"exit codes {[code for code, _ in said]}, {first(said[-1][1])}"
@@ -432,7 +436,7 @@ def _() -> Found:
             for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
                 kept = (run / name).rename("kept") if (run / name).exists() else None
                 make(run / name)
-                said = [cli(command, run) for command in ("show", "verify", "report")]
+                said = [cli(*words) for words in (("show", run), ("show", run, "--check"), ("view", run, "--file"))]
                 read += [f"{text[:50]} {name}" for code, text in said if code == 0 or "error[file-damaged]" not in text]
                 status = client.send(f"{client.base}api/run/run/part/{part}")[0]
                 read += [f"the viewer's part: {status}"] * (name.endswith("s.jsonl") and status == 200)
@@ -471,7 +475,7 @@ def _() -> Found:
     (run / "recipe.toml").unlink()
     (run / "recipe.toml").symlink_to(Path("secret").absolute())
     page = Path("page.html")
-    cli("report", run, "--out", page)
+    cli("view", run, "--file", page)
     shown = page.exists() and "s3cret" in json.dumps(documents_of(page))
     whole = Path("target").read_bytes() == b'{"a": 1}\n{"torn'
     right = whole and status >= 400 and not shown
@@ -683,7 +687,7 @@ def _() -> Found:
         ("help",): "examples:",
         ("view", "--help"): "--host",
         ("study", "two-ways", "--dry-run"): "python -m studies.two_ways",
-        ("tools", "python", "--set", "tools.python.engine=model"): "query",
+        ("call", "python", "--set", "tools.python.engine=model"): "query",
     }.items():
         if wanted not in cli(*typed)[1]:
             missing.append(typed[-1])
@@ -712,7 +716,7 @@ def _() -> Found:
     command = json.dumps([sys.executable, str(server), "stdio"])
     shop = f'[tools.shop]\ntype = "mcp"\ncommand = {command}\nprefix = "shop"\n'
     write("r.toml", f'name = "r"\nextends = "tool-calling"\n{shop}')
-    code, said = cli("tools", "shop_add", '{"a": 1, "b": 2}', "--recipe", "r.toml", "--quiet")
+    code, said = cli("call", "shop_add", '{"a": 1, "b": 2}', "--recipe", "r.toml", "--quiet")
     return (code, said.strip()) == (0, "3"), f"shop_add: exit code {code}, {first(said)}"
 
 

@@ -354,17 +354,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 EVAL, SOLVE = ("eval", "echoed.toml", "--tasks", "t.jsonl", "--out", "run", "--record", "kept"), ("solve", "Why?")
-LOOK, UNSTREAMED = ("tools", "look", '{"text": "x"}', "--json"), (*SOLVE, "--set", "engines.model.stream=false")
+LOOK, UNSTREAMED = ("call", "look", '{"text": "x"}', "--json"), (*SOLVE, "--set", "engines.model.stream=false")
 PLACES = {
-    "mcp": ({}, [EVAL, ("show", "run"), ("show", "run", "--tasks"), ("tools", "look"), LOOK]),
+    "mcp": ({}, [EVAL, ("show", "run"), ("show", "run", "--tasks"), ("call", "look"), LOOK]),
     "mcp-refuses": ({"mode": "refuses"}, [EVAL, LOOK]),
     "mcp-dies": ({"mode": "dies"}, [EVAL, LOOK]),
     "mcp-garbles": ({"mode": "garbles"}, [LOOK]),
-    "mcp-babbles": ({"mode": "babbles"}, [EVAL, ("tools", "look")]),
+    "mcp-babbles": ({"mode": "babbles"}, [EVAL, ("call", "look")]),
     **{f"model-{place}": ({"model": place}, [EVAL, SOLVE, (*SOLVE, "--json"), UNSTREAMED])
        for place in ("reply", "400", "503", "finish_reason", "fields")},
     **{f"judge-{place}": ({"judge": place}, [EVAL]) for place in ("reply", "400", "503", "finish_reason")},
-    **{f"search-{place}": ({"search": place}, [EVAL, ("tools", "search", "x")]) for place in ("result", "403", "302")},
+    **{f"search-{place}": ({"search": place}, [EVAL, ("call", "search", "x")]) for place in ("result", "403", "302")},
 }  # fmt: skip
 QUICK = ("mcp", "model-reply", "model-finish_reason", "search-302")
 
@@ -449,6 +449,6 @@ def test_the_password_of_a_proxy_is_left_nowhere(command, tmp_path, monkeypatch,
     server = ("--base-url", "http://model.example/v1", "--model", "m", "--set", "engines.model.max_attempts=1")
     command("solve", "Why?", *server)
     command("solve", "Why?", *server, "--json")
-    command("tools", "web_page", '{"url": "http://page.example/", "query": "x"}', *server)
-    command("tools", "wikipedia", "x", *server, "--json")
+    command("call", "web_page", '{"url": "http://page.example/", "query": "x"}', *server)
+    command("call", "wikipedia", "x", *server, "--json")
     assert leaks(tmp_path) == []

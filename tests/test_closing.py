@@ -91,11 +91,11 @@ def test_what_was_made_before_an_error_is_closed(doors, record):
 SERVED = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m")
 
 
-@pytest.mark.parametrize("words", [("tools", "t0", "a", "--recipe"), ("solve", "Why?", *SERVED, "--recipe"), ("eval",)])
+@pytest.mark.parametrize("words", [("call", "t0", "a", "--recipe"), ("solve", "Why?", *SERVED, "--recipe"), ("eval",)])
 def test_every_command_closes_what_it_made(words, doors, capsys):
-    second = "Door" if words[0] == "tools" else "Missing"  # it makes one alone
+    second = "Door" if words[0] == "call" else "Missing"  # it makes one alone
     code = main([*words, write_recipe("Door", second), "--quiet"])
-    assert code == (0 if words[0] == "tools" else 2), capsys.readouterr().err
+    assert code == (0 if words[0] == "call" else 2), capsys.readouterr().err
     assert doors.closed == doors.made != []
 
 

@@ -47,7 +47,7 @@ class Reader:
         commands: list[list[object]] = [
             ["show", run, "--json"], ["show", run, "--tasks", "--json"], ["compare", run, self.whole, "--json"],
         ]  # fmt: skip
-        commands += [["report", run, "--out", run.with_suffix(".html")]]
+        commands += [["view", run, "--file", run.with_suffix(".html")]]
         return commands + ([["library", "show", run, "--json"]] if (self.whole / "library").exists() else [])
 
     def read(self, run: Path) -> list[tuple[int, str, str]]:
@@ -70,7 +70,7 @@ def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path
         words = {Path(name).name, *(part for part in Path(name).parts if part.startswith("step-"))}
         try:
             found = reader.read(root)
-            code, out, errors = reader.call("verify", root, "--json")
+            code, out, errors = reader.call("show", root, "--check", "--json")
             files = json.loads(out)["files"] if out else []
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
             unseen.append((seed, change, name, repr(error)))
@@ -81,7 +81,7 @@ def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path
             for (code, out, _), (expected_code, expected_out, _) in zip(found, expected, strict=True)
         ]
         if not (code and any(word in bad for word in words)) and not all(equal):
-            unseen.append((seed, change, name, "verify", bad))
+            unseen.append((seed, change, name, "show --check", bad))
         for command, same, (_, _, errors) in zip(reader.words(root), equal, found, strict=True):
             if not same and not any(word in errors for word in words):
                 unseen.append((seed, change, name, command[0], errors))
@@ -162,7 +162,7 @@ def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> 
                     (seed, change, name, "other numbers", [key for key in found if found[key] != expected[key]])
                 )
             elif not code and (bad := [text for text in cli.verify(root) if not any(word in text for word in words)]):
-                wrong.append((seed, change, name, "verify", bad))
+                wrong.append((seed, change, name, "show --check", bad))
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
             wrong.append((seed, change, name, repr(error)))
         shutil.rmtree(root)
@@ -203,7 +203,7 @@ def test_training_refuses_damage_before_its_checkpoint_until_it_is_accepted(runs
     assert main(["resume", str(run.root), "--quiet"]) == 2
     assert "error[file-damaged]" in capsys.readouterr().err
     assert run.status().state == "interrupted"
-    assert main(["verify", str(run.root), "--accept"]) == 0
+    assert main(["show", str(run.root), "--accept"]) == 0
     assert [metrics.step for metrics in run.metrics.read()] == [2]
     assert (run.root / "metrics.jsonl.damaged").exists()
     run.require_whole()
@@ -256,7 +256,7 @@ def test_a_report_without_the_trajectories_of_the_test_names_them(
     shutil.copytree(runs["training"], run)
     for path in (run / "trajectories").glob("eval-test*"):
         path.unlink()
-    assert main(["report", str(run)]) == 0
+    assert main(["view", str(run), "--file"]) == 0
     assert "there is no segment eval-test" in capsys.readouterr().err + caplog.text
 
 
@@ -266,7 +266,7 @@ def test_a_report_with_too_many_trajectories_of_the_test_names_them(finished_run
     shutil.copytree(finished_run, run)
     for path in (run / "trajectories").glob("eval-test*-0*"):
         path.write_bytes(path.read_bytes() * 2)
-    assert main(["report", str(run)]) == 0
+    assert main(["view", str(run), "--file"]) == 0
     assert "it holds" in capsys.readouterr().err + caplog.text
 
 
@@ -336,7 +336,7 @@ def test_a_pipe_or_device_in_a_run_is_not_read(runs, tmp_path):
 def test_a_report_replaces_no_other_file(runs, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(runs["evaluation"], run)
-    assert main(["report", str(run), "--out", str(run / "run.json")]) == 2
+    assert main(["view", str(run), "--file", str(run / "run.json")]) == 2
     assert "error[file-exists]" in capsys.readouterr().err
-    assert main(["report", str(run), "--out", str(tmp_path / "a.html")]) == 0
-    assert main(["report", str(run), "--out", str(tmp_path / "a.html")]) == 0
+    assert main(["view", str(run), "--file", str(tmp_path / "a.html")]) == 0
+    assert main(["view", str(run), "--file", str(tmp_path / "a.html")]) == 0

@@ -44,10 +44,10 @@ NOT_RUN = {
     r"midstream demo --(text|real)": "tests/cli/test_demo.py runs it, or minutes with a model from the network",
     r"midstream (compare|library).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
     "tests/cli runs the commands with others",
-    r"midstream (show|solve|tools).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
+    r"midstream (show|solve|call).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
     r".*question_field|.*--reward judge": "rows or a judge of the reader's own; tests/cli/test_eval.py has both",
     r".*runs/eval-mine": "an evaluation of the page before it; tests/exports/test_export.py exports one",
-    r"midstream benchmarks medqa|midstream .*--benchmark|.*my-bfcl\.toml|.*mcp": "data from the Hugging Face Hub",
+    r"midstream list benchmarks medqa|midstream .*--benchmark|.*my-bfcl\.toml|.*mcp": "data from the Hugging Face Hub",
     r"midstream models fetch|.*local/(smollm2|qwen05b)": "a model from the network; tests/cli/test_models.py has a "
     "stand-in",
     r"midstream view( runs/demo)?$": "it serves until Ctrl-C; tests/view/ runs it",

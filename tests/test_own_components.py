@@ -308,7 +308,7 @@ def test_every_kind_from_an_installed_package(package: Path, capsys: pytest.Capt
     }
     for kind in kinds.KINDS:
         if f"own_{kind}" in kinds.installed(kind):
-            assert main(["components", kind, f"own_{kind}", "--json"]) == 0
+            assert main(["list", "tools" if kind == "tool" else kind, f"own_{kind}", "--json"]) == 0
             [record] = json.loads(capsys.readouterr().out)
             assert record["from"] == "my-package 1.2"
     (package / "my_package.py").write_text(MINE + "# changed\n")
@@ -330,7 +330,7 @@ def test_a_name_that_two_define_is_refused_where_it_is_used(package: Path, capsy
         with pytest.raises(RecipeError, check=coded("name-clash", name, both)):
             parse_component("reward", {"type": name}, "reward")
     assert parse_component("reward", {"type": "exact_match"}, "reward").type == "exact_match"
-    assert main(["components", "reward"]) == 0
+    assert main(["list", "reward"]) == 0
     assert "unusable" in capsys.readouterr().out
 
 

@@ -169,12 +169,12 @@ def test_solve_is_recorded_and_replayed(tmp_path, capsys):
 
 
 def test_a_tool_is_called_by_hand_from_a_recording(tmp_path, capsys):
-    call = ("tools", "guess", "question=How high?", "--json")
+    call = ("call", "guess", "question=How high?", "--json")
     code, first, _ = command(capsys, *call, "--record", tmp_path)
     assert code == 0
     code, second, _ = command(capsys, *call, "--replay", tmp_path)
     assert (code, json.loads(second)["text"]) == (0, json.loads(first)["text"])
-    code, out, err = command(capsys, "tools", "guess", "question=How deep?", "--replay", tmp_path)
+    code, out, err = command(capsys, "call", "guess", "question=How deep?", "--replay", tmp_path)
     assert (code, out) == (1, "")
     assert coded("not-recorded", "guess", '{"question":"How deep?"}')(printed(err))
 

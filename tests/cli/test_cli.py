@@ -345,7 +345,7 @@ REFUSED = {
     "an empty directory name": (["train", "TMP/ten.toml", "--out="], "empty-value", "--out", "leave the option out"),
     "a file as a run": (["eval", "RUN", "--out", "TMP/bare/run.json"], "directory-unusable", "run.json", "--out"),
     "errors of a new evaluation": (["eval", "RUN", "--retry-errors"], "option-without-effect", "--retry-errors", ""),
-    "a directory of questions": (["benchmarks", "--file", "TMP"], "file-unreadable", "directory", "ls"),
+    "a directory of questions": (["list", "benchmarks", "--file", "TMP"], "file-unreadable", "directory", "ls"),
     "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "not-a-run", "nowhere", ""),
 }
 

@@ -40,13 +40,14 @@ def test_the_fix_begins_with_what_is_meant(words, meant, capsys, tmp_path, monke
     assert printed(capsys.readouterr().err).fix.startswith(f"did you mean {meant!r}? ")
 
 
-@pytest.mark.parametrize("command", ["show", "report", "eval", "resume", "compare"])
+@pytest.mark.parametrize("command", ["show", "view", "eval", "resume", "compare"])
 def test_a_run_directory(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("runs/mine", "runs/yours"):
         RunDirectory.create(tmp_path / name, collect_info("mine", 0, {}), "")
+    rest = {"compare": ["runs/yours"], "view": ["--file"]}.get(command, [])
     for wrong, meant in (("rnus/mine", "runs/mine"), (f"{tmp_path}/runs/mime", f"{tmp_path}/runs/mine")):
-        assert main([*command.split(), wrong, *["runs/yours"] * (command == "compare")]) in (1, 2)
+        assert main([command, wrong, *rest]) in (1, 2)
         assert printed(capsys.readouterr().err).fix.startswith(f"did you mean {meant!r}? ")
 
 

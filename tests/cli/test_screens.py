@@ -55,7 +55,7 @@ Screen = Callable[..., None]
 
 @pytest.fixture
 def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Screen:
-    """Run a command in an empty directory and compare its standard output with screens/COMMAND.txt.
+    """Run a command in an empty directory and compare its standard output with screens/COMMAND.txt, or NAME.txt.
 
     With `trained=True` the numbers are those of a trained model and may differ between processors: they are written as
     "#", the columns that they set are closed up, and the model's own text is cut out.
@@ -63,18 +63,18 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def compare(*arguments: object, trained: bool = False) -> None:
+    def compare(*arguments: object, trained: bool = False, name: str = "") -> None:
         capsys.readouterr()
         assert main([str(argument) for argument in arguments]) == 0
         text = capsys.readouterr().out.replace(f"{tmp_path}/", "")
-        for pattern, name in VARIABLE:
-            text = re.sub(pattern, name, text)
+        for pattern, written in VARIABLE:
+            text = re.sub(pattern, written, text)
         if trained:
             text = re.sub(r"(?s)(turn by turn\n).*(\nReport)", r"\1TURNS\2", text)
             text = re.sub(r'solve ".*?"', "solve QUESTION", text)
             text = re.sub("  +", "  ", re.sub(r"[-+]?\d[\d.,]*", "#", text))
         lines = [line.rstrip() for line in text.splitlines()]
-        path = SCREENS / f"{arguments[0]}.txt"
+        path = SCREENS / f"{name or arguments[0]}.txt"
         if os.environ.get("MIDSTREAM_WRITE_SCREENS"):
             path.parent.mkdir(exist_ok=True)
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -84,7 +84,7 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_every_command_has_a_screen() -> None:
-    assert {path.stem for path in SCREENS.iterdir()} == COMMANDS.keys() - {"completion"} | {
+    assert {path.stem.partition("-")[0] for path in SCREENS.iterdir()} == COMMANDS.keys() - {"completion"} | {
         "demo"
     }  # the script is shtab's
 
@@ -104,18 +104,8 @@ def test_show(screen: Screen, finished_run: Path) -> None:
     screen("show", "run", trained=True)
 
 
-def test_verify(screen: Screen, finished_run: Path) -> None:
-    shutil.copytree(finished_run, "run")
-    screen("verify", "run")
-
-
 def test_export(screen: Screen, finished_run: Path) -> None:
     screen("export", finished_run, "--format", "sft", "--out", "successes.jsonl")
-
-
-@pytest.mark.slow
-def test_report(screen: Screen, finished_run: Path) -> None:
-    screen("report", finished_run, "--out", "report.html")
 
 
 @pytest.mark.slow
@@ -177,25 +167,30 @@ def test_compare(screen: Screen) -> None:
     screen("compare", "a", "b")
 
 
-def test_tools(screen: Screen) -> None:
-    screen("tools", "guess")
+def test_call(screen: Screen) -> None:
+    screen("call", "guess")
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("recipes",), ("tools", "web_search"), ("reward", "numeric"), ("benchmarks", "gpqa")]
+)
+def test_list(screen: Screen, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    screen("list", *words, name="-".join(("list", *words)))
+
+
+def test_show_check(screen: Screen, finished_run: Path) -> None:
+    shutil.copytree(finished_run, "run")
+    screen("show", "run", "--check", name="show-check")
 
 
 def test_init(screen: Screen) -> None:
     screen("init", "mine")
 
 
-def test_recipes(screen: Screen) -> None:
-    screen("recipes")
-
-
 def test_models(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     screen("models")
-
-
-def test_benchmarks(screen: Screen) -> None:
-    screen("benchmarks", "gpqa")
 
 
 def test_library(screen: Screen) -> None:
@@ -221,7 +216,3 @@ def test_doctor(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "check_machine", found)
     screen("doctor", "--quiet")
-
-
-def test_components(screen: Screen) -> None:
-    screen("components", "reward", "numeric")

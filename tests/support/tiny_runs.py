@@ -78,8 +78,8 @@ class Cli:
         return code, out, errors + self.caplog.text
 
     def verify(self, run: Path) -> list[str]:
-        """The files that `midstream verify` does not call whole, but for what a crash may leave."""
-        _, out, errors = self("verify", run, "--json")
+        """The files that `midstream show RUN --check` does not call whole, but for what a crash may leave."""
+        _, out, errors = self("show", run, "--check", "--json")
         files = json.loads(out)["files"] if out else [{"file": "no run", "problem": errors}]
         return [f"{file['file']}: {file['problem']}" for file in files if not _fine(file)]
 

@@ -205,8 +205,8 @@ def test_the_command_writes_a_trajectorys_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = write(tmp_path / "run", {"t0": [1.0], "t1": [0.0]})
-    assert main(["report", str(root), "t1#0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"report": "trajectory.html"}
+    assert main(["view", str(root), "t1#0", "--file"]) == 0
+    assert capsys.readouterr().out == "trajectory.html\n"
     held = documents_of(tmp_path / "trajectory.html")
     assert [held[path]["id"] for path in trajectories(held)] == ["t1#0"]
 
@@ -256,10 +256,10 @@ def test_the_command_writes_each_kind_of_page(
     monkeypatch.chdir(tmp_path)
     run = str(runs / "training")
     first = next(iter(RunDirectory.open(Path(run)).trajectories.parts()["step-000001"]))
-    assert main(["report", str(runs / "evaluation"), "--out", "evaluation.html", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"report": "evaluation.html"}
-    assert main(["report", run, f"step-000001/{first.id}"]) == 0
-    assert main(["report", f"{run}@0", run]) == 0
+    assert main(["view", str(runs / "evaluation"), "--file", "evaluation.html"]) == 0
+    assert capsys.readouterr().out == "evaluation.html\n"
+    assert main(["view", run, f"step-000001/{first.id}", "--file"]) == 0
+    assert main(["view", f"{run}@0", run, "--file"]) == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "comparison.html",
         "evaluation.html",
@@ -270,9 +270,9 @@ def test_the_command_writes_each_kind_of_page(
     found = compare(f"{run}@0", run).found
     assert [row["cells"][0] for row in table["rows"]] == ["B against A"] * len(found)
     assert table["rows"][0]["cells"][5]["interval"]["mid"] == pytest.approx(found[0].difference)
-    assert main(["report", run, "nothing"]) == 2
+    assert main(["view", run, "nothing", "--file"]) == 2
     (tmp_path / "mine.html").write_text("mine")
-    assert main(["report", run, "--out", "mine.html"]) == 2
+    assert main(["view", run, "--file", "mine.html"]) == 2
     assert (tmp_path / "mine.html").read_text() == "mine"
     assert main(["view", run, "--bundle", str(tmp_path)]) == 2  # not a bundle
     assert main(["view", run, "--bundle", "site"]) == 0

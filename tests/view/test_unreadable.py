@@ -71,7 +71,7 @@ def test_what_is_no_file_is_not_read(name: str, make: Any, two: Path, capsys: py
     run = two / "bad"
     (run / name).unlink()
     make(run / name)
-    for command in (["show"], ["verify"], ["report", "--out", str(two / "a.html")]):
+    for command in (["show"], ["show", "--check"], ["view", "--file", str(two / "a.html")]):
         assert main([command[0], str(run), *command[1:]])
         assert "error[file-damaged]" in capsys.readouterr().err
     documents = Documents([two])

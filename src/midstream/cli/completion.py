@@ -11,7 +11,7 @@ from midstream.cli.main import parser
 from midstream.recipe.schema import shipped_recipes
 
 # Arguments that take a recipe, or a recipe or run, by command, besides those that are named so.
-_RECIPES = (("eval", "target"), ("recipes", "name"))
+_RECIPES = (("eval", "target"), ("list", "name"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

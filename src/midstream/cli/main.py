@@ -33,17 +33,13 @@ COMMANDS = {
     "eval": "evaluate a recipe's agent, or what a run learned",
     "solve": "answer one question, turn by turn",
     "serve": "answer clients with an agent, or open sessions for agents that run elsewhere",
-    "recipes": "the recipes that come with midstream; one in full",
+    "list": "recipes, benchmarks, tools and other components; one in full",
     "doctor": "what works on this machine, and with this model?",
-    "tools": "the tools there are; one in full; one called by hand",
-    "components": "what a recipe can name, by kind: midstream's and yours",
-    "benchmarks": "benchmarks and training sets; one in full",
+    "call": "call a tool by hand, or see what it takes",
     "models": "small models for this process; fetch one, merge an adapter",
     "index": "search in your own documents",
-    "view": "look at runs in the browser, while they run and afterwards",
-    "show": "numbers of a run, or one trajectory, turn by turn",
-    "report": "write the report of a run again",
-    "verify": "check every file of a run for damage",
+    "view": "look at runs in the browser, live too, or write a page",
+    "show": "numbers of a run, or one trajectory; check its files",
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, or as a table",
     "library": "look at an agent's lessons, edit, test them",
@@ -52,7 +48,7 @@ COMMANDS = {
 }
 
 EXAMPLES = """examples:
-  midstream train flow-grpo-tiny --set training.steps=50
+  midstream train tool-use-135m --set training.steps=5
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
   midstream eval runs/demo             evaluate the newest checkpoint
   midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle
@@ -61,13 +57,14 @@ EXAMPLES = """examples:
   midstream doctor                     what works on this machine?
   midstream doctor --provider ollama --model qwen2.5:7b
   midstream models fetch smollm2       then: --model local/smollm2
-  midstream tools                      what agents can call, and what each needs
-  midstream tools python "105 + 7"     call one by hand
-  midstream components reward          what can score an answer
-  midstream benchmarks gpqa            what it asks, where its questions are
+  midstream list                       what there is: recipes, benchmarks, tools, ...
+  midstream list tools                 what agents can call, and what each needs
+  midstream list benchmarks gpqa       what it asks, where its questions are
+  midstream call python "105 + 7"      call a tool by hand
   midstream index build docs.jsonl     search in your own documents
   midstream show runs/demo             numbers; add an id for one trajectory
-  midstream verify runs/demo           is any file damaged or missing?
+  midstream show runs/demo --check     is any file damaged or missing?
+  midstream view runs/demo --file      write its pages as one file, report.html
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream export runs/demo --format sft --out sft.jsonl
   midstream library show runs/p        the lessons an agent has learned
@@ -173,8 +170,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     root = parser(next((word for word in words if word in COMMANDS or word in _installed()), "" if helps else "-"))
     options, left = root.parse_known_args(words)
     if not any(word.startswith("-") for word in left):
-        # argparse does not see to positional arguments after options, such as `tools python --quiet "105 + 7"`.
-        if options.command == "tools":
+        # argparse does not see to positional arguments after options, such as `call python --quiet "105 + 7"`.
+        if options.command == "call":
             options.arguments, left = [*options.arguments, *left], []
         elif options.command == "solve" and left:
             root.error(f'put the question in quotes: midstream solve "{" ".join([options.question, *left])}"')

@@ -1,4 +1,4 @@
-"""`midstream show RUN [TRAJECTORY]`: the numbers of a run, its evaluated tasks, or one trajectory turn by turn."""
+"""`midstream show RUN [TRAJECTORY]`: the numbers of a run, its evaluated tasks, one trajectory; its files checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.errors import RunError, UsageError
 from midstream.core.terminal import Terminal
+from midstream.evaluation.verify import verify
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
 from midstream.report.numbers import counted, nothing_learned
@@ -26,6 +28,7 @@ from midstream.runs import EvaluationInfo, RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 
 _PAGE = 100
+_STYLES = {"ok": "green", "damaged": "bold red", "missing": "bold red", "not checked": "dim"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
     parser.add_argument("--page", type=int, metavar="N", help=f"of the list, only the N-th {_PAGE} runs")
+    parser.add_argument(
+        "--check", action="store_true", help="check every file for damage; 1 if one is damaged or missing"
+    )
+    text = (
+        "check, and take the files as they are, without unreadable records, so that it resumes; FILE.damaged keeps them"
+    )
+    parser.add_argument("--accept", action="store_true", help=text)
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what the options name."""
+    """Show what the options name; returns 1 if `--check` finds a file damaged or missing."""
+    if options.check or options.accept:
+        return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
     if options.page is not None and options.page < 1:
         raise UsageError(f"there is no --page {options.page}", code="setting-range", fix="pages count from 1")
     run = RunDirectory.open(Path(options.run))
@@ -158,6 +170,26 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
             console.print(part)
     if as_json:
         print("]" if separator == ", " else "[]")
+
+
+def _check(run: RunDirectory, options: argparse.Namespace) -> int:
+    """Print the state of every file, once the damage is accepted if the options say so."""
+    if options.accept:
+        with run.lock():
+            run.accept_damage()
+    checks = verify(run)
+    counts = Counter(check.state for check in checks)
+    if options.json:
+        print(json.dumps({"run": str(run.root), "files": [asdict(check) for check in checks]}))
+    else:
+        console = Terminal()
+        for check in checks:
+            line = Text(f"{check.state:<13}", _STYLES[check.state]).append(check.file, "not dim")
+            console.print(line.append(f": {check.problem}" if check.problem else ""), soft_wrap=True)
+            if check.fix:
+                console.print(Text(f"{'':<13}fix: {check.fix}"), soft_wrap=True)
+        console.print(", ".join(f"{counted(counts[state], 'file')} {state}" for state in _STYLES if counts[state]))
+    return 1 if counts["damaged"] or counts["missing"] else 0
 
 
 def _show_status(run: RunDirectory) -> None:

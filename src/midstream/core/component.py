@@ -109,7 +109,7 @@ class Context(Protocol):
 class ComponentConfig(Settings):
     """The settings of one component. The class variables serve its default `build` and the check of a recipe."""
 
-    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls; `midstream tools` describes it
+    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
     extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
     packages: ClassVar[tuple[str, ...]] = ()  # what it imports of that extra

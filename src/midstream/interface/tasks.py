@@ -127,7 +127,7 @@ def tasks(source: str | os.PathLike[str] | Callable[..., Iterable[Any]] | Iterab
     """Tasks from a file, a benchmark, rows, or a function that returns rows.
 
         tasks("questions.jsonl")                                   # rows with `question` and `answer`
-        tasks("bamboogle")                                         # a name that `midstream benchmarks` lists
+        tasks("bamboogle")                                         # a name that `midstream list benchmarks` lists
         tasks([{"question": "What is 2 + 2?", "answer": "4"}])
         tasks(my_function), tasks("my_tasks.py:my_function", difficulty=3)
 

@@ -313,7 +313,7 @@ def _benchmark_set(text: str) -> Table:
         raise UsageError(
             f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
             code="empty-value",
-            fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
+            fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=FILE; midstream list benchmarks has all",
         )
     source = {"type": "benchmark", "name": name}
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
@@ -498,7 +498,7 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             f"no table of the recipe makes a tool {unknown[0]!r}",
             code="missing-key",
             cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
-            fix=f"midstream tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
+            fix=f"midstream list tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
         )
     if unknown or not wanted:
         raise UsageError(

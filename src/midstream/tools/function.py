@@ -367,7 +367,7 @@ def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
     def build(self: ToolConfig, context: Context) -> Tool:
         return _named(reference, value, context.name)
 
-    return settings_of(ToolConfig, reference, lambda: value, build=build)
+    return settings_of(ToolConfig, reference, lambda: value, build=build, __doc__=inspect.getdoc(value))
 
 
 def _named(reference: str, found: Any, name: str) -> Tool:

@@ -82,7 +82,7 @@ def job_of(recipe: Recipe) -> Job:
         raise UnsupportedError(
             f"{recipe.name} trains no weights by reinforcement",
             code="nothing-to-plan",
-            fix="name a recipe whose [training] has algorithm = flow_grpo: midstream recipes",
+            fix="name a recipe whose [training] has algorithm = flow_grpo: midstream list recipes",
         )
     name = training.weights or planner or ""
     config: Any = recipe.engines[name].config if name in recipe.engines else None

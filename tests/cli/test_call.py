@@ -1,21 +1,17 @@
-"""`midstream tools`: the list, one tool in full, a call by hand; what it needs, and how it says no."""
+"""`midstream call`: a tool called by hand, what it takes, and how it says no."""
 
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from midstream.cli import tools
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
-from midstream.core.kinds import config_class, registered
 from midstream.recipe.overrides import chosen_tools
-from midstream.report import tools as report
+from midstream.report.tools import words_of
 from support.errors import coded, printed
 from support.llm_server import LLMServer
 
@@ -69,161 +65,49 @@ def mine(tmp_path, monkeypatch):
 def run(capsys, *options):
     """(exit code, standard output, standard error)."""
     capsys.readouterr()
-    code = main(["tools", *map(str, options)])
+    code = main(["call", *map(str, options)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def listed(capsys, *options):
+def taken(capsys, *options):
+    """What tools take, by name."""
     code, out, err = run(capsys, *options, "--json")
     assert (code, err) == (0, "")
-    return {view["name"]: view for view in json.loads(out)}
+    return {tool["name"]: tool for tool in json.loads(out)}
 
 
-# -- the list --------------------------------------------------------------------------------------------------------
+# -- without arguments -------------------------------------------------------------------------------------------------
 
 
-def test_every_type_of_tool_is_listed(capsys):
-    views = listed(capsys)
-    assert set(views) == set(registered("tool"))
-    assert all(view["description"] for view in views.values())
-    assert views["guess"]["parameters"]["required"] == ["question"]
-    assert views["wikipedia"]["description"].startswith("Looks things up in Wikipedia")
-    assert views["local_search"]["settings"]
-
-
-def test_the_list_makes_no_tool_and_asks_nobody(capsys, monkeypatch):
-    """No socket, no process, no tool: every way of making one is taken away."""
-
-    def never(*args, **kwargs):
-        raise AssertionError("something was made or asked")
-
-    monkeypatch.setattr(socket.socket, "connect", never)
-    monkeypatch.setattr(subprocess, "Popen", never)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    for name in registered("tool"):
-        monkeypatch.setattr(config_class("tool", name), "build", never)
-    assert set(listed(capsys)) == set(registered("tool"))
-
-
-def test_the_screen_has_a_block_for_each(capsys, mine):
-    code, out, err = run(capsys)
-    assert (code, err) == (0, "")
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert {*registered("tool")} <= {*lines}
-    at = lines.index("guess")
-    assert lines[at + 1].startswith("  An expert oracle")
-    assert lines[at + 2] == "  arguments  question: string"
-    assert lines[at + 3] == ""
-    assert lines[lines.index("web_page") + 1] == "  Reads one web page."
-    assert max(map(len, lines)) <= 80
-
-
-def test_a_recipes_own_tools_alone(capsys, mine):
-    assert list(listed(capsys, "--recipe", "mine.toml")) == ["python", "local_search", "lengths", "writer"]
-    code, out, _ = run(capsys, "--recipe", "control-random", "--quiet")
-    assert (code, out.split()) == (0, ["local_search", "python", "guess"])
-
-
-def test_settings_are_the_recipes_and_the_command_lines(capsys):
-    settings = {one["name"]: one for one in listed(capsys, "--set", "tools.guess.largest=7")["guess"]["settings"]}
-    assert (settings["largest"]["value"], settings["largest"]["default"]) == (7, 999)
-    settings = {
-        one["name"]: one for one in listed(capsys, "--recipe", "gazetteer-prompted")["local_search"]["settings"]
-    }
-    assert (settings["top_k"]["value"], settings["top_k"]["default"]) == (3, 1)
-
-
-# -- what a tool needs -----------------------------------------------------------------------------------------------
-
-
-def needs(capsys, name, *options):
-    return {need["what"]: need for need in listed(capsys, *options)[name]["needs"]}
-
-
-def test_a_key_is_looked_for_and_never_shown(capsys, mine, monkeypatch):
-    found = needs(capsys, "base_generator")["a model (model)"]
-    assert (found["there"], found["state"]) == (True, "gpt-4o-mini at https://api.openai.com/v1")
-    assert "canary" not in "".join(run(capsys)[1:] + run(capsys, "base_generator")[1:])
-    monkeypatch.setenv("OPENAI_API_KEY", " ")
-    found = needs(capsys, "base_generator")["a model (model)"]
-    assert not found["there"]
-    assert found["state"].endswith("OPENAI_API_KEY is not set")
-    assert "export OPENAI_API_KEY=" in found["fix"]
-    assert needs(capsys, "base_generator", "--provider", "ollama", "--model", "m")["a model (model)"]["there"]
-
-
-def test_a_search_key_is_wanted_where_the_provider_wants_one(capsys, monkeypatch):
-    monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    assert "a key" not in needs(capsys, "web_search")
-    found = needs(capsys, "web_search", "--set", "tools.web_search.provider=serper")
-    assert (found["a key"]["there"], found["a key"]["state"]) == (False, "SERPER_API_KEY is not set")
-    assert "extra web" not in found
-
-
-def test_an_extra_that_is_missing_is_named_with_its_command(capsys, monkeypatch):
-    assert needs(capsys, "web_search")["extra web"]["state"] == "installed"
-    monkeypatch.setattr(tools, "find_spec", lambda name: None)
-    found = needs(capsys, "web_search")["extra web"]
-    assert (found["there"], found["state"]) == (False, "ddgs is not installed")
-    assert found["fix"] == "pip install 'midstream[web]'"
-
-
-def test_an_engine_that_a_tool_cannot_ask_is_said(capsys):
-    recipe = ("--recipe", "flow-grpo-tiny")
-    for engine, state in (("nobody", "no engine 'nobody'"), ("policy", "samples in process")):
-        options = (
-            "--set",
-            "tools.base_generator.type=base_generator",
-            "--set",
-            f"tools.base_generator.engine={engine}",
-        )
-        found = needs(capsys, "base_generator", *recipe, *options)
-        assert [(need["there"], state in need["state"]) for need in found.values()] == [(False, True)]
-
-
-# -- one in full -----------------------------------------------------------------------------------------------------
-
-
-def test_a_tool_shows_its_arguments_settings_and_schema(capsys, mine):
+def test_a_tool_shows_what_it_takes(capsys, mine):
     code, out, err = run(capsys, "mine.py:convert")
     assert (code, err) == (0, "")
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert lines[:7] == [
-        "convert  function",
+    assert [line.rstrip() for line in out.splitlines()][:8] == [
+        "convert",
         "  Converts a length.",
-        '  arguments  value  number           how long',
+        "  arguments  value  number  how long",
         '             unit   "m" or "km"',
         '             to     string = "km"',
         "             again  boolean = false",
         "  limits     5 s, 2,000 tokens of output",
-    ]  # fmt: skip
-    assert f'function"{Path("mine.py").absolute()}:convert"(required)' in "".join(out.split())  # over several lines
-    assert json.loads(out[out.index("{") : out.rindex("}") + 1])["required"] == ["value", "unit"]
-    assert lines[-1] == '  midstream tools mine.py:convert value="..." unit="..."'
+        '  call it    midstream call mine.py:convert value="..." unit="..."',
+    ]
+    [tool] = taken(capsys, "mine.py:convert").values()
+    assert tool["parameters"]["required"] == ["value", "unit"]
+    assert run(capsys, "mine.py:convert", "--quiet") == (0, "convert\n", "")
 
 
 def test_a_tool_of_a_recipe_has_its_name(capsys, mine):
-    [view] = listed(capsys, "lengths", "--recipe", "mine.toml").values()
-    assert (view["name"], view["type"], view["timeout_s"]) == ("lengths", "function", 5)
-    [view] = listed(capsys, "writer", "--recipe", "mine.toml").values()
-    assert view["settings"][0] == {"name": "engine", "value": "model", "default": None, "required": True}
+    [tool] = taken(capsys, "lengths", "--recipe", "mine.toml").values()
+    assert (tool["name"], tool["timeout_s"]) == ("lengths", 5)
+    assert tool["example"] == 'midstream call lengths --recipe mine.toml value="..." unit="..."'
 
 
-def test_a_type_that_needs_settings_says_which(capsys):
-    for name, said in (("function", "and: function"), ("mcp", "and: give either `command` or `url`")):
-        code, out, _ = run(capsys, name)
-        assert code == 0
-        assert f'type = "{name}", {said}' in " ".join(out.split())
-
-
-def test_a_tool_that_cannot_be_made_is_shown_as_far_as_it_is_known(capsys, mine):
-    options = ("local_search", "--set", "tools.local_search.index=nowhere.db")
-    code, out, err = run(capsys, *options)
-    assert (code, err) == (0, "")
-    assert "It cannot be made here: no search index at nowhere.db" in out
-    assert "query" in out
-    assert listed(capsys, *options)["local_search"]["problem"]
+def test_a_tool_that_cannot_be_made_says_why(capsys, mine):
+    code, out, err = run(capsys, "local_search", "--set", "tools.local_search.index=nowhere.db")
+    assert (code, out) == (2, "")
+    assert coded("file-not-found", "nowhere.db")(printed(err))
 
 
 # -- called by hand --------------------------------------------------------------------------------------------------
@@ -321,14 +205,13 @@ def served_by(mine, command):
 def test_a_servers_tools_are_shown_once_it_is_named(capsys, mine):
     # It needs no SDK, which takes seconds to import; this mode is an honest one.
     served = served_by(mine, json.dumps([sys.executable, "-S", str(HONEST.with_name("hostile.py")), "windows_lines"]))
-    views = listed(capsys, "far", *served)
+    views = taken(capsys, "far", *served)
     assert views["far_echo"]["parameters"]["required"] == ["text"]
-    assert {view["type"] for view in views.values()} == {"mcp"}
     code, out, _ = run(capsys, "far_echo", *served)
     assert code == 0
-    assert "Settings, in [tools.far]\n" in out
-    example = out.splitlines()[-1].strip()
-    assert example == 'midstream tools far_echo --recipe served.toml "..."'
+    example = views["far_echo"]["example"]
+    assert example in out
+    assert example == 'midstream call far_echo --recipe served.toml "..."'
     assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "echo: 2\n", "")
 
 
@@ -361,7 +244,7 @@ REFUSED = {
     "an unknown tool": (["browser"], "unknown-tool", "'browser'", "python, base_generator"),
     "no name": ([""], "empty-value", "''", "local_search"),
     "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
-    "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream tools function"),
+    "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream list tools function"),
     "no file": (["none.py:f"], "file-not-found", "none.py", "give its absolute path"),
     "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
     "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", "'x'", "shows"),
@@ -385,7 +268,7 @@ REFUSED = {
     "JSON with more": (["guess", '{"question": "a", "b": 1}'], "invalid-arguments", "'b'", "shows"),
     "an unknown setting": (["guess", "--set", "tools.guess.size=3"], "recipe-invalid", "tools.guess.size", "largest"),
     "an unknown provider": (
-        ["--provider", "acme", "--model", "m"],
+        ["guess", "--provider", "acme", "--model", "m"],
         "recipe-invalid",
         "provider = 'acme'",
         "known keys here: model, provider",
@@ -413,16 +296,6 @@ def test_a_broken_back_end_is_a_failure(capsys, mine):
     assert err == "error[tool-failed]: the server is down\n  cause: nobody started it\n  fix: start it\n"
 
 
-@pytest.mark.slow
-def test_it_is_quick_to_ask_and_loads_no_torch():
-    code = (
-        "import sys; from midstream.cli.main import main; main(['tools', '--quiet']); "
-        "print(sorted({'torch', 'numpy', 'ddgs', 'trafilatura', 'mcp'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
 # -- types in words --------------------------------------------------------------------------------------------------
 
 
@@ -444,7 +317,7 @@ def test_it_is_quick_to_ask_and_loads_no_torch():
 )
 def test_types_in_words(schema, words):
     whole = {"$defs": {"Unit": {"enum": ["m", "mi"]}, "Point": {"type": "object"}}}
-    assert report.words_of(schema, whole) == words
+    assert words_of(schema, whole) == words
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,336 @@
+"""`midstream list`: the kinds of things that a name can mean, those of one kind, one in full.
+
+It makes, downloads and asks nothing, so it works without keys, network and extras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from midstream.cli import options as shared
+from midstream.core.component import EngineConfig
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.kinds import config_class, installed, package_of, registered
+from midstream.core.own import anchored, file_of, is_reference
+from midstream.core.tables import located, parse_component
+from midstream.core.task import Task
+from midstream.recipe import registry as registry  # registers the components that come with midstream
+from midstream.recipe.check import task_source
+from midstream.recipe.overrides import needs_settings
+from midstream.recipe.schema import find_recipe, read_table, shipped_recipes
+from midstream.report.turn_rows import fields, hints, plain
+from midstream.rewards.composite import rule_for
+from midstream.sources import benchmarks, file
+from midstream.sources.finite import Finite
+from midstream.tools.function import parse_docstring
+
+KINDS = {
+    "recipes": "an agent, and how it learns",
+    "benchmarks": "questions to evaluate on, and to train on",
+    "tools": "what agents can call",
+    "tasks": "where questions come from",
+    "reward": "what scores an answer",
+    "engine": "what samples from a model",
+    "agent": "how a question is worked on",
+    "planner": "chooses the next action of agentflow",
+    "executor": "writes the arguments of the tool's call",
+    "verifier": "decides whether agentflow goes on",
+    "generator": "writes agentflow's answer",
+    "analyst": "analyzes the question for agentflow, once",
+    "policy": "writes the turns of an interleaved agent",
+    "advantage": "from the rewards of a group to advantages",
+    "loss": "what an update of the weights minimizes",
+    "learner": "what trains",
+    "tracker": "where the metrics of a run go",
+}
+_HEADINGS = {
+    "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',
+    "lessons": "Learn lessons for a frozen model: midstream train NAME",
+    "weights": "Train weights: midstream train NAME",
+    "questions": "Questions",
+    "mathematics": "Mathematics",
+    "training": "To train on",
+    "worlds": "Made here",
+    "": "",
+}
+_COUNTS_SHOWN = 8
+
+
+class Entry(NamedTuple):
+    """What a name means: `record` is all of it, as JSON or on its own screen, `about` and `group` are for a list."""
+
+    name: str
+    what: str
+    record: dict[str, Any]
+    about: str = ""
+    group: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `list`."""
+    parser.add_argument("kind", nargs="?", choices=tuple(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, or your own: my_rewards.py:exact")
+    parser.add_argument(
+        "--file", metavar="PATH", help="the questions of a benchmark; without NAME: check your own questions"
+    )
+    shared.add(parser, *shared.OUTPUT)
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the kinds or those of one kind, or show one entry."""
+    kind, name = options.kind, options.name
+    if options.file is not None and kind != "benchmarks":
+        fix = "midstream list benchmarks --file FILE"
+        raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)
+    if one := name is not None or options.file is not None:
+        entries = [_entry(kind, name, options.file, full=True)]
+    else:
+        entries = _listed(kind) if kind else _kinds()
+    if one and "text" in entries[0].record and not options.json and not options.quiet:
+        print(entries[0].record["text"], end="")  # a terminal would break its lines
+        return 0
+    records = [{"name": entry.name, "what": entry.what, **entry.record} for entry in entries]
+    names = [entry.name for entry in entries]
+    return shared.show(options, records, names, lambda: _in_full(entries[0]) if one else _list(kind, entries))
+
+
+def _names(kind: Any) -> Sequence[str]:
+    if kind == "recipes":
+        return list(shipped_recipes())
+    return list(benchmarks.BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
+
+
+def _kinds() -> list[Entry]:
+    counts = {kind: len(_names(kind)) for kind in KINDS}
+    return [Entry(kind, f"{KINDS[kind]} ({count:,})", {"count": count}) for kind, count in counts.items()]
+
+
+def _listed(kind: str) -> list[Entry]:
+    """The entries of a kind, by group; one that cannot be used here says why."""
+    entries = []
+    for name in _names(kind):
+        try:
+            entries.append(_entry(kind, name))
+        except MidstreamError as error:
+            entries.append(Entry(name, f"unusable: {error.what}", {}))
+    return sorted(entries, key=lambda entry: [*_HEADINGS].index(entry.group))
+
+
+def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
+    """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
+    if name is None:
+        tasks = file.FileTasks(file.FileTasksConfig(path=Path(str(path)))).tasks("test")
+        return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
+    if kind == "recipes":
+        return _recipe(name, full=full)
+    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(kind, name)
+
+
+# --- screens ----------------------------------------------------------------------------------------------------------
+
+
+def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
+    widest = max((len(entry.name) for entry in entries), default=0)
+    parts: list[RenderableType] = [] if entries else [Text("none but your own\n", "dim")]
+    for group, found in groupby(entries, key=lambda entry: entry.group):
+        rows = [(each.name, Text(each.what).append(f"\n{each.about}" * bool(each.about), "dim")) for each in found]
+        parts += [Text(_HEADINGS[group], "bold")] * bool(group)
+        parts.append(Padding(fields(rows, least=widest, style="cyan"), (0, 0, 1, 2 * bool(group))))
+    own = {f"midstream list {kind} my_file.py:name": "your own: docs/extending.md"}
+    more = {
+        None: {"midstream list reward": "those of a kind", "midstream list reward numeric": "one in full"},
+        "recipes": {"midstream list recipes NAME": "one, with the reason of each value"},
+        "benchmarks": {
+            "midstream list benchmarks NAME": "one in full",
+            "midstream list benchmarks NAME --file FILE": "with the questions in a file",
+            "midstream list benchmarks --file FILE": "check your own questions",
+        },
+        "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
+    }
+    return Group(*parts, hints(more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}))
+
+
+def _in_full(entry: Entry) -> Group:
+    record = dict(entry.record)
+    settings = record.pop("settings", ())
+    rows = ((key.replace("_", " "), plain(text)) for key, value in record.items() if (text := _shown(value)))
+    parts: list[RenderableType] = [Text(entry.name, "bold cyan"), Text(entry.what), Text(), fields(rows)]
+    if settings:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("setting", "default", "meaning"):
+            table.add_column(heading, overflow="fold")
+        for setting in settings:
+            default = "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False)
+            table.add_row(Text(setting["name"], "cyan"), Text(default), Text(setting["meaning"]))
+        parts += [Text(), table]
+    return Group(*parts)
+
+
+def _shown(value: Any) -> str:
+    """A value of a record as text, "" if it says nothing; of many counts the largest."""
+    if isinstance(value, Mapping) and all(isinstance(count, int) for count in value.values()):
+        counts = Counter(value).most_common()
+        more = [f"and {len(counts) - _COUNTS_SHOWN:,} more"] * (len(counts) > _COUNTS_SHOWN)
+        return ", ".join([*(f"{name} {count:,}" for name, count in counts[:_COUNTS_SHOWN]), *more])
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {text}" for name, each in value.items() if (text := _shown(each)))
+    if isinstance(value, list):
+        return ", ".join(filter(None, map(_shown, value)))
+    return "" if value is None else str(value)
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def _recipe(name: str, *, full: bool) -> Entry:
+    """A recipe by its own tables with those that it extends; they are not validated."""
+    table, path = read_table(name), find_recipe(name)
+    found: set[str] = set()
+    for settings in table.get("engines", {}).values():
+        config = config_class("engine", settings["type"])
+        if settings.get("device", "cpu") != "cpu":
+            found.add("a GPU")
+        elif issubclass(config, EngineConfig) and config.in_process:
+            found.add("PyTorch")
+        elif settings["type"] == "openai_compatible":
+            found.add("a model server")
+    needs = [need for need in ("PyTorch", "a model server", "a GPU") if need in found]
+    learns = "lessons" if "practice" in table else "weights" if "training" in table else "nothing"
+    name, agent = table.get("name", name), table["agent"].get("type", "agentflow")
+    about = f"agent {agent}; needs {', '.join(needs) or 'nothing'}"
+    record = {"learns": learns, "agent": agent, "needs": needs, "path": str(path)}
+    if full:
+        record["text"] = f"# {name}: learns {learns}; {about}\n{path.read_text(encoding='utf-8')}"
+    return Entry(name, table.get("description", ""), record, about, learns)
+
+
+# --- components -------------------------------------------------------------------------------------------------------
+
+
+def _component(kind: Any, name: str) -> Entry:
+    kind = "tool" if kind == "tools" else kind
+    located(kind, name, kind)
+    config: Any = config_class(kind, anchored(name, Path.cwd()))
+    source, (needs, may_use) = _source(kind, name), _needs(config)
+    record = {"from": source, "needs": needs, "may_use": may_use, "settings": [*_settings(config)]}
+    if kind == "tool" and (unset := needs_settings(name)):
+        needs["settings"] = unset
+    elif kind == "tool":
+        record["arguments"] = f"midstream call {name} shows them"
+    required = [what + " (missing)" * state.startswith("missing") for what, state in needs.items()]
+    about = "; ".join([source] * (source != "midstream") + [f"needs {', '.join(required)}"] * bool(required))
+    return Entry(name, what_is(config), record, about)
+
+
+def _source(kind: Any, name: str) -> str:
+    """Where a component comes from: midstream, a package and its version, a file or a module."""
+    if name in installed(kind):
+        return ", ".join(map(package_of, installed(kind)[name]))
+    if not is_reference(name):
+        return "midstream"
+    path = file_of(name)
+    return f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
+
+
+def what_is(config: Any) -> str:
+    """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
+    text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
+
+
+def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
+    needs: dict[str, str] = {}
+    may_use: dict[str, str] = {}
+    known = getattr(config, "model_fields", {})
+    if extra := getattr(config, "extra", ""):
+        there = [find_spec(package) is not None for package in config.packages]
+        fix = f"pip install 'midstream[{extra}]'"
+        needs[f"extra {extra}"] = fix if not there else "installed" if all(there) else f"missing: {fix}"
+    if (asks := getattr(config, "asks", "never")) != "never":
+        (needs if asks == "always" else may_use)["a model"] = 'engine = "NAME" in its table'
+    if getattr(config, "sandboxed", False):
+        needs["a sandbox"] = "midstream doctor tries it"
+    if required := [name for name, info in known.items() if info.is_required()]:
+        needs["settings"] = ", ".join(required)
+    if "api_key_env" in known and isinstance(key := known["api_key_env"].default, str) and key:
+        may_use[f"key {key}"] = "set" if os.environ.get(key, "").strip() else f"not set: export {key}=<your key>"
+    return needs, may_use
+
+
+def _settings(config: Any) -> Iterator[dict[str, Any]]:
+    documented: dict[str, str] = {}
+    for cls in reversed(config.__mro__):
+        documented |= parse_docstring(inspect.getdoc(cls) or "")[1]
+    for name, info in getattr(config, "model_fields", {}).items():
+        setting = {"name": name, "required": info.is_required(), "meaning": documented.get(name, "")}
+        if not info.is_required() and not info.default_factory_takes_validated_data:  # that depends on other settings
+            setting["default"] = to_jsonable_python(info.get_default(call_default_factory=True), fallback=repr)
+        yield setting
+
+
+# --- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
+    """A benchmark; in full with its questions if they are in the file `path`, or here."""
+    benchmark = benchmarks.find(name)
+    size = benchmark.sizes.get(benchmark.main_split)
+    notes = [] if size is None else [f"{size:,} questions"]
+    notes += [f"scored by {benchmark.reward}"] + [f"licence {benchmark.licence}"] * bool(benchmark.licence)
+    about = "; ".join(notes + ["access on request"] * benchmark.gated)
+    left_out = {"name", "group", "asks", "repository", "convert", "merge", "tasks", "gated"}
+    record = {"address": benchmark.address or "made here", **benchmark.model_dump(mode="json", exclude=left_out)}
+    if full:
+        in_file = f", file = {json.dumps(path)}" if path else ""
+        access = "accept the conditions on its page, then: hf auth login; " * benchmark.gated
+        loads = "the first evaluation downloads the questions; " * bool(benchmark.repository)
+        record["evaluate"] = f"midstream eval RECIPE --benchmark {name}" + (f"={shlex.quote(path)}" if path else "")
+        record["recipe"] = f'tasks = {{ type = "benchmark", name = "{name}"{in_file} }}'
+        record |= _questions(benchmark, path) or {"not_here": f"{access}{loads}--file FILE reads a file of them"}
+    return Entry(name, benchmark.asks, record, about, benchmark.group)
+
+
+def _questions(benchmark: benchmarks.Benchmark, path: str | None) -> dict[str, Any]:
+    """The questions in a file, in what was downloaded before, or of a world, which makes them; {} if not here."""
+    if path is None:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
+    if path is None and not benchmark.tasks and not benchmarks.is_downloaded(benchmark.repository):
+        return {}
+    source = task_source(parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks"))
+    try:
+        tasks = source.fixed(benchmark.main_split, seed=0)
+    except UsageError:
+        if path is None:  # the repository holds several benchmarks, and this one was not downloaded
+            return {}
+        raise
+    left_out = source.left_out.get(benchmark.main_split, {}) if isinstance(source, Finite) else {}
+    return _counts(tasks, benchmark.main_split, left_out)
+
+
+def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """How many questions there are, of which families, what scores them, and the first."""
+    return {
+        "questions": {split: len(tasks)},
+        "left_out": dict(left_out),
+        "families": dict(Counter(task.family for task in tasks)),
+        "rewards": dict(Counter(task.reward or rule_for(task) for task in tasks)),
+        "first": tasks[0].model_dump(mode="json"),
+    }
