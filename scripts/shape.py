@@ -23,13 +23,13 @@ from midstream.cli.main import COMMANDS
 FUNCTION_LINES, METHODS = 80, 20
 LEAST = {"comments on lines of their own, a thousand lines": 10.0}
 MOST = {
-    "lines": 58_000,
-    "files": 320,
-    "private functions used once, a thousand lines": 7.0,
-    "`Any`, a thousand lines": 17.6,
+    "lines": 56_900,
+    "files": 310,
+    "private functions used once, a thousand lines": 6.9,
+    "`Any`, a thousand lines": 17.4,
     "class names that two files define": 33,
-    "commands": 24,
-    "options": 66,
+    "commands": 18,
+    "options": 64,
     "settings": 448,
 }
 
