@@ -1,8 +1,8 @@
 """Validate arguments under JSON schemas that others write, with a bound on the work.
 
 A check must end: of 40 definitions that each refer to the next one twice (3 kB), a validator looks at 2^40 nodes. So
-the nodes of the schema, with all references expanded as deep as the arguments are, are counted first. Patterns are
-matched without backtracking, or with a limit on it.
+the visits of schemas to values are counted first, by a walk through both that stops at a limit. Patterns are matched in
+linear time, so they have no look-around and no references to groups.
 """
 
 from __future__ import annotations
@@ -11,26 +11,33 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import jsonschema_rs
 
 from midstream.core.errors import ToolServerError, did_you_mean
 
 UNFINISHED = "they take too many checks; write shorter or simpler values"
-_MOST_VISITS = 5_000_000  # nodes of a schema x nodes of the arguments: about a second
-_MOST_EXPLAINED = 3000  # nodes of a schema whose errors are explained: 0.1 ms each
-_DEEPEST = 50  # levels of arguments
+_MOST_VISITS = 50_000  # of schemas to values: about 50 ms to count, and less to check
+_MOST_EXPLAINED = 3000  # visits of a check whose errors are explained: 0.1 ms each
+_MOST_PATTERNS = 50
 _LONGEST_NAME = 100  # characters of a misspelt value that is compared with the possible ones
-_PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20)
-# Keywords that hold schemas for members of the value, by name or not, and keywords that hold none to check by.
+_PATTERNS = jsonschema_rs.RegexOptions(size_limit=1 << 18)
+
+# Keywords by what their schemas are for: the value itself, each of its members, or members by name.
+_SAME = ("not", "if", "then", "else")
+_SAME_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_NAMED = ("dependentSchemas", "dependencies")
+_EACH = ("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "unevaluatedItems", "items")
+_EACH_LISTS = ("prefixItems", "items", "additionalItems")
 _NAMED = ("properties", "patternProperties")
-_BELOW = (
-    "additionalProperties propertyNames items prefixItems additionalItems contains unevaluatedProperties "
-    "unevaluatedItems"
-).split()
+_PLACES = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_APART = ("$defs", "definitions", "default", "examples")
 _Verdict: TypeAlias = tuple[str, str]  # "fits", "wrong" (the arguments) or "unusable" (the schema), and why
+
+
+class _TooManyError(Exception):
+    """The visits passed their limit."""
 
 
 def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
@@ -46,7 +53,7 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
         raise ToolServerError(
             f"a tool's schema cannot be used: {why}",
             code="tool-schema-invalid",
-            cause=f"it is not a JSON schema that is complete in itself: {str(schema)[:300]}",
+            cause="it is not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
     return why or None
@@ -55,22 +62,24 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
 def unusable_schema(schema: Mapping[str, Any]) -> str | None:
     """The reason why arguments cannot be checked under a schema, or None."""
     kind, why = _verdict({}, schema)
-    return why if kind == "unusable" else "it takes too many checks" if why == UNFINISHED else None
+    return why if kind == "unusable" else None
 
 
 def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdict:
     try:
         text = json.dumps(schema)
-        depth, size = _measured(arguments)
-        nodes = _nodes(text, min(depth, _DEEPEST))
-        if depth > _DEEPEST or nodes * size > _MOST_VISITS:
-            return "wrong", UNFINISHED
-        validator = _validator(text)
+        root, validator = _compiled(text)
     except (TypeError, ValueError, RecursionError) as failure:
         why = failure.message if isinstance(failure, jsonschema_rs.ValidationError) else str(failure)
         return "unusable", why[:300]
-    if not validator.is_valid(arguments := dict(arguments)):
-        return "wrong", _explained(validator, arguments) if nodes <= _MOST_EXPLAINED else "they do not fit the schema"
+    try:
+        visits = _visits(root, arguments)
+        if not validator.is_valid(dict(arguments)):
+            return "wrong", _explained(validator, arguments) if visits <= _MOST_EXPLAINED else "they do not fit"
+    except _TooManyError:
+        return "wrong", UNFINISHED
+    except (TypeError, ValueError, RecursionError) as failure:  # no JSON
+        return "wrong", str(failure)[:300]
     known = schema.get("properties", {})
     open_ended = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
     if extra := [] if open_ended else sorted(set(arguments) - set(known)):
@@ -79,49 +88,109 @@ def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdic
 
 
 @lru_cache(maxsize=256)
-def _validator(text: str) -> Any:
-    """The validator of a schema's JSON text; an invalid schema raises `jsonschema_rs.ValidationError`."""
-    return jsonschema_rs.validator_for(json.loads(text), offline=True, pattern_options=_PATTERNS)
+def _compiled(text: str) -> tuple[Any, Any]:
+    """A schema from its JSON text, and its validator. Raises `ValueError` for one that cannot be used."""
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("it is no object")
+    if isinstance(named := schema.get("$schema"), str) and "json-schema.org" not in named:
+        del schema["$schema"]  # a dialect of somebody's own: read as the newest
+    patterns = visits = 0
+    for node in _schemas(schema):
+        if node is not schema and ("$id" in node or "id" in node):
+            raise ValueError("a part of it has an id, from which references would count")
+        patterns += ("pattern" in node) + len(node.get("patternProperties", ()))
+        try:
+            visits += _visits(schema, None, node)  # finds references that lead nowhere or to themselves
+            if visits > _MOST_VISITS:
+                raise _TooManyError
+        except _TooManyError:
+            raise ValueError("it takes too many checks") from None
+    if patterns > _MOST_PATTERNS:
+        raise ValueError(f"it has more than {_MOST_PATTERNS} patterns")
+    return schema, jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS)
 
 
-@lru_cache(maxsize=1024)
-def _nodes(text: str, depth: int) -> int:
-    """The nodes of a schema, with references expanded as far as a value of this depth leads; lists count by size.
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every schema in a schema, itself first."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        yield node
+        for key in (*_SAME, *_EACH):
+            waiting.append(node.get(key))
+        for key in (*_SAME_LISTS, *_EACH_LISTS):
+            waiting += found if isinstance(found := node.get(key), list) else ()
+        for key in (*_SAME_NAMED, *_NAMED, *_PLACES):
+            waiting += found.values() if isinstance(found := node.get(key), dict) else ()
 
-    Raises `ValueError` for a reference that is not a pointer into the schema, or that leads to itself.
+
+def _visits(root: dict[str, Any], value: Any, start: dict[str, Any] | None = None) -> int:
+    """How often a check of `value` would look at a schema, at most. Raises `_TooManyError` above the limit.
+
+    Raises `ValueError` for a reference that is not a pointer into the schema, or leads back to where it stands.
     """
-    schema, counts = json.loads(text), {}
+    count, begun = 0, set[tuple[int, int]]()
 
-    def count(node: Any, depth: int) -> int:
-        if isinstance(node, list):
-            return sum(count(item, depth) for item in node)
-        if not isinstance(node, dict) or depth < 0:
-            return 1
-        place = id(node), depth
-        if place not in counts:
-            counts[place] = None
-            counts[place] = 1 + sum(expanded(key, value, depth) for key, value in node.items() if key not in _APART)
-        if (known := counts[place]) is None:
+    def visit(node: Any, value: Any) -> None:
+        nonlocal count
+        if not isinstance(node, dict):
+            count += 1
+            return
+        place = id(node), id(value)
+        if place in begun:
             raise ValueError("a reference leads to itself")
-        return known
+        begun.add(place)
+        count += 1 + len(node.get("enum", ())) + (len(value) >> 6 if isinstance(value, str) else 0)
+        if count > _MOST_VISITS:
+            raise _TooManyError
+        for key in _REFERENCES:
+            if isinstance(reference := node.get(key), str):
+                visit(_target(root, reference), value)
+        for key in _SAME:
+            if key in node:
+                visit(node[key], value)
+        for key in _SAME_LISTS:
+            for inner in node.get(key, ()):
+                visit(inner, value)
+        for key in _SAME_NAMED:
+            for inner in node.get(key, {}).values():
+                visit(inner, value)
+        members = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for member in members:
+            for key in _EACH:
+                if key in node:
+                    visit(node[key], member)
+            for key in _EACH_LISTS:
+                for inner in found if isinstance(found := node.get(key), list) else ():
+                    visit(inner, member)
+        if isinstance(value, Mapping):
+            for name, inner in node.get("properties", {}).items():
+                if name in value:
+                    visit(inner, value[name])
+            for inner in node.get("patternProperties", {}).values():
+                for member in members:
+                    visit(inner, member)
+        begun.discard(place)
 
-    def expanded(key: str, value: Any, depth: int) -> int:
-        if key in _REFERENCES and isinstance(value, str):
-            return count(_target(schema, value), depth)
-        if key in _NAMED and isinstance(value, dict):
-            return sum(count(member, depth - 1) for member in value.values())
-        return count(value, depth - (key in _BELOW))
-
-    return count(schema, depth)
+    try:
+        visit(root if start is None else start, value)
+    except (AttributeError, TypeError):  # a keyword of another type, which the validator names
+        return 1
+    return count
 
 
 def _target(schema: Any, reference: str) -> Any:
     """What a reference points to."""
-    path, node = reference.removeprefix("#"), schema
-    if not reference.startswith("#") or path[:1] not in ("", "/"):
+    own = schema.get("$id") if isinstance(schema, dict) else None
+    path = reference.removeprefix(own) if isinstance(own, str) else reference
+    if not path.startswith("#") or path[1:2] not in ("", "/"):
         raise ValueError(f"the reference {reference!r} is not a pointer into the schema")
-    for part in path.split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
+    node = schema
+    for part in path[1:].split("/")[1:]:
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
         try:
             node = node[int(part)] if isinstance(node, list) else node[part]
         except (KeyError, IndexError, TypeError, ValueError):
@@ -129,33 +198,14 @@ def _target(schema: Any, reference: str) -> Any:
     return node
 
 
-def _measured(value: Any) -> tuple[int, int]:
-    """The depth and the size of a JSON value: its nodes and keys; a long text counts as one node in 64 characters."""
-    depth = size = 0
-    level: list[Any] = [value]
-    while level:
-        size += sum(1 + (len(item) >> 6 if isinstance(item, str) else 0) for item in level)
-        level = [inner for item in level for inner in _members(item)]
-        depth += bool(level)
-    return depth, size
-
-
-def _members(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        yield from value
-        yield from value.values()
-    elif isinstance(value, list | tuple):
-        yield from value
-
-
 def _explained(validator: Any, arguments: Mapping[str, Any]) -> str:
     """The first error, with its place, and the word that a misspelt one may mean."""
     try:
-        validator.validate(arguments)
+        validator.validate(dict(arguments))
     except jsonschema_rs.ValidationError as error:
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
         where = f"at ${path}: " if path else ""
         options, value = getattr(error.kind, "options", ()), error.instance
         misspelt = isinstance(value, str) and len(value) <= _LONGEST_NAME
         return where + (did_you_mean(value, map(str, options)) if misspelt else "") + error.message[:300]
-    return "they do not fit the schema"
+    return "they do not fit"
