@@ -133,7 +133,7 @@ $(AGENTS_VENV)/.installed: $(VENV)/.created pyproject.toml Makefile
 	@echo "installing agent libraries and midstream into $(AGENTS_VENV): PyTorch is large, the first time takes minutes"
 	$(PYTHON) -m venv $(AGENTS_VENV)
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' 'pytest>=8.2' 'hypothesis>=6.100' \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train,serve]' -e plugins/midstream-worlds 'pytest>=8.2' 'hypothesis>=6.100' \
 	  openai==3.54.0 openai-agents==0.24.0 langgraph==1.2.22 langchain==1.4.7 langchain-openai==1.7.3 anthropic==2.12.0
 	@touch $@
 
@@ -148,7 +148,7 @@ $(VERL_VENV)/.installed: pyproject.toml plugins/midstream-verl/pyproject.toml Ma
 	$(PYTHON) -m venv $(VERL_VENV)
 	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25'  # older ones search for minutes
 	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' -e 'plugins/midstream-verl[verl]' 'pytest>=8.2' 'hypothesis>=6.100'
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[train]' -e 'plugins/midstream-verl[verl]' -e plugins/midstream-worlds 'pytest>=8.2' 'hypothesis>=6.100'
 	@touch $@
 
 # SkyRL 0.4 wants Python 3.12 for typing.TypedDict alone, and pip would take a PyTorch with CUDA for one of its libraries:

@@ -90,7 +90,7 @@ def require_set(recipe: Recipe) -> None:
         raise RecipeError(
             f"recipe {recipe.name!r} has no evaluation set",
             code="missing-key",
-            fix="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
+            fix="add [[evaluation.sets]], as the recipe training-free-simulated has it",
         )
     if recipe.evaluation.at != "both":
         raise RecipeError(

@@ -51,7 +51,7 @@ KINDS = {
     "agent": "how a question is worked on",
     "planner": "chooses the next action of agentflow",
     "executor": "writes the arguments of the tool's call",
-    "verifier": "decides whether agentflow goes on",
+    "verifier": "decides whether agentflow continues",
     "generator": "writes agentflow's answer",
     "analyst": "analyzes the question for agentflow, once",
     "policy": "writes the turns of an interleaved agent",

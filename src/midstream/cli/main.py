@@ -148,7 +148,7 @@ def parser(command: str | None = None) -> _Parser:
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in (*COMMANDS, *_installed()):
         # Importing the modules of packages takes a second, so only the help does.
-        text = COMMANDS.get(name) or ("" if command else _module(name).HELP)
+        text = COMMANDS.get(name) or ("" if command else _help(name))
         parser_of_command = commands.add_parser(name, help=text)
         if command in (None, name):
             _module(name).add_arguments(parser_of_command)
@@ -159,6 +159,13 @@ def parser(command: str | None = None) -> _Parser:
 def _installed() -> dict[str, str]:
     """The modules of installed packages' commands."""
     return {point.name: point.value for point in entry_points(group="midstream.commands") if point.name not in COMMANDS}
+
+
+def _help(command: str) -> str:
+    try:
+        return _module(command).HELP
+    except ImportError as error:  # a package that is half installed must not hide the others
+        return f"cannot be imported: {error}"
 
 
 def _module(command: str) -> Any:

@@ -64,6 +64,14 @@ def budget_settings(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{error.what}: give {error.fix}") from error
 
 
+def parse_learner(text: str) -> str:
+    """The value of `--engine`."""
+    if text not in (known := [name for name in registered("learner") if name != "local"]):
+        others = f"there are: {', '.join(known)}" if known else "none is installed"
+        raise argparse.ArgumentTypeError(f"no package that is installed has a learner {text!r}; {others}")
+    return text
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
@@ -81,7 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "train in N processes, as many as there are GPUs (learner.parallel)",
     },
     "--engine": {
-        "choices": sorted({*registered("learner")} - {"local"}), "metavar": "NAME",
+        "type": parse_learner, "metavar": "NAME",
         "help": "the learner that trains in place of this machine, of an installed package",
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},

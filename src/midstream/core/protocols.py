@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -33,10 +33,6 @@ from midstream.core.trajectory import (
     Trajectory,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # The place of the running trajectory in its rollout: a tool's request to an engine in this process has it as `order`.
 ORDER: ContextVar[int] = ContextVar("order", default=0)

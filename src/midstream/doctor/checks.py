@@ -53,7 +53,7 @@ async def check_training() -> list[Check]:
     rows = [row.rpartition(",") for row in printed.splitlines() if "," in row] if code == 0 else []
     card = ", ".join(f"{name.strip()}, {int(mb) / 1024:.0f} GiB" for name, _, mb in rows if mb.strip().isdigit())
     if find_spec("torch") is None:
-        words = "not installed; the demo, training and models in this process need it"
+        words = "not installed; training and models in this process need it"
         return [check(status="warning", words=words, fix=fix), _check_gpu(card, None)]
 
     code, printed, complaint = await run_briefly(sys.executable, "-P", "-c", _TORCH)
@@ -83,7 +83,7 @@ def _check_gpu(card: str, torch: Mapping[str, Any] | None) -> Check:
     if card:
         return check(status="ok", words=f"{card}; PyTorch was not asked")
     mps = torch is not None and torch["mps"]
-    return check(status="ok", words="Apple's (mps)" if mps else "none; the demo and remote models need none")
+    return check(status="ok", words="Apple's (mps)" if mps else "none; remote and small models need none")
 
 
 async def run_briefly(*command: str) -> tuple[int, str, str]:

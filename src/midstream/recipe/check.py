@@ -401,7 +401,7 @@ def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) 
         raise RecipeError(
             f"{where} has lessons for a tiny planner, whose vocabulary has none of their words: warm_start.lessons = 0",
             code="setting-conflict",
-            fix="set warm_start.lessons, as recipes/flow-grpo-tiny-lessons.toml does",
+            fix="set warm_start.lessons, e.g. to 0.5",
         )
 
 

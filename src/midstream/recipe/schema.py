@@ -37,6 +37,7 @@ from midstream.recipe import registry as registry  # registers the components th
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
+from midstream.sources.none import NoTasksConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.own import own_learner
@@ -170,7 +171,7 @@ class Recipe(Settings):
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""
     seed: Seed = 0
-    tasks: Component
+    tasks: Component = Component(kind="tasks", type="none", config=NoTasksConfig())
     agent: Annotated[
         Annotated[AgentConfig, Tag("agentflow")]
         | Annotated[InterleavedConfig, Tag("interleaved")]
@@ -255,7 +256,7 @@ class Recipe(Settings):
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
-    parsed = {"tasks": {"type": "none"}, **anchored(table, Path.cwd())}
+    parsed = anchored(table, Path.cwd())
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -357,8 +358,9 @@ def shipped_recipes() -> dict[str, Path]:
     directories = [own if own.is_dir() else Path(__file__).parents[3] / "recipes"]  # of the checkout
     for point in entry_points(group="midstream.recipes"):
         directories += map(Path, import_module(point.value).__path__)
-    files = [path for directory in directories for path in directory.glob("*.toml")]
-    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+    # Of two with one name midstream's own is the last, and stays.
+    files = {path.stem: path for directory in reversed(directories) for path in directory.glob("*.toml")}
+    return dict(sorted(files.items()))
 
 
 def find_recipe(name: str, extended_by: Path | None = None) -> Path:
@@ -366,7 +368,7 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     directory, file = extended_by.parent if extended_by else Path(), name if name.endswith(".toml") else f"{name}.toml"
     path = directory / file
     if file != name and not (extended_by and os.path.isfile(path)):
-        path = shipped_recipes().get(name, path)
+        path = shipped_recipes().get(name, Path(__file__).parent / file)
     if not os.path.exists(path) and name.endswith(".py"):
         what, fix = f"{name} names no function", f"name the agent in it, e.g. {name}:solve"
         raise RecipeError(what, code="unknown-recipe", fix=fix)

@@ -58,11 +58,8 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
             parts.append(Text(f"\nTo fix {check.code}, {check.what}:"))
             parts.append(Text(f"  {check.fix}", "bold", no_wrap=True, overflow="ignore"))
     failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
-    demo = "The offline demo will run without key, GPU or network: midstream demo"
-    if any(check.code == "MS201" and check.status != "ok" for check in checks):
-        demo = "The offline demo will not run yet: see MS201."
     conclusion = f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
-    return Group(*parts, Text(), *(Text(line, no_wrap=True, overflow="ignore") for line in (conclusion, demo)))
+    return Group(*parts, Text(), Text(conclusion, no_wrap=True, overflow="ignore"))
 
 
 Standing = Literal["good", "shaky", "cannot", "not examined"]

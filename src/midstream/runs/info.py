@@ -132,7 +132,8 @@ def collect_info(
     """
     refuse_secrets(resolved)
     packages: dict[str, str] = {}
-    for name in _PACKAGES:
+    plugins = {point.dist.name for point in importlib.metadata.entry_points(group="midstream.components") if point.dist}
+    for name in (*_PACKAGES, *sorted(plugins)):
         with suppress(importlib.metadata.PackageNotFoundError):
             packages[name] = importlib.metadata.version(name)
     return RunInfo(

@@ -24,7 +24,7 @@ class NoTasks:
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> NoReturn:
         """Draw nothing."""
-        raise UsageError("the recipe names no tasks", code="no-tasks", fix="add --tasks FILE, or --benchmark NAME")
+        raise UsageError("the recipe names no tasks", code="no-tasks", fix="add [tasks] to the recipe, or --tasks FILE")
 
     def fixed(self, split: str, **_: Any) -> NoReturn:
         """Draw nothing."""

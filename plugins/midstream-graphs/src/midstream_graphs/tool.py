@@ -205,7 +205,7 @@ class GraphConfig(Limits, ToolConfig):
     """
 
     component = GraphTool
-    extra = "graph"
+    extra = "graphs"
     packages = ("networkx",)
     sandboxed = True
 

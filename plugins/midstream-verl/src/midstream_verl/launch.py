@@ -28,7 +28,6 @@ from midstream.runs.lock import is_locked
 from midstream_verl import DRIVER_LOCK, RUN
 from midstream_verl.verl_config import command_of, refuse
 
-PACKAGES = "verl==0.9.1 'ray[default]==2.60.*' 'TransferQueue>=0.1.10,<0.2' cachetools fastapi uvicorn"
 _POLL_S = 0.5
 _ENDING_S = 60.0  # until verl and Ray have ended after an interrupt
 
@@ -40,7 +39,7 @@ def require_verl() -> None:
         raise UnsupportedError(
             f"--engine verl needs {' and '.join(missing)}, not installed here",
             code="missing-extra",
-            fix=f"in an environment of its own: pip install 'midstream[train]' {PACKAGES}, and vllm or sglang",
+            fix="in an environment of its own: pip install -e . -e 'plugins/midstream-verl[verl]', and vllm or sglang",
         )
 
 

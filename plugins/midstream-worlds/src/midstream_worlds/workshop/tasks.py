@@ -135,7 +135,7 @@ class Workshop(Finite):
                 "a simulated model of the workshop got a prompt without an order",
                 code="foreign-prompt",
                 fix='set tasks.type = "workshop" and give other modules programs or another engine, as '
-                "recipes/training-free-simulated.toml does",
+                "the recipe training-free-simulated does",
             )
         if found[0] not in self._orders:
             domain, number = found[1], int(found[2])
