@@ -247,7 +247,7 @@ REFUSED = {
     "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream list tools function"),
     "no file": (["none.py:f"], "file-not-found", "none.py", "give its absolute path"),
     "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
-    "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", "'x'", "shows"),
+    "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", '"x"', "shows"),
     "an argument that is not allowed": (
         ["mine.py:convert", "value=3", "unit=ft"],
         "invalid-arguments",

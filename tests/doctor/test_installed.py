@@ -50,11 +50,11 @@ def trained() -> tuple[Check, Check]:
     return extra, gpu
 
 
-def test_without_torch_the_demo_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_training_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     extra, gpu = trained()
     assert (extra.status, extra.fix) == ("warning", "pip install 'midstream[train]'")
-    assert "the demo" in extra.words
+    assert "training" in extra.words
     assert gpu.status == "ok"
 
 

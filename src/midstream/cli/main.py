@@ -57,7 +57,7 @@ EXAMPLES = """examples:
   midstream doctor                     what works on this machine?
   midstream doctor --provider ollama --model qwen2.5:7b
   midstream models fetch smollm2       then: --model local/smollm2
-  midstream list                       what there is: recipes, benchmarks, tools, ...
+  midstream list                       what there is: recipes, tools, rewards
   midstream list tools                 what agents can call, and what each needs
   midstream list benchmarks gpqa       what it asks, where its questions are
   midstream call python "105 + 7"      call a tool by hand
