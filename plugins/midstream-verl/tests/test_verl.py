@@ -69,6 +69,8 @@ def on_cpu(tmp_path_factory):
             patch.setenv(name, value)
         import verl_cpu  # before VERL_PLATFORM, so that verl is not imported here
 
+        del sys.modules["verl_cpu"]  # verl imports it itself, with the platform
+
         patch.setenv("VERL_PLATFORM", "cpu")
         # Ray's sockets have paths of at most 107 characters.
         directory = tmp_path_factory.mktemp("r")
