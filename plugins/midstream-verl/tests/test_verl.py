@@ -3,7 +3,7 @@
     .venv-verl/bin/python -m pytest plugins/midstream-verl/tests/test_verl.py   (make test-verl installs and does it)
 
 verl, Ray, FSDP2 on gloo and TransferQueue are real; the token servers and verl's CPU platform are those of
-`support/verl_cpu.py`. The updates are compared with those of midstream's own learner on the recorded trajectories.
+`verl_cpu.py`. The updates are compared with those of midstream's own learner on the recorded trajectories.
 """
 
 from __future__ import annotations

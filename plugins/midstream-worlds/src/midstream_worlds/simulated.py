@@ -1,4 +1,4 @@
-"""A model that is a function of its prompt and seed: the agents and reflectors of the simulated worlds (`worlds/`)."""
+"""A model that is a function of its prompt and seed: the agents and reflectors of the simulated worlds of this package."""
 
 from __future__ import annotations
 
