@@ -1,4 +1,4 @@
-"""A model that is a function of its prompt and seed: the agents and reflectors of the simulated worlds of this package."""
+"""A model that is a function of its prompt and seed: the agents and reflectors of the simulated worlds."""
 
 from __future__ import annotations
 
