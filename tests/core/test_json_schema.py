@@ -184,7 +184,7 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "properties": {"a": {"items": {"$ref": "#/$defs/d0"}}},
             "$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 6} for i in range(4)} | {"d4": False},
         },
-        {"a": ["z"] * 10},
+        {"a": ["z"] * 5},
     ),
 }
 

@@ -18,7 +18,7 @@ import jsonschema_rs
 from midstream.core.errors import ToolServerError, did_you_mean
 
 UNFINISHED = "they take too many checks; write shorter or simpler values"
-_MOST_VISITS = 50_000  # of schemas to values: about 50 ms to count, and less to check
+_MOST_VISITS = 20_000  # of schemas to values: at most 0.1 s to count, and less to check
 _MOST_EXPLAINED = 3000  # visits of a check whose errors are explained: 0.1 ms each
 _MOST_PATTERNS = 50
 _LONGEST_NAME = 100  # characters of a misspelt value that is compared with the possible ones
@@ -67,11 +67,12 @@ def unusable_schema(schema: Mapping[str, Any]) -> str | None:
 
 def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdict:
     try:
-        text = json.dumps(schema)
-        root, validator = _compiled(text)
+        compiled = _compiled(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as failure:
-        why = failure.message if isinstance(failure, jsonschema_rs.ValidationError) else str(failure)
-        return "unusable", why[:300]
+        return "unusable", str(failure)[:300]
+    if isinstance(compiled, str):
+        return "unusable", compiled
+    root, validator = compiled
     try:
         visits = _visits(root, arguments)
         if not validator.is_valid(dict(arguments)):
@@ -88,9 +89,17 @@ def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdic
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str) -> tuple[Any, Any]:
-    """A schema from its JSON text, and its validator. Raises `ValueError` for one that cannot be used."""
-    schema = json.loads(text)
+def _compiled(text: str) -> tuple[Any, Any] | str:
+    """A schema from its JSON text, and its validator; or the reason why it cannot be used."""
+    try:
+        return _compile(json.loads(text))
+    except jsonschema_rs.ValidationError as failure:
+        return failure.message[:300]
+    except (TypeError, ValueError, RecursionError) as failure:
+        return str(failure)[:300]
+
+
+def _compile(schema: Any) -> tuple[Any, Any]:
     if not isinstance(schema, dict):
         raise ValueError("it is no object")
     if isinstance(named := schema.get("$schema"), str) and "json-schema.org" not in named:
