@@ -148,4 +148,4 @@ def test_agents_use_them(read):
 @pytest.mark.slow
 def test_the_python_block_prints_the_result_and_the_tools(read):
     lines = said(read, "import asyncio").splitlines()
-    assert lines == ["ToolResult(text='6', ok=True, calls=())", "['local_search', 'python', 'lengths', 'words']"]
+    assert lines == ["ToolResult(text='6', ok=True, calls=())", "['python', 'base_generator', 'lengths', 'words']"]
