@@ -49,7 +49,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "mlflow": "midstream.trackers:MlflowConfig",
     },
     "engine": {
-        "tiny_text": "midstream.engines.local.settings:TinyTextConfig",
         "reference": "midstream.engines.local.settings:ReferenceConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",

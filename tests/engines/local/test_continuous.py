@@ -24,7 +24,7 @@ from midstream.engines.local.decoding import Batch
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.prefill import Prefill
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.local.settings import TinyTextConfig
+from midstream_worlds.tiny_text.settings import TinyTextConfig
 from support.errors import raises
 from support.hf_models import FAMILIES
 

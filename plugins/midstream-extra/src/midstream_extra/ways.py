@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from midstream.core.errors import UnsupportedError, did_you_mean
-from midstream.engines.local.settings import LocalModelConfig, TinyTextConfig
+from midstream.engines.local.settings import LocalModelConfig
 from midstream.recipe.memory import (
     GIB,
     SHAPES,
@@ -112,12 +112,12 @@ def engine_shape(config: Any) -> Shape | None:
     """The shape of an engine's model in process; None if it is not known."""
     if isinstance(config, LocalModelConfig):
         return shape_of(config.model)
-    if isinstance(config, TinyTextConfig) or getattr(config, "tiny", False):
+    if getattr(config, "tiny", False):
         # Both have as many key-value heads as heads and an inner width of 3; the tiny one's vocabulary is its world's.
         return Shape(
             hidden=config.hidden_size, layers=config.layers, heads=config.heads, kv_heads=config.heads,
             intermediate=3 * config.hidden_size, head_dim=config.hidden_size // config.heads, tied=True,
-            vocabulary=1024 if isinstance(config, TinyTextConfig) else 500,
+            vocabulary=getattr(config, "vocabulary", 500),
         )  # fmt: skip
     return None
 

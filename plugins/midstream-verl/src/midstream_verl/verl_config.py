@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from midstream.agents.session_agent import SessionSettings
 from midstream.core.errors import UnsupportedError
-from midstream.engines.local.settings import InProcessConfig, LocalModelConfig, TinyTextConfig
+from midstream.engines.local.settings import InProcessConfig, LocalModelConfig
 from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, TrainingConfig
 from midstream_verl import RUN
@@ -116,7 +116,7 @@ def _refused_engines(recipe: Recipe, training: TrainingConfig) -> Iterator[tuple
             cause,
             "name the model as the planner's own engine, and remove training.weights",
         )
-    elif not isinstance(config, LocalModelConfig | TinyTextConfig):
+    elif engine is None or engine.type not in ("transformers_local", "tiny_text"):
         what = f"engine type {engine.type!r}" if engine is not None else "no engine"
         fix = f'give agent.{recipe.trained} an engine of type "transformers_local" with the model\'s directory or name'
         yield f"the trained module has {what}", "verl loads its model from a directory in Hugging Face's format", fix

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.tokenizer import END_ID, PAD_ID
+from midstream_worlds.tiny_text.settings import TinyTextConfig
+from midstream_worlds.tiny_text.tokenizer import END_ID, PAD_ID
 
 ATLAS_WEIGHTS = Path(__file__).with_name("atlas.safetensors")  # by scripts/text_weights.py
 ROPE_BASE = 1e6

@@ -20,9 +20,9 @@ from midstream.core.protocols import Request
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Message
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.model import make_model
-from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS, load_tokenizer
+from midstream_worlds.tiny_text.model import make_model
+from midstream_worlds.tiny_text.settings import TinyTextConfig
+from midstream_worlds.tiny_text.tokenizer import SPECIAL, TAGS, load_tokenizer
 from support.errors import raises
 from support.interleaved import Shout, play
 
