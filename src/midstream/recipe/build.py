@@ -41,7 +41,7 @@ from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
 from midstream.core.trajectory import Trajectory
-from midstream.engines.openai.prices import price_of
+from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation import SetConfig
 from midstream.gateway.server import Gateway

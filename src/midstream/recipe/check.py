@@ -19,8 +19,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.tables import parse_component
 from midstream.core.task import Task
-from midstream.engines.openai.prices import price_of
-from midstream.engines.openai.providers import LOOPBACK
+from midstream.engines.openai.providers import LOOPBACK, price_of
 from midstream.engines.own import FunctionEngineSettings
 from midstream.evaluation import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read

@@ -23,7 +23,7 @@ from midstream.core import events
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
-from midstream.engines.openai.prices import prices_used
+from midstream.engines.openai.providers import prices_used
 from midstream.evaluation.estimates import value
 from midstream.report.evaluation_tables import is_greedy, summary_line, where
 from midstream.report.numbers import (

@@ -19,7 +19,8 @@ from midstream.core.protocols import Request, RunContext, ToolResult
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
-from midstream.engines.openai.tool_calls import StreamedCalls, as_fields, with_calls
+from midstream.engines.openai.reply import as_fields, with_calls
+from midstream.engines.openai.stream import StreamedCalls
 from support.errors import coded
 from support.http_engine import ask, engine_for
 from support.llm_server import LLMServer, completion

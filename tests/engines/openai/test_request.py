@@ -10,7 +10,7 @@ import pytest
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines.openai.exchange import outgoing
+from midstream.engines.openai.engine import outgoing
 from midstream.engines.openai.settings import OpenAIConfig
 
 CHAT = Request(
