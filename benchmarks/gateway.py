@@ -35,13 +35,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.agents.running import Record
-from midstream.agents.session import Session, SessionSettings
+from midstream.core.agent_record import Record
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway import chat_completions
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import Session, SessionSettings
 from midstream.gateway.settings import ServeConfig
 from support.flaky_server import Connection
 

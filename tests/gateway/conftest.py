@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.gateway.forms import Answered, ToolUse
+from midstream.gateway.forms import ChatReply, ToolUse
 
 
 @pytest.fixture
-def full() -> Answered:
-    return Answered(
+def full() -> ChatReply:
+    return ChatReply(
         id="7",
         model="m",
         created=1,

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from midstream.agents.running import Record
-from midstream.agents.session import Session, SessionSettings
+from midstream.core.agent_record import Record
 from midstream.core.errors import UsageError
 from midstream.core.protocols import RunContext
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import Session, SessionSettings
 from midstream.gateway.settings import ServeConfig
 from support.gateway_sessions import Model, ask, chat, client, open_session
 
@@ -209,7 +209,7 @@ def test_chunks_and_pipelines():
 
     one, three, session = asyncio.run(both())
     assert (one, three) == (1, 3)
-    assert [asking.delivered for asking in session._asked] == [True] * 4
+    assert [pending.delivered for pending in session._requests] == [True] * 4
 
 
 def test_slow_bodies_block_nobody():

@@ -23,8 +23,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from midstream.agents.session import SessionSettings
-from midstream.agents.session_agent import GIVEN, FunctionSessionAgent
 from midstream.cli.main import main
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.kinds import register
@@ -36,6 +34,8 @@ from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.server import adapter_name
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import SessionSettings
+from midstream.gateway.session_agent import GIVEN, FunctionSessionAgent
 from midstream.gateway.settings import ServeConfig
 from midstream.runs import RunDirectory
 from midstream.tools.local_search import Document, LocalSearch

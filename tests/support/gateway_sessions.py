@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 
 from midstream.agents.own_agent import own_agent
-from midstream.agents.session import Session, SessionSettings
-from midstream.agents.session_agent import CommandSettings
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import Session, SessionSettings
+from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.rollout import Environment, RolloutConfig, rollout
 

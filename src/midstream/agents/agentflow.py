@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.agents.rendering import ResultForm, fitting, result_writer, smaller_memories
-from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
+from midstream.core.agent_record import Draft, Record, RecordedAgent, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import (

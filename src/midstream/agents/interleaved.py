@@ -20,9 +20,9 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from midstream.agents.calls import ToolCall, read_calls, stray_calls, tools_by_name
-from midstream.agents.rendering import ResultForm, render_lessons, result_writer
-from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
+from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
+from midstream.core.agent_record import Draft, Record, RecordedAgent, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
@@ -30,7 +30,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral, render_lessons, to_json
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream

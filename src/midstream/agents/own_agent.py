@@ -19,9 +19,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import ROLE, AgentSettings, Draft, Record, RecordedAgent, observe, until
-from midstream.agents.session_agent import GIVEN as SESSION_GIVEN
-from midstream.agents.session_agent import session_agent
+from midstream.core.agent_record import ROLE, AgentSettings, Draft, Record, RecordedAgent, observe, until
 from midstream.core.component import ComponentConfig, Kind
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error
@@ -31,6 +29,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
+from midstream.gateway.session_agent import GIVEN as SESSION_GIVEN
+from midstream.gateway.session_agent import session_agent
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 _PENDING = Call(role="")  # stands for a request until it is answered

@@ -119,12 +119,6 @@ def render_memory(memory: Memory) -> str:
     return "".join(to_json(record.model_dump(exclude_defaults=True)) + "\n" for record in memory.records)
 
 
-def render_lessons(lessons: str) -> str:
-    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
-    text = neutral(lessons.strip())
-    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
-
-
 def render_analysis(analysis: str) -> str:
     """The part of a prompt that holds the query analysis; "" without one, so that the prompt is unchanged."""
     text = neutral(analysis.strip())

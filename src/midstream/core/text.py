@@ -196,3 +196,9 @@ def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     ]
     table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if rows else ""
     return table + "".join(f"<div>{html.escape(visible(note))}</div>" for note in notes)
+
+
+def render_lessons(lessons: str) -> str:
+    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
+    text = neutral(lessons.strip())
+    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""

@@ -1,6 +1,6 @@
 """What the three APIs of the gateway share: a request and a reply without an API, and checked reading of JSON.
 
-    body in the form of an API --read--> Asked --engine, parser--> Answered --write, events--> the API's form
+    body in the form of an API --read--> ChatRequest --engine, parser--> ChatReply --write, events--> the API's form
 
 Messages and tools of all three become those of OpenAI's chat completions, which chat templates render.
 """
@@ -60,7 +60,7 @@ class FormError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ChatRequest:
     """One request of an agent, in whichever API it came.
 
     `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
@@ -98,7 +98,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answered:
+class ChatReply:
     """One reply, before it is written in the form of an API, which gives `id` its prefix."""
 
     id: str

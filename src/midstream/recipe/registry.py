@@ -85,8 +85,8 @@ _AGENTS = {  # their tables are those of modules too: recipe/schema.py reads the
     "agentflow": "midstream.recipe.schema:AgentConfig",
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
-    "command": "midstream.agents.session_agent:CommandSettings",
-    "external": "midstream.agents.external:ExternalSettings",
+    "command": "midstream.gateway.session_agent:CommandSettings",
+    "external": "midstream.gateway.external:ExternalSettings",
 }
 
 _EVERY: dict[Kind, dict[str, str]] = {**COMPONENTS, "agent": _AGENTS}

@@ -21,7 +21,6 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.agents.session_agent import SessionSettings
 from midstream.core.component import Component, EngineConfig, Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
@@ -32,6 +31,7 @@ from midstream.core.seeds import Seed
 from midstream.core.tables import located, parse_component, shown, validate
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
+from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig

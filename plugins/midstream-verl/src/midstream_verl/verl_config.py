@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.agents.session_agent import SessionSettings
 from midstream.core.errors import UnsupportedError
 from midstream.engines.local.settings import InProcessConfig, LocalModelConfig
+from midstream.gateway.session_agent import SessionSettings
 from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, TrainingConfig
 from midstream_verl import RUN

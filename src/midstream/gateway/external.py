@@ -18,13 +18,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from midstream.agents.session import Outcome, Session, SessionSettings
-from midstream.agents.session_agent import Address, SessionAgent, gateway_of
 from midstream.core.component import Context
 from midstream.core.data import problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import Outcome, Session, SessionSettings
+from midstream.gateway.session_agent import Address, SessionAgent, gateway_of
 
 _WAIT_S = 30.0  # that a caller is held for a free place; then it asks again
 _LONGEST_ID = 200

@@ -21,14 +21,14 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from midstream.agents.rendering import render_lessons
-from midstream.agents.running import AgentSettings, Draft, Record
+from midstream.core.agent_record import AgentSettings, Draft, Record
 from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
+from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import Answered, Asked, FormError, changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, changing
 from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
@@ -73,13 +73,13 @@ class Outcome(Frozen):
 
 
 @dataclass(kw_only=True)
-class Asking:
-    """One request of the agent, and what became of it (`gateway.server.Reply`)."""
+class PendingRequest:
+    """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
 
     number: int  # from 0, in the order of arrival
     drafts: list[Draft]  # its turns: one, or one for each tool call of the reply
     call: Call | None = None
-    answered: Answered = field(init=False)
+    reply: ChatReply = field(init=False)
     delivered: bool = False
     done_s: float = 0.0  # when it was answered, as a time of `time.monotonic()`
 
@@ -92,7 +92,7 @@ class Asking:
 
 
 class Session:
-    """One run under way: what its agent asked, and the limits that it meets (`gateway.server.Served`).
+    """One run under way: what its agent asked, and the limits that it meets (`gateway.server.SessionHandle`).
 
     All of it happens in the event loop in which it was made. `failure` is set when something around the model failed:
     the agent's run is then over, whatever the agent makes of it.
@@ -110,11 +110,11 @@ class Session:
         self.waits = False  # for a caller from outside, who ends the session through `ended`
         self.ended: asyncio.Future[Outcome] | None = None
         self.recorded: asyncio.Task[str] | None = None  # why such a session could not be recorded, or ""
-        self._asked: list[Asking] = []
-        self._replies: dict[str, asyncio.Task[Asking]] = {}  # the first of each body
-        self._under_way: set[asyncio.Task[Asking]] = set()
+        self._requests: list[PendingRequest] = []
+        self._replies: dict[str, asyncio.Task[PendingRequest]] = {}  # the first of each body
+        self._under_way: set[asyncio.Task[PendingRequest]] = set()
         self._same: Counter[str] = Counter()
-        self._tools: dict[str, tuple[Asking, Draft]] = {}  # by id of a tool call without an answer
+        self._tools: dict[str, tuple[PendingRequest, Draft]] = {}  # by id of a tool call without an answer
         self._held = 0  # tokens of `max_tokens` that requests under way may write
         self._room = asyncio.Condition()
         # An engine that waits for all trajectories answers one request of each at a time.
@@ -148,18 +148,18 @@ class Session:
     @property
     def calls(self) -> list[Call]:
         """The answered requests so far."""
-        return [asking.call for asking in self._asked if asking.call is not None]
+        return [pending.call for pending in self._requests if pending.call is not None]
 
     # -- what the gateway calls ------------------------------------------------------------------------------------
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Asking:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], Any]) -> PendingRequest:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
         self.active_s = time.monotonic()
         if self.over:
             raise self._refused(409, "session-ended", "this session has ended; its agent may ask no more")
         task = self._replies.get(digest) if retried else None
         if task is None:
-            task = asyncio.ensure_future(self._answer(asked, digest))
+            task = asyncio.ensure_future(self._answer(chat, digest))
             self._replies.setdefault(digest, task)
             self._under_way.add(task)
             task.add_done_callback(self._ended)
@@ -200,39 +200,39 @@ class Session:
 
     # -- a request -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, asked: Asked, digest: str) -> Asking:
-        role, every = asked.model, self.gateway.config.models.get("*")
+    async def _answer(self, chat: ChatRequest, digest: str) -> PendingRequest:
+        role, every = chat.model, self.gateway.config.models.get("*")
         if role in self.trained or (role not in self.context.engines and every is not None and every.train):
             role = POLICY
         elif role not in self.context.engines:
             role = "*"
-        if role not in self.context.engines or asked.model == "*":
+        if role not in self.context.engines or chat.model == "*":
             names = ", ".join(self.names)
-            raise self._refused(404, "unknown-model", f"no model {asked.model!r:.100}; there are: {names}", "model")
-        self._observe(asked.messages)
-        if len(self._asked) >= self.settings.max_calls:  # the agent's own doing: its run is scored
+            raise self._refused(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
+        self._observe(chat.messages)
+        if len(self._requests) >= self.settings.max_calls:  # the agent's own doing: its run is scored
             self.limit = "turn_limit"
-            words = f"the agent has made {len(self._asked)} calls, the most that agent.max_calls allows"
+            words = f"the agent has made {len(self._requests)} calls, the most that agent.max_calls allows"
             raise self._refused(400, "call-limit", words)
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
-        sampling = self._sampling(asked, role, seed)
+        sampling = self._sampling(chat, role, seed)
         self._same[digest] += 1
-        asking = Asking(number=len(self._asked), drafts=[Draft(index=len(self._asked) + 1)])
-        self._asked.append(asking)
-        context, met = self.context.begin(role, asking.drafts[0].index), self.limit
+        pending = PendingRequest(number=len(self._requests), drafts=[Draft(index=len(self._requests) + 1)])
+        self._requests.append(pending)
+        context, met = self.context.begin(role, pending.drafts[0].index), self.limit
         request = Request(
             role=role,
-            messages=with_lessons(asked.messages, context.lessons),
-            tools=asked.tools,
-            json_schema=asked.json_schema,
+            messages=with_lessons(chat.messages, context.lessons),
+            tools=chat.tools,
+            json_schema=chat.json_schema,
             **sampling,
         )
         try:
             async with self._within_tokens(request) as request, self._place:
                 call = await context.sample(request)
-                sent = {"name": asked.model, "asked": to_jsonable_python(asked.given), "seed": request.seed}
-                asking.call = call.model_copy(update={"sent": call.sent | sent})
+                sent = {"name": chat.model, "asked": to_jsonable_python(chat.given), "seed": request.seed}
+                pending.call = call.model_copy(update={"sent": call.sent | sent})
         except PromptTooLongError as failure:
             self.limit = "context_limit"
             if not self.calls:
@@ -244,11 +244,11 @@ class Session:
         context.emit("call", call)
         if self.limit == met:  # another request may have met one in the meantime
             self.limit = None
-        parsed = self._parsed(call.completion, asked)
+        parsed = self._parsed(call.completion, chat)
         uses = parsed.tool_uses(f"{seed:016x}")
-        asking.answered = Answered(
+        pending.reply = ChatReply(
             id=f"{seed:016x}",
-            model=asked.model,
+            model=chat.model,
             created=now(),
             text=parsed.text,
             thoughts=parsed.thoughts,
@@ -259,31 +259,31 @@ class Session:
         )
         for place, use in enumerate(uses):
             if place:
-                asking.drafts.append(Draft(index=asking.number + 1))
-            draft = asking.drafts[-1]
+                pending.drafts.append(Draft(index=pending.number + 1))
+            draft = pending.drafts[-1]
             draft.action = Action(tool=use.name, context=use.arguments)
             draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))
             draft.add("action", context.emit)
             draft.add("command", context.emit)
-            self._tools[use.id] = (asking, draft)
-        asking.done_s = time.monotonic()
-        return asking
+            self._tools[use.id] = (pending, draft)
+        pending.done_s = time.monotonic()
+        return pending
 
-    def _parsed(self, text: str, asked: Asked) -> Parsed:
+    def _parsed(self, text: str, chat: ChatRequest) -> Parsed:
         """A reply taken apart; a call is text where no tool was offered."""
-        parsed = PARSERS[self.gateway.config.parser](text, asked.tools)
+        parsed = PARSERS[self.gateway.config.parser](text, chat.tools)
         # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
         if not parsed.calls and self.gateway.config.parser != "none":
-            parsed = PARSERS["hermes"](text, asked.tools)
-        return parsed if asked.tools or not parsed.calls else Parsed(text=text)
+            parsed = PARSERS["hermes"](text, chat.tools)
+        return parsed if chat.tools or not parsed.calls else Parsed(text=text)
 
-    def _sampling(self, asked: Asked, role: str, seed: int) -> dict[str, Any]:
+    def _sampling(self, chat: ChatRequest, role: str, seed: int) -> dict[str, Any]:
         """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
         forced = self.context.sampling if role == POLICY else None
-        own = asked.given
+        own = chat.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
-        if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(asked.options)):
+        if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(chat.options)):
             why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
             raise self._refused(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
         if isinstance(forced, Sampling):
@@ -325,8 +325,8 @@ class Session:
         """Find the answers of tools in the messages of a request."""
         for message in messages:
             if message.role == "tool" and (waiting := self._tools.pop(str(message.fields.get("tool_call_id")), None)):
-                asking, draft = waiting
-                took = time.monotonic() - asking.done_s
+                pending, draft = waiting
+                took = time.monotonic() - pending.done_s
                 draft.observation = Observation(status="ok", text=message.content, duration_s=took)
                 draft.add("observation", self.context.emitter(POLICY, draft.index))
 
@@ -338,7 +338,7 @@ class Session:
         if not self.failure.done():
             self.failure.set_result(failure)
 
-    def _ended(self, task: asyncio.Task[Asking]) -> None:
+    def _ended(self, task: asyncio.Task[PendingRequest]) -> None:
         self._under_way.discard(task)
         self.active_s = time.monotonic()
         if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):
@@ -356,9 +356,9 @@ class Session:
             await asyncio.wait(self._under_way)
         if not self.failure.done():
             self.failure.cancel()
-        answered = [asking for asking in self._asked if asking.call is not None]
-        self.counts["not delivered"] += sum(not asking.delivered for asking in answered)
-        drafts = [draft for asking in answered for draft in asking.turns()]
+        sampled = [pending for pending in self._requests if pending.call is not None]
+        self.counts["not delivered"] += sum(not pending.delivered for pending in sampled)
+        drafts = [draft for pending in sampled for draft in pending.turns()]
         if drafts and drafts[-1].action is None:
             record.closing_calls = tuple(drafts.pop().calls)
         for index, draft in enumerate(drafts, 1):

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import midstream as ms
-from midstream.agents.session import LONGEST_TEXT, Outcome
 from midstream.core.errors import BudgetError, EngineError, PromptTooLongError, RecipeError, RefusedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call
+from midstream.gateway.session import LONGEST_TEXT, Outcome
 from support.gateway_sessions import Model, ask, chat, client, run, run_agent
 from support.processes import gone
 
@@ -224,7 +224,7 @@ def test_fifty_at_once():
 @pytest.mark.parametrize("limit", ["idle_s", "deadline_s"])
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_function_that_hangs_ends(limit, stubborn, monkeypatch):
-    monkeypatch.setattr("midstream.agents.session_agent._END_S", 0.1)
+    monkeypatch.setattr("midstream.gateway.session_agent._END_S", 0.1)
     later = []
 
     async def solve(session):
@@ -394,7 +394,7 @@ time.sleep(0.3)
 )
 def test_no_child_is_left(ignores, end, tmp_path, monkeypatch):
     """In its group, with a session of its own, with an empty environment, deaf to SIGTERM."""
-    monkeypatch.setattr("midstream.agents.session_agent._END_S", 0.5)
+    monkeypatch.setattr("midstream.gateway.session_agent._END_S", 0.5)
     pids = tmp_path / "pids"
     found = run(
         program(tmp_path, CHILDREN.format(ignores=ignores, end=end, pids=str(pids))),

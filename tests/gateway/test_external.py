@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from midstream.agents.external import ExternalAgent, ExternalSettings
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
+from midstream.gateway.external import ExternalAgent, ExternalSettings
 from midstream.gateway.server import Gateway
 from midstream.gateway.settings import ServeConfig
 from midstream.rollout import Environment, RolloutConfig, rollout

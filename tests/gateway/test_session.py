@@ -12,10 +12,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from midstream.agents.running import Record
-from midstream.agents.session import Session
+from midstream.core.agent_record import Record
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.gateway.session import Session
 from midstream.gateway.settings import ServeConfig
 from midstream.training.rows import build_rows
 from support.gateway_sessions import Model, ask, chat, client, open_session

@@ -29,8 +29,8 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.agents.running import Record, RecordedAgent
-from midstream.agents.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
+from midstream.core import supervise
+from midstream.core.agent_record import Record, RecordedAgent
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error
@@ -40,9 +40,9 @@ from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
-from midstream.engines import supervise
 from midstream.gateway.http import LOOPBACK
 from midstream.gateway.server import ADMIN_KEY, Gateway
+from midstream.gateway.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
@@ -202,7 +202,7 @@ def _called(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue)
 
 
 class CommandAgent(SessionAgent):
-    """A program as an agent, which ends with all that it started: it has a supervisor (`engines/supervise.py`)."""
+    """A program as an agent, which ends with all that it started: it has a supervisor (`core/supervise.py`)."""
 
     settings: CommandSettings
 
