@@ -39,7 +39,7 @@ class Numeric(Rule):
     """1 if the one number that the answer states lies within the tolerance of an accepted one, else 0.
 
     `statement.state` finds it: in bold, a box, LaTeX, a sentence, after "answer is", with a unit. Read: "1,000", "$5",
-    "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "forty-two", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
+    "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "twelve", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
     sign or the question asks for percent, else 0.42; 0.42 is 42% where the gold answer has the sign and the question
     does not ask for percent. Units are neither compared nor converted: "5 miles" is 5.
 

@@ -131,22 +131,20 @@ _SCALES = {
 }
 # Values in words, as formulas.
 _IN_WORDS: Sequence[Form] = (
-    (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
-    (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
     (r"(?i)(?<![\d)}] )(?<!\b[a-z] )\b(?:minus|negative)\s+(?=\d)", "-"),
     *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
     (r"([<>]|\\[lg]e )([^<>]*)\s(?:and|\\land|\\wedge)\s+(?=[^<>]*(?:[<>]|\\[lg]e ))", r"\1\2 \\land "),
     (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or|\\lor|\\vee)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_NUMERALS = {word: number for number, word in enumerate(_UNITS)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
-_COUNTED = "|".join([*_NUMERALS, "hundred", "thousand"])
-_NUMERAL = re.compile(rf"\b(?:a |(?:{_COUNTED})\b[\s-]+(?:and )?)*(?:{_COUNTED})\b", re.IGNORECASE)
+_NUMERALS = {
+    word: str(number)
+    for number, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
+_NUMERAL = re.compile(rf"\b(?:{'|'.join(_NUMERALS)})\b(?![\s-]*(?:{'|'.join(_NUMERALS)}|hundred)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ def _conclusion(text: str) -> tuple[str, str]:
 def _value(before: str, text: str, known: str) -> tuple[str, bool]:
     """The one value of a conclusion, or "", and whether the conclusion is nothing else."""
     if not _VALUE.search(text):
-        text = _NUMERAL.sub(_in_digits, text)
+        text = _NUMERAL.sub(lambda found: _NUMERALS[found[0].lower()], text)
     text = _replaced(text, _IN_WORDS)
     words = list(_WORD.finditer(text))
     usual = _SMALL.union(map(_singular, re.findall(r"[^\W\d_]+(?:'[a-z]+)?", known.lower())))
@@ -273,16 +271,3 @@ def _trim(value: str) -> str:
     missing = sum(map(value.count, "([")) - sum(map(value.count, ")]"))
     value = value[:-1] if (missing > 0 and value[-1] in "([") or (missing < 0 and value[-1] in ")]") else value
     return " ".join(value.split())
-
-
-def _in_digits(found: re.Match[str]) -> str:
-    """A number in words ("two hundred and five") in digits."""
-    total = part = 0
-    for token in re.split(r"[\s-]+", found[0].lower()):
-        if token == "hundred":
-            part = max(part, 1) * 100
-        elif token == "thousand":
-            total, part = total + max(part, 1) * 1000, 0
-        else:
-            part += _NUMERALS.get(token, 0)
-    return str(total + part)

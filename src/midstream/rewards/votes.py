@@ -26,7 +26,7 @@ def answer_key(question: str, answer: str | None) -> Hashable | None:
         return None
     options = dict(_OPTION.findall(question))
     if len(options) > 1 and "".join(options) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]:
-        choice = chosen(answer, options, question)
+        choice = chosen(answer, options)
         return ("option", *sorted(choice)) if choice else ("text", said)
     stated = state(_ARTICLE.sub("", extract(answer)))
     if not stated.bare or not stated.formula:
