@@ -14,7 +14,7 @@ import asyncio
 import json
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
@@ -64,7 +64,7 @@ def scripted() -> ScriptedEngine:
 
 async def main(engine: Engine) -> None:
     """Wire, run, show."""
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),

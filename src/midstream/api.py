@@ -94,7 +94,7 @@ from midstream.training_free.validation import validate as measure_library
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
-    from midstream.training.trial import Trial
+    from midstream.training.trial import RecipeTrial
 
 _SETTINGS_SHOWN = 3
 
@@ -131,7 +131,7 @@ def train(
     return _train(root, run, recipe, record=record, replay=replay, track=track, listener=listener)
 
 
-def try_training(recipe: Recipe | str) -> Trial:
+def try_training(recipe: Recipe | str) -> RecipeTrial:
     """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
 
     Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.

@@ -19,7 +19,7 @@ from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.sources.questions import Fields, make_task
-from midstream.training_free.library import Lesson, Library, Origin
+from midstream.training_free.library import Lesson, LessonOrigin, Library
 from midstream.training_free.library_text import to_json
 from support.errors import coded
 from support.practised import write_recipe
@@ -46,7 +46,7 @@ def test_a_file_that_a_model_is_named_by_is_no_library(tmp_path):
 
 def library_file(path: Path, *tasks: str) -> Path:
     path.write_text(
-        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=Origin(tasks=tasks)),), next_number=2))
+        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=LessonOrigin(tasks=tasks)),), next_number=2))
     )
     return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.gateway.forms import ChatReply, ToolUse
+from midstream.gateway.forms import ChatReply, FunctionCall
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def full() -> ChatReply:
         text="I add 1 and 2.",
         thoughts="Two numbers.\nOne call.",
         tool_uses=(
-            ToolUse(id="a1b2c3d4e", name="add", arguments='{"a": 1}'),
-            ToolUse(id="f1b2c3d4e", name="now", arguments="{}"),
+            FunctionCall(id="a1b2c3d4e", name="add", arguments='{"a": 1}'),
+            FunctionCall(id="f1b2c3d4e", name="now", arguments="{}"),
         ),
         finish="stop",
         prompt_tokens=5,

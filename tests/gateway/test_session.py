@@ -12,10 +12,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from midstream.core.agent_record import Record
+from midstream.core.agent_record import RunRecord
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.gateway.session import Session
+from midstream.gateway.session import AgentSession
 from midstream.gateway.settings import ServeConfig
 from midstream.training.rows import build_rows
 from support.gateway_sessions import Model, ask, chat, client, open_session
@@ -40,13 +40,13 @@ async def hang_up(url: str, body: Any, until: asyncio.Event | None = None, retry
     await writer.wait_closed()
 
 
-async def ended(session: Session) -> list[Call]:
+async def ended(session: AgentSession) -> list[Call]:
     """All calls of the session's record, answered or not delivered."""
     for _ in range(100):
         if not session._under_way:
             break
         await asyncio.sleep(0.01)
-    record = Record()
+    record = RunRecord()
     await session.end(record)
     return [call for turn in record.turns for call in turn.calls] + list(record.closing_calls)
 
@@ -146,7 +146,7 @@ def test_no_failure_of_a_client_is_logged(caplog):
         async with open_session(model) as (_, session, url):
             for number in range(5):
                 await hang_up(url, chat(str(number)))
-            await session.end(Record())
+            await session.end(RunRecord())
         return session
 
     asyncio.run(both(), debug=True)
@@ -270,7 +270,7 @@ def test_each_delivered_token_is_in_exactly_one_row(steps):
             talk += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "and then?"}]
         return None
 
-    async def both() -> tuple[list[Call], Session, int]:
+    async def both() -> tuple[list[Call], AgentSession, int]:
         model = Model(lambda _: f"<{len(model.requests)}>", pause_s=0.01)
         async with open_session(model) as (_, session, url), client() as http:
             talks = [[{"role": "user", "content": f"talk {number}"}] for number in range(3)]

@@ -10,8 +10,8 @@ from midstream.report.practice_data import learned, left_out_text, short, spent_
 from midstream.runs.budget import BudgetConfig
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord
-from midstream.training_free.library import Effect, Lesson, Library, Origin
-from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
+from midstream.training_free.operations import Operation, OperationOutcome
 from support.practice_runs import made_up, view
 
 
@@ -34,7 +34,7 @@ def test_a_change_that_was_accepted_in_the_end_is_not_among_those_tried_in_vain(
 
 
 def test_a_refused_change_has_its_reason():
-    record = update(1, proposed=(Outcome(operation=add("again"), refused="repeats L1"),))
+    record = update(1, proposed=(OperationOutcome(operation=add("again"), refused="repeats L1"),))
     (one,) = tried(view(updates=[record]))
     assert (one.fate, one.why, one.text) == ("refused", "repeats L1", "again")
 
@@ -58,8 +58,8 @@ def test_a_lessons_text_is_that_of_before_the_update():
 
 
 def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
-    brought = Lesson(id="L1", text="from elsewhere", origin=Origin(update=1, trajectories=("t1#0",)))
-    mine = Lesson(id="L2", text="learned here", origin=Origin(update=1, trajectories=("t1#0",)))
+    brought = Lesson(id="L1", text="from elsewhere", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
+    mine = Lesson(id="L2", text="learned here", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
     edited = mine.model_copy(update={"text": "by a person"})
     start = Version(number=1, by="start", library=Library(lessons=(brought,)))
     after = Version(number=2, by="learning", update=1, library=Library(lessons=(brought, mine)))

@@ -18,8 +18,8 @@ from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord, Test
-from midstream.training_free.library import Effect, Lesson, Library, Origin
-from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
+from midstream.training_free.operations import Operation, OperationOutcome
 from midstream.training_free.settings import PracticeConfig, RoleConfig
 from support.evaluations import evaluated
 
@@ -59,7 +59,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
         library = made.library
         operations, number = _operations(draw, step, library, changes)
         refused = [
-            Outcome(operation=Operation(kind="add", text=draw.choice(ADVICE), module="planner"), refused=why)
+            OperationOutcome(operation=Operation(kind="add", text=draw.choice(ADVICE), module="planner"), refused=why)
             for why in draw.sample(REFUSALS, k=2)
         ]
         records = [_judged(draw, one, gate) for one in [*pending, *operations]]
@@ -77,7 +77,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
                 library=library,
             )
             made.versions.append(version)
-        keep = [Outcome(operation=Operation(kind="keep", id=library.lessons[0].id))] if library.lessons else []
+        keep = [OperationOutcome(operation=Operation(kind="keep", id=library.lessons[0].id))] if library.lessons else []
         made.updates.append(
             UpdateRecord(
                 step=step,
@@ -89,7 +89,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
                 mean_reward=min(1.0, 0.35 + 0.3 * step / updates + draw.gauss(0, 0.02)),
                 turns_mean=3.2 - step / updates,
                 tool_use=ToolUse(turns=150, errors=12, error_rate=0.08, share={"python": 0.6, "search": 0.4}),
-                proposed=(*(Outcome(operation=one) for one in operations), *refused, *keep),
+                proposed=(*(OperationOutcome(operation=one) for one in operations), *refused, *keep),
                 changes=tuple(records),
                 tests=_tests(records) if gate else (),
                 bisect_pairs=96 if gate else 0,
@@ -194,7 +194,7 @@ def _operations(draw: random.Random, step: int, library: Library, count: int) ->
     number = library.next_number
     touched: set[str] = set()
     for index in range(count):
-        origin = Origin(
+        origin = LessonOrigin(
             update=step,
             tasks=(f"t{index}", f"t{index + 3}"),
             trajectories=tuple(f"t{index}#{rollout}" for rollout in range(5)),

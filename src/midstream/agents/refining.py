@@ -74,7 +74,7 @@ class Refining:
                 code="dialogues-not-supported",
                 fix="leave out evaluation.strategy",
             )
-        return await _Run(self, task, context).trajectory()
+        return await _RefiningRun(self, task, context).trajectory()
 
     async def close(self) -> None:
         """Close the agent."""
@@ -96,7 +96,7 @@ class _Chain:
         return tuple(state.answer for state in self.states)
 
 
-class _Run:
+class _RefiningRun:
     """One task under way."""
 
     def __init__(self, refining: Refining, task: Task, context: RunContext) -> None:

@@ -156,7 +156,7 @@ def _without_tokens(value: Any) -> Any:
     return neutral(value) if isinstance(value, str) else value
 
 
-class Policy(Protocol):
+class StreamPolicy(Protocol):
     """policy(stream) -> the next part of the stream."""
 
     async def reply(self, stream: Stream, context: ModuleContext) -> Call:

@@ -67,7 +67,7 @@ class Draft:
 
 
 @dataclass(kw_only=True)
-class Record:
+class RunRecord:
     """What one run produces; a new one for each run, never kept on the agent."""
 
     opening_calls: tuple[Call, ...] = ()
@@ -157,7 +157,7 @@ class RecordedAgent:
                 code="dialogues-not-supported",
                 fix='set agent.type = "interleaved", or write a class with `run` and `dialogues = True`',
             )
-        record = Record()
+        record = RunRecord()
         started, clock = time.time(), time.monotonic()
         error: ErrorInfo | None = None
         try:
@@ -201,7 +201,7 @@ class RecordedAgent:
             duration_s=time.monotonic() - clock,
         )
 
-    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Fill the record, and keep the deadline; what is raised ends the turn under way."""
         raise NotImplementedError
 

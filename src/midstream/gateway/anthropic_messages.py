@@ -11,7 +11,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, Fields, FormError, ToolUse
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
 
 heartbeat = forms.sse({"type": "ping"}, "ping")
 
@@ -66,14 +66,14 @@ def read(body: Any) -> ChatRequest:
 def _tool_options(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
     named = {"type": "function", "name": choice.get("name")}
     kind = choice.get("type", "auto")
-    forced = Fields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
+    forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
     chosen = forms.tool_options(forced, "tool_choice", tools)
     if choice.get("disable_parallel_tool_use"):
         chosen["options"]["parallel_tool_calls"] = False
     return chosen
 
 
-def _messages(message: Fields) -> list[Message]:
+def _messages(message: JsonFields) -> list[Message]:
     """A message in chat completions' form; the results of tools come before a user's words."""
     role = message.need("role", str)
     content = message.table.get("content")
@@ -84,7 +84,7 @@ def _messages(message: Fields) -> list[Message]:
         text = message.text("content", _TEXT, ("thinking", "redacted_thinking", "tool_use"))
         thoughts = [block.maybe("thinking", str) for block in blocks if block.table["type"] == "thinking"]
         calls = [
-            ToolUse(
+            FunctionCall(
                 id=block.need("id", str),
                 name=block.need("name", str),
                 arguments=json.dumps(block.maybe("input", dict) or {}, ensure_ascii=False),

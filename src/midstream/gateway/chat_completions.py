@@ -10,7 +10,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, Fields, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
 error = forms.openai_error
@@ -42,7 +42,7 @@ def read(body: Any) -> ChatRequest:
     for tool in fields.objects("tools"):
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'send tools of type "function"')
-        tools.append(forms.function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
+        tools.append(forms.function_tool(JsonFields(tool.need("function", dict), tool.at("function")), "parameters"))
     stream, chosen = fields.within("stream_options"), forms.tool_options(fields, "tool_choice", tools)
     chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
     return ChatRequest(
@@ -57,7 +57,7 @@ def read(body: Any) -> ChatRequest:
     )
 
 
-def _message(message: Fields) -> Message:
+def _message(message: JsonFields) -> Message:
     """A message whose `wire` is the one that was sent; a content that is missing is null there."""
     role = _ROLES.get(message.need("role", str))
     if role is None:
@@ -73,7 +73,7 @@ def _message(message: Fields) -> Message:
         if call.table.get("type") not in (None, "function"):
             raise call.unsupported("type", 'send calls of type "function"')
         call.need("id", str)
-        function = Fields(call.need("function", dict), call.at("function"))
+        function = JsonFields(call.need("function", dict), call.at("function"))
         function.need("name", str)
         function.maybe("arguments", str)
     wire = {"content": None, **message.table}

@@ -23,7 +23,7 @@ from midstream.core.data import problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
-from midstream.gateway.session import Outcome, Session, SessionSettings
+from midstream.gateway.session import AgentSession, Outcome, SessionSettings
 from midstream.gateway.session_agent import Address, SessionAgent, gateway_of
 
 _WAIT_S = 30.0  # that a caller is held for a free place; then it asks again
@@ -44,7 +44,7 @@ class ExternalSettings(SessionSettings):
 class _Place:
     """A run that waits for a caller, or has one."""
 
-    session: Session
+    session: AgentSession
     shown: dict[str, Any]  # what the caller gets
     id: str = ""  # that the caller gave
 
@@ -81,7 +81,7 @@ class ExternalAgent(SessionAgent):
         self._start = start
         self._places.ended.update(ended)
 
-    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Offer the run, and wait until its caller ends it."""
         shown: dict[str, Any] = {"key": address.api_key, "base_url": address.base_url, "model": address.model}
         shown |= {"anthropic_base_url": address.anthropic_base_url}

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from midstream.core.data import unfit
 from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
-from midstream.gateway.forms import NAME, ToolUse
+from midstream.gateway.forms import NAME, FunctionCall
 
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
@@ -42,11 +42,13 @@ class Parsed:
     thoughts: str = ""
     calls: tuple[tuple[str, str], ...] = ()
 
-    def tool_uses(self, answer_id: str) -> tuple[ToolUse, ...]:
+    def tool_uses(self, answer_id: str) -> tuple[FunctionCall, ...]:
         """The calls with ids of nine letters and digits, as Mistral requires, made of the answer's id and the place."""
         digests = (sha256(f"{answer_id}/{place}".encode()).digest() for place in range(len(self.calls)))
         ids = (b32encode(digest).decode()[:9].lower() for digest in digests)
-        return tuple(ToolUse(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True))
+        return tuple(
+            FunctionCall(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True)
+        )
 
 
 class Parser(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, Fields, ToolUse
+from midstream.gateway.forms import ChatReply, ChatRequest, FunctionCall, JsonFields
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
 error = forms.openai_error
@@ -62,7 +62,7 @@ def read(body: Any) -> ChatRequest:
     )
 
 
-def _conversation(fields: Fields) -> list[Message]:
+def _conversation(fields: JsonFields) -> list[Message]:
     """The input as messages. The items of one turn of the model, up to the next of another's, are one message."""
     if isinstance(said := fields.table.get("input"), str):
         return [Message(role="user", content=said)]
@@ -73,22 +73,22 @@ def _conversation(fields: Fields) -> list[Message]:
     return messages
 
 
-def _kind(item: Fields) -> str:
+def _kind(item: JsonFields) -> str:
     return item.maybe("type", str) or "message"
 
 
-def _is_models(item: Fields) -> bool:
+def _is_models(item: JsonFields) -> bool:
     kind = _kind(item)
     return kind in ("reasoning", "function_call") or (kind == "message" and item.table.get("role") == "assistant")
 
 
-def _turn(items: list[Fields]) -> Message:
+def _turn(items: list[JsonFields]) -> Message:
     """The model's message made of its items."""
     thoughts, texts, calls = [], [], []
     for item in items:
         if _kind(item) == "function_call":
             arguments = item.maybe("arguments", str) or "{}"
-            calls.append(ToolUse(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
+            calls.append(FunctionCall(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
         elif _kind(item) == "reasoning":  # a summary stands for thoughts that the item does not have
             thoughts.append(item.text("content", _PARTS) or item.text("summary", _PARTS))
         else:
@@ -96,7 +96,7 @@ def _turn(items: list[Fields]) -> Message:
     return forms.assistant_message("\n".join(filter(None, texts)), "\n".join(filter(None, thoughts)), calls)
 
 
-def _message(item: Fields) -> Message:
+def _message(item: JsonFields) -> Message:
     """A message of a user, of the agent's author or of a tool."""
     kind = _kind(item)
     if kind == "function_call_output":

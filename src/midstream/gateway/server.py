@@ -33,7 +33,7 @@ from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 from midstream.gateway.http import (
     LOOPBACK,
     Asgi,
-    Stream,
+    EventStream,
     api_key,
     body_of,
     hung_up,
@@ -286,7 +286,7 @@ class ApiEndpoint:
         except FormError as error:
             return await send_json(send, error.status, api.error(*_parts(error)))
         gone, beat_s = asyncio.ensure_future(hung_up(receive)), gateway.config.heartbeat_s
-        stream = Stream(send)
+        stream = EventStream(send)
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from midstream.core.agent_record import AgentSettings, Draft, Record
+from midstream.core.agent_record import AgentSettings, Draft, RunRecord
 from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.protocols import LockstepEngine, Request, RunContext
@@ -91,7 +91,7 @@ class PendingRequest:
         return self.drafts
 
 
-class Session:
+class AgentSession:
     """One run under way: what its agent asked, and the limits that it meets (`gateway.server.SessionHandle`).
 
     All of it happens in the event loop in which it was made. `failure` is set when something around the model failed:
@@ -347,7 +347,7 @@ class Session:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    async def end(self, record: Record) -> None:
+    async def end(self, record: RunRecord) -> None:
         """End the session: requests under way are dropped, and what was answered is written as turns."""
         self.over = True
         for task in list(self._under_way):

@@ -30,7 +30,7 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core import supervise
-from midstream.core.agent_record import Record, RecordedAgent
+from midstream.core.agent_record import RecordedAgent, RunRecord
 from midstream.core.component import Context
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error
@@ -42,7 +42,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.gateway.http import LOOPBACK
 from midstream.gateway.server import ADMIN_KEY, Gateway
-from midstream.gateway.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
+from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, SessionSettings, agent_failed
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
@@ -85,9 +85,9 @@ class SessionAgent(RecordedAgent):
     def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
         self.name, self.settings, self.gateway = name, settings, gateway
 
-    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Have the program answer one task, and record what it asked."""
-        session = Session(self.gateway, context, self.settings)
+        session = AgentSession(self.gateway, context, self.settings)
         session.waits = self.waits
         outcome, key = Outcome(), "no key yet"
         try:
@@ -109,11 +109,11 @@ class SessionAgent(RecordedAgent):
         else:
             record.stop_reason = session.limit or "ended"
 
-    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Run the program."""
         raise NotImplementedError
 
-    async def _attended(self, session: Session, work: Any) -> Outcome:
+    async def _attended(self, session: AgentSession, work: Any) -> Outcome:
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
         try:
@@ -174,7 +174,7 @@ class FunctionSessionAgent(SessionAgent):
         super().__init__(function.name, settings, gateway)
         self._function = function
 
-    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Call the function."""
         try:
             tools = {tool.name: partial(_called, session.loop, tool) for tool in session.context.tools}
@@ -206,7 +206,7 @@ class CommandAgent(SessionAgent):
 
     settings: CommandSettings
 
-    async def drive(self, task: Task, session: Session, address: Address) -> Outcome:
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
         self._check_command()
         with tempfile.TemporaryDirectory(prefix="midstream-session-", ignore_cleanup_errors=True) as directory:

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from midstream.prefix_tree.tree import Segment
+from midstream.prefix_tree.tree import TreeSegment
 
 Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
 ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
@@ -60,7 +60,7 @@ class Layout:
     keys: int
 
     @classmethod
-    def of(cls, segments: tuple[Segment, ...], past: int = 0) -> Layout:
+    def of(cls, segments: tuple[TreeSegment, ...], past: int = 0) -> Layout:
         """A pass over a whole trie, whose tokens also attend to all of `past` keys before its own."""
         queries = segments[-1].end
         stem = (Node(0, past, 0, 0, queries, -1),) if past else ()

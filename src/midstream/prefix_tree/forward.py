@@ -10,14 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from midstream.prefix_tree.attention import MASKS, Backend, KeyValues, Layout, Packed, implementation
-from midstream.prefix_tree.stages import Stage
+from midstream.prefix_tree.stages import TreeStage
 from midstream.prefix_tree.tree import Tree
 
 
 def stage_hidden(
     model: PreTrainedModel,
     tree: Tree,
-    stage: Stage,
+    stage: TreeStage,
     backend: Backend,
     past: Sequence[list[KeyValues]] = (),
     *,

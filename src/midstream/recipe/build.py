@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from midstream import rollout
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.agentflow import AgentFlowLoop
+from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
@@ -281,9 +281,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engines[self.recipe.role] = engines.pop(trained)
         elif isinstance(table, InterleavedConfig):
             template = load_template(table.template)
-            agent = Interleaved(policy=modules["policy"], template=template, config=table, name=table.type)
+            agent = InterleavedLoop(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
-            agent = AgentFlow(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
+            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
         if self.recipe.agent.filter is not None:
             agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.

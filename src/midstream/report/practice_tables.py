@@ -20,7 +20,7 @@ from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.feedback import Vote
-from midstream.training_free.library import Effect, Lesson, Library, Origin, size
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library, size
 from midstream.training_free.operations import Diff
 from midstream.training_free.validation import Validation
 
@@ -229,7 +229,7 @@ def _measured(lesson: Lesson) -> str:
     return "; ".join(parts)
 
 
-def came_from(origin: Origin) -> str:
+def came_from(origin: LessonOrigin) -> str:
     """Who wrote a lesson, and from what."""
     who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
     parts = [f"{who}, update {origin.update}" if origin.update else who]

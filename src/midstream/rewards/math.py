@@ -26,7 +26,7 @@ from midstream.rewards.rule import SingleFlight
 from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import installed
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Library, Limits
+from midstream.sandbox.settings import CodeLimits, Library
 from midstream.sandbox.tiers import Sandbox
 
 LIBRARY = "math_verify"
@@ -44,7 +44,7 @@ _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([2
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
 
-class MathConfig(Limits, RewardConfig):
+class MathConfig(CodeLimits, RewardConfig):
     """1 if the answer is mathematically equal to an accepted one, else 0.
 
     The settings are the limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.

@@ -18,7 +18,7 @@ from typing import TypeVar
 from midstream.core.errors import SandboxError
 from midstream.sandbox.arithmetic import answer
 from midstream.sandbox.launch import installed
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.settings import CodeLimits, Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
@@ -38,7 +38,7 @@ class PythonPool:
     """
 
     def __init__(
-        self, limits: Limits, sandbox: Sandbox, *, queue_s: float | None = QUEUE_S, table: str = "tools.python"
+        self, limits: CodeLimits, sandbox: Sandbox, *, queue_s: float | None = QUEUE_S, table: str = "tools.python"
     ) -> None:
         self.tier: Tier = sandbox.tier
         local = sandbox.tier not in ("arithmetic", "remote")

@@ -20,7 +20,7 @@ from midstream.core.text import fill, find_program
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits
+from midstream.sandbox.settings import CodeLimits
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools.base_generator import ask
 
@@ -117,7 +117,7 @@ class PythonCoder:
         await self._python.close()
 
 
-class PythonConfig(Limits, ToolConfig):
+class PythonConfig(CodeLimits, ToolConfig):
     """Runs Python in the sandbox; with an engine, a model writes the code.
 
     The settings are `sandbox.settings.Limits`, and how the model samples.

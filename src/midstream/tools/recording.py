@@ -49,7 +49,7 @@ _ANSWER = TypeAdapter(tuple[str, bool, Json[tuple[Call, ...]]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
+class RecordingOrigin:
     """The source of tools: a recipe's table by name, its resolved settings, the sandbox in which they run code.
 
     Settings that end in `_env` or are named `env_pass` name variables that hold keys. They do not affect results, so
@@ -114,7 +114,7 @@ class Recording:
             write=write,
         )
 
-    def _as_recorded(self, origin: Origin) -> Origin:
+    def _as_recorded(self, origin: RecordingOrigin) -> RecordingOrigin:
         """The origin as the recording has it, where another directory may hold the file of a function."""
         settings = portable(origin.relevant)
         with self.file.access() as connection:
@@ -125,7 +125,7 @@ class Recording:
             raise self.file.unusable(error) from error
         return replace(origin, settings=next((known for known in held if portable(known) == settings), settings))
 
-    def record(self, tools: Sequence[Tool], origin: Origin) -> list[Tool]:
+    def record(self, tools: Sequence[Tool], origin: RecordingOrigin) -> list[Tool]:
         """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
         Raises `UsageError` if the recording holds their results from another sandbox.
@@ -150,7 +150,7 @@ class Recording:
             )
         return [RecordedTool(tool, self, origin.relevant) for tool in tools]
 
-    def replay(self, origin: Origin) -> list[Tool]:
+    def replay(self, origin: RecordingOrigin) -> list[Tool]:
         """Return the recorded tools of one recipe table, in their order; `origin.sandbox` does not matter.
 
         Raises `UsageError` if the table was not recorded with these settings.
@@ -188,7 +188,7 @@ class Recording:
             fix=f"{fix}, or use the settings that it was recorded with",
         )
 
-    def sandbox(self, origin: Origin) -> str:
+    def sandbox(self, origin: RecordingOrigin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
         key = self._as_recorded(origin).key
         with self.file.access() as connection:

@@ -19,7 +19,7 @@ from midstream.core.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
 from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
 from midstream.core.task import Task
@@ -75,7 +75,7 @@ class FlowGRPO:
         trained = [family for stage in self.stages for family in stage.families] or self.source.families
         self.success = dict.fromkeys(trained, 0.0)
         self.stage = 0
-        self.progress = Progress(step=0, steps=self.config.steps)
+        self.progress = RunProgress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
@@ -117,7 +117,7 @@ class FlowGRPO:
             self.stage += 1
         success = dict(self.success)
         mean = fmean(success[family] for family in self._begun) if success else 0.0
-        self.progress = Progress(step=step, steps=self.config.steps, success=mean)
+        self.progress = RunProgress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
         except (BudgetError, asyncio.CancelledError):

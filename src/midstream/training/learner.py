@@ -31,7 +31,7 @@ from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
 from midstream.training.passes import (
     Chunk,
-    Plan,
+    PassPlan,
     at_least_single,
     head,
     hidden_states,
@@ -305,7 +305,7 @@ class LocalLearner:
             with self.model.disable_adapter():  # type: ignore[operator]
                 yield self.model
 
-    def _plan(self, rows: Sequence[Row]) -> tuple[Tree, Plan]:
+    def _plan(self, rows: Sequence[Row]) -> tuple[Tree, PassPlan]:
         """The trie of a batch, and how the batch is computed."""
         tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.interleaved import InterleavedLoop
 from midstream.core.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
@@ -96,7 +96,7 @@ async def collect(
     the share of runs with known lessons in their prompts, `roles` the modules whose replies are learned.
     """
     agent = environment.agent
-    template = agent.template if isinstance(agent, Interleaved) else None
+    template = agent.template if isinstance(agent, InterleavedLoop) else None
     world = source if lessons > 0 and isinstance(source, TrainableWorld) else None
     rows: list[Row] = []
     broken = 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import EngineError, TransientError
 from midstream.core.protocols import Request, RunContext, ToolResult
@@ -321,7 +321,7 @@ def test_an_agent_continues_after_invalid_calls():
         said = sum(one["role"] == "assistant" for one in body["messages"])
         return calling(*steps[said])(body) if said < len(steps) else "The end."
 
-    agent = Interleaved(policy=ModelPolicy(PolicyConfig()), template=load_template("native"), config=StreamConfig())
+    agent = InterleavedLoop(policy=ModelPolicy(PolicyConfig()), template=load_template("native"), config=StreamConfig())
     with LLMServer(reply) as server:
         context = RunContext(tools=[Says()], engines={"policy": engine_for(server)}, seed=1)
         found = asyncio.run(agent.run(Task(id="t", question="q", answer="x"), context))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import TransientError
-from midstream.engines.openai.reply import Reply, checked_reply
+from midstream.engines.openai.reply import CheckedReply, checked_reply
 from midstream.engines.openai.stream import DONE, EventParser, StreamedReply, event_object
 from support.llm_server import completion, events_of
 
@@ -21,7 +21,7 @@ def events_in(*chunks: bytes) -> list[str]:
     return [event for chunk in chunks for event in parser.feed(chunk)] + list(parser.end())
 
 
-def reply_of(*chunks: bytes, token_ids: bool = False) -> Reply:
+def reply_of(*chunks: bytes, token_ids: bool = False) -> CheckedReply:
     reply = StreamedReply()
     for event in events_in(*chunks):
         if event == DONE:

@@ -42,7 +42,7 @@ def generate(
     Returns per request the completion ids, end token or those of the stop string included where they were drawn, and
     their log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
     """
-    batch = Batch(model, end_ids=end_ids, decode=decode, prefill=prefill)
+    batch = DecodingBatch(model, end_ids=end_ids, decode=decode, prefill=prefill)
     rows = batch.add(prompts)
     while batch.rows:
         batch.step()
@@ -50,7 +50,7 @@ def generate(
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodingRow:
     """A request, the length of its prompt in tokens, and the tokens drawn so far with their log-probabilities."""
 
     request: Request
@@ -68,7 +68,7 @@ class Row:
         return tuple(self.ids), tuple(self.logprobs)
 
 
-class Batch:
+class DecodingBatch:
     """The `rows` in decoding, _R at a time. Use it in inference mode, and while it has rows with one set of weights.
 
     `cache` holds `width` tokens a row: the keys and values of a row's prompt and of all tokens drawn but the end.
@@ -84,13 +84,13 @@ class Batch:
     ) -> None:
         self._model, self._ends, self._prefill = model, frozenset(end_ids), prefill or Prefill()
         self._stops = None if decode is None else _Stops(decode)
-        self.rows: list[Row] = []
+        self.rows: list[DecodingRow] = []
         self.width = 0
         self.cache = DynamicCache()
         # Of each row: the logits of its next token [_R, _V], its tokens in the cache [_R], temperature and top_p [_R].
         self._of_rows: tuple[torch.Tensor, ...] = ()
 
-    def add(self, prompts: Sequence[tuple[tuple[int, ...], Request]]) -> list[Row]:
+    def add(self, prompts: Sequence[tuple[tuple[int, ...], Request]]) -> list[DecodingRow]:
         """Compute the prompts and add a row for each; returns the rows, which fill as tokens are drawn."""
         start = self._prefill(self._model, prompts)
         sampling = [request.sampling for _, request in prompts]
@@ -105,11 +105,11 @@ class Batch:
         else:
             self.cache, self._of_rows, self.width = start.cache, new, 0
         self.width = max(self.width, start.mask.shape[1])
-        rows = [Row(request, len(prompt)) for prompt, request in prompts]
+        rows = [DecodingRow(request, len(prompt)) for prompt, request in prompts]
         self.rows += rows
         return rows
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[DecodingRow]:
         """Draw a token for each row; returns those that ended, which have left the batch."""
         logits, position, temperature, top_p = self._of_rows
         uniform = torch.tensor([row.random.random() for row in self.rows], dtype=torch.float64, device=logits.device)
@@ -156,7 +156,7 @@ class Batch:
                 if isinstance(layer, DynamicSlidingWindowLayer):
                     layer.cumulative_length = width
 
-    def _ended(self, row: Row) -> bool:
+    def _ended(self, row: DecodingRow) -> bool:
         full = row.ids[-1] in self._ends or len(row.ids) == row.request.sampling.max_tokens
         return full or (self._stops is not None and self._stops.end(row))
 
@@ -198,7 +198,7 @@ class _Stops:
         self._decode = decode
         self._may_end: dict[tuple[tuple[str, ...], int], bool] = {}
 
-    def end(self, row: Row) -> bool:
+    def end(self, row: DecodingRow) -> bool:
         """Whether the newest of a row's tokens ends one of its stop strings."""
         stops, token = row.request.sampling.stop, row.ids[-1]
         if not stops:

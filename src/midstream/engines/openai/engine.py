@@ -48,7 +48,7 @@ from midstream.engines.openai.providers import PROVIDERS, price_of
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
     LONGEST_WORDS,
-    Reply,
+    CheckedReply,
     as_fields,
     checked_reply,
     decoded,
@@ -70,7 +70,7 @@ from midstream.engines.openai.stream import DONE, LONGEST_STREAM, EventParser, S
 __all__ = ["OpenAICompatibleEngine", "OpenAIConfig"]
 
 _T = TypeVar("_T")
-_NO_REPLY = Reply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
+_NO_REPLY = CheckedReply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
 _LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
 _LONGEST_QUOTE = 300
 _STREAM_TIMEOUTS = 10  # times `timeout_s`, of a whole stream
@@ -188,7 +188,7 @@ class OpenAICompatibleEngine:
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
         error: EngineError | DeadlineError
 
-        async def attempt() -> Reply:
+        async def attempt() -> CheckedReply:
             try:
                 return await self._attempt(out, request)
             except TransientError as failure:
@@ -282,7 +282,7 @@ class OpenAICompatibleEngine:
 
         return await self._retried(attempt, f"{self._base_url}/{path}")
 
-    async def _attempt(self, out: OutgoingRequest, request: Request) -> Reply:
+    async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
         streamed, model = StreamedReply(), str(out.sent["model"])
         data: dict[str, JsonValue] | None = None
@@ -458,7 +458,7 @@ class OpenAICompatibleEngine:
         out: OutgoingRequest,
         version: int | None,
         failures: list[str],
-        reply: Reply,
+        reply: CheckedReply,
         error: ErrorInfo | None = None,
     ) -> Call:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)

@@ -43,7 +43,7 @@ def may_pass(status: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class CheckedReply:
     """The first choice of a completion; ids and logprobs are empty unless they were requested."""
 
     text: str
@@ -92,7 +92,7 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes | bytearray
     return Refusal(status=status, text=text, too_long=too_long)
 
 
-def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
+def checked_reply(data: dict[str, Any], *, token_ids: bool) -> CheckedReply:
     """The first choice of a body that came with status 200.
 
     Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
@@ -119,7 +119,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     exact = _token_fields(data, choice) if token_ids else {}
     if text and token_ids and not exact["completion_ids"]:
         raise TransientError("the answer holds text, and no token ids for it")
-    return Reply(
+    return CheckedReply(
         text=_valid_unicode(text),
         finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
