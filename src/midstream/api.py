@@ -145,10 +145,10 @@ def try_training(recipe: Recipe | str) -> RecipeTrial:
         )
     with Build(recipe) as build:
         parts = parts_of(build)
-        from midstream.training.trial import measured  # needs torch, which `parts_of` has checked
+        from midstream.training.trial import measure  # needs torch, which `parts_of` has checked
 
         use_threads(recipe, learns=True)
-        return asyncio.run(measured(parts))
+        return asyncio.run(measure(parts))
 
 
 def resume(

@@ -25,7 +25,7 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.core.version import __version__
 from midstream.engines.mcp_client import client_session
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.session import SessionSettings
 from midstream.gateway.settings import ServeConfig
@@ -214,7 +214,7 @@ class AnsweringAgent:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
         if chat.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
-        if name := changing(chat.options) or ("response_format" if chat.json_schema else None):
+        if name := find_changing(chat.options) or ("response_format" if chat.json_schema else None):
             raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
         ended = await self.run(question_of(chat.messages), step)
         if ended.error is not None:

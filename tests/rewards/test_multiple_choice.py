@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.rewards.multiple_choice import MultipleChoice, chosen
+from midstream.rewards.multiple_choice import MultipleChoice, find_choice
 from support.errors import coded
 from support.rules import value
 
@@ -136,4 +136,4 @@ def test_a_gold_answer_that_is_no_option_is_named():
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("part", ["A", "A, ", "(B) ", "if ", "B? ", "answer\n", "is B is ", "if x was ", "⟦", "24 "])
 def test_long_answers_take_no_time(part):
-    chosen(part * 7_000 + "B", OPTIONS | {"E": "24"})
+    find_choice(part * 7_000 + "B", OPTIONS | {"E": "24"})

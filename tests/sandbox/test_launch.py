@@ -176,7 +176,7 @@ def test_packages_are_where_the_libraries_are(monkeypatch: pytest.MonkeyPatch, t
     (place / "module_of_mine.py").touch()
     monkeypatch.syspath_prepend(str(place))
     names = ("lib_of_mine", "module_of_mine", "no_such_library", "math", "json")
-    assert launch.installed(names) == ("lib_of_mine", "module_of_mine", "math", "json")
+    assert launch.find_installed(names) == ("lib_of_mine", "module_of_mine", "math", "json")
     assert str(place) in launch.package_directories(["lib_of_mine"])
     assert str(place) in launch.package_directories(["module_of_mine.inner"])
     assert str(place) not in launch.package_directories(["json"])

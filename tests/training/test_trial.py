@@ -28,7 +28,7 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
     monkeypatch.setattr(trial, "GROUP", 2)
     small = ["warm_start=false", "training.tasks_per_step=2", "training.group_size=2"]
     with Build(load_recipe("flow-grpo-tiny", small)) as build:
-        found = asyncio.run(trial.measured(parts_of(build)))
+        found = asyncio.run(trial.measure(parts_of(build)))
     assert (found.tasks, found.group_size) == (2, 2)
     assert 0 <= found.readable <= 1
     assert found.turns >= 4

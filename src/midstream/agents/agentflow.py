@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.rendering import ResultForm, fitting, result_writer, smaller_memories
+from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
 from midstream.core.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
@@ -163,7 +163,7 @@ class AgentFlowLoop(RecordedAgent):
     def _memory_record(self, turn: Turn | Draft, elapsed_s: float | None = None) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
-        observation = fitting(turn.observation, self.config.memory_result_tokens)
+        observation = fit_observation(turn.observation, self.config.memory_result_tokens)
         failed = observation.status == "error"
         return MemoryRecord(
             turn=turn.index,

@@ -120,7 +120,7 @@ def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, 
     if len(calls) > MOST_CALLS:
         problem = f"the reply holds {len(calls)} calls, and at most {MOST_CALLS} are run at once"
         return [WrittenCall(unreadable=problem)]
-    return [_checked(call, tools) for call in calls]
+    return [_check(call, tools) for call in calls]
 
 
 def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Block]:
@@ -156,10 +156,10 @@ def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> li
         written = parse((fenced[1] if fenced else text).strip())
     except _Unreadable as failure:
         return [WrittenCall(tool=name, text=text, unreadable=f"the call cannot be read: {failure}")]
-    return [_resolved(call, name, tools) for call in written]
+    return [_resolve(call, name, tools) for call in written]
 
 
-def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> WrittenCall:
+def _resolve(call: _Written, marks: str, tools: Mapping[str, Tool]) -> WrittenCall:
     """The call with its tool: the one that its marks name, or else the one that it names itself."""
     name = marks or call.name
     if name not in tools or (marks and call.name not in ("", marks)):
@@ -172,18 +172,18 @@ def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> WrittenC
     if len(call.values) > len(known):
         problem = f"{len(call.values)} arguments without a name, where it takes {len(known)}"
     command = Command(tool=tool.name, arguments=arguments | call.arguments)
-    return WrittenCall(tool=name, text=call.text, command=_refused(name, tool, problem) if problem else command)
+    return WrittenCall(tool=name, text=call.text, command=_refusal(name, tool, problem) if problem else command)
 
 
-def _checked(call: WrittenCall, tools: Mapping[str, Tool]) -> WrittenCall:
+def _check(call: WrittenCall, tools: Mapping[str, Tool]) -> WrittenCall:
     """The call, with an error if its tool does not take its arguments."""
     if call.command is None or call.command.error:
         return call
     problem = schema_error(call.command.arguments, tools[call.tool].parameters)
-    return replace(call, command=_refused(call.tool, tools[call.tool], problem)) if problem else call
+    return replace(call, command=_refusal(call.tool, tools[call.tool], problem)) if problem else call
 
 
-def _refused(name: str, tool: Tool, problem: str) -> Command:
+def _refusal(name: str, tool: Tool, problem: str) -> Command:
     return Command(tool=tool.name, error=f"invalid arguments for {name}: {problem}")
 
 
@@ -242,13 +242,13 @@ def _python_call(node: ast.expr, text: str) -> _Written:
             raise _Unreadable("an argument is given twice, or as **arguments")
         arguments[keyword.arg] = _literal(keyword.value, text)
     values = tuple(_literal(value, text) for value in node.args)
-    return _Written(name=_dotted(node.func, text), text=_source(node, text), values=values, arguments=arguments)
+    return _Written(name=_dotted_name(node.func, text), text=_source(node, text), values=values, arguments=arguments)
 
 
-def _dotted(node: ast.expr, text: str) -> str:
+def _dotted_name(node: ast.expr, text: str) -> str:
     """The name that is called: `fill_tank` or `desk.fill_tank`, and no other expression."""
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value, text)}.{node.attr}"
+        return f"{_dotted_name(node.value, text)}.{node.attr}"
     if isinstance(node, ast.Name):
         return node.id
     raise _Unreadable(f"what is called is no name: {_source(node, text)}")

@@ -156,9 +156,9 @@ class PromptedPlanner(PromptedModule):
         async def parse(reply: str) -> tuple[Action, None]:
             return parse_action(reply, tools), None
 
-        return await self._ask(self._shown(question, tools, memory), context, parse, asks=1)
+        return await self._ask(self._prompt_values(question, tools, memory), context, parse, asks=1)
 
-    def _shown(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         """The prompt's values."""
         return self._values(question, memory) | {"tools": render_tools(tools)}
 

@@ -189,7 +189,7 @@ def _exact(digits: str) -> float:
 # What is cut says so, and depends on the memory alone: prompts repeat exactly. The trajectory keeps every result whole.
 
 
-def fitting(observation: Observation, tokens: int) -> Observation:
+def fit_observation(observation: Observation, tokens: int) -> Observation:
     """The observation as memory and verifier see it: with at most `tokens` of its text, at four characters a token."""
     text = cut_result(observation.text, tokens * CHARACTERS_PER_TOKEN)
     return observation if text is observation.text else observation.model_copy(update={"text": text})

@@ -134,7 +134,7 @@ class JsonFields:
         found = type(value)
         if value is not None and found is not kind and (found, kind) != (int, float):
             needed = _JSON_NAMES.get(kind, "an object")
-            raise FormError("invalid_type", f"{needed} is needed, not {_shown(value)}", self.at(key))
+            raise FormError("invalid_type", f"{needed} is needed, not {_quote(value)}", self.at(key))
         return value
 
     def need(self, key: str, kind: type[_Value]) -> _Value:
@@ -148,7 +148,7 @@ class JsonFields:
         """A number from `low` to `high`, or None."""
         value: Any = self.maybe(key, kind)
         if value is not None and not low <= value <= high:
-            message = f"{_shown(value)} is not from {low} to {high}"
+            message = f"{_quote(value)} is not from {low} to {high}"
             raise FormError("invalid_value", message, self.at(key))
         return value
 
@@ -163,13 +163,13 @@ class JsonFields:
         for number, value in enumerate(self.maybe(key, list) or ()):
             place = f"{self.at(key)}[{number}]"
             if not isinstance(value, dict):
-                raise FormError("invalid_type", f"an object is needed, not {_shown(value)}", place)
+                raise FormError("invalid_type", f"an object is needed, not {_quote(value)}", place)
             found.append(JsonFields(value, place))
         return found
 
     def unsupported(self, key: str, fix: str) -> FormError:
         """The error for a value that midstream does not support."""
-        message = f"{_shown(self.table.get(key))} is not supported; {fix}"
+        message = f"{_quote(self.table.get(key))} is not supported; {fix}"
         return FormError("unsupported_value", message, self.at(key))
 
     def text(self, key: str, kinds: Mapping[str, str], skipped: Sequence[str] = ()) -> str:
@@ -184,7 +184,7 @@ class JsonFields:
         if isinstance(value, str):
             return value
         if value is not None and not isinstance(value, list):
-            message = f"text or a list of parts is needed, not {_shown(value)}"
+            message = f"text or a list of parts is needed, not {_quote(value)}"
             raise FormError("invalid_type", message, self.at(key))
         texts = []
         for part in self.objects(key):
@@ -238,7 +238,7 @@ def function_tool(function: JsonFields, parameters: str) -> dict[str, Any]:
     """A tool in chat completions' form; `parameters` is the key of its schema."""
     name, description = function.need("name", str), function.maybe("description", str)
     if not NAME.fullmatch(name):
-        message = f"{_shown(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
+        message = f"{_quote(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
         raise FormError("invalid_value", message, function.at("name"))
     schema = function.maybe(parameters, dict) or {"type": "object", "properties": {}}
     described = {"description": description} if description else {}
@@ -265,7 +265,7 @@ def other_options(fields: JsonFields, read: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in fields.table.items() if value is not None and key not in {*_READ, *read}}
 
 
-def changing(options: Mapping[str, Any]) -> str | None:
+def find_changing(options: Mapping[str, Any]) -> str | None:
     """The name of an option that changes a reply, if there is one."""
     harmless = (None, [], {})
     return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
@@ -329,7 +329,7 @@ def openai_error(status: int, code: str, message: str, param: str | None) -> dic
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     """The beginning of a value, in characters that every encoding has."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -155,7 +155,7 @@ async def body_of(receive: Asgi, limit: int) -> bytes:
             return bytes(body)
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """A body's JSON. Raises `FormError`."""
     try:
         return json.loads(body)

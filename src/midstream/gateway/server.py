@@ -38,7 +38,7 @@ from midstream.gateway.http import (
     body_of,
     hung_up,
     in_loop,
-    parsed,
+    parse_json,
     refusal,
     send_json,
 )
@@ -183,7 +183,7 @@ class Gateway:
         def takes(what: str) -> Callable[[HttpRequest], Awaitable[Response]]:
             async def take(request: HttpRequest) -> Response:
                 session = self.session(request.scope)
-                body = parsed(await body_of(request.receive, _LONGEST_NEWS))
+                body = parse_json(await body_of(request.receive, _LONGEST_NEWS))
                 await in_loop(session.loop, getattr(session, f"take_{what}")(body))
                 return JSONResponse({"status": "ok"})
 
@@ -191,7 +191,7 @@ class Gateway:
 
         async def open_session(request: HttpRequest) -> Response:
             self.check_admin(request.scope)
-            body = parsed(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
+            body = parse_json(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
             if self.opener is None or self.loop is None:
                 words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
                 raise FormError("no-sessions", words, None, status=404)
@@ -274,7 +274,7 @@ class ApiEndpoint:
         try:
             session = gateway.session(scope)
             body = await body_of(receive, gateway.config.max_body_mb << 20)
-            chat = api.read(parsed(body))
+            chat = api.read(parse_json(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
             retried = tries.isdigit() and int(tries[:9]) > 0

@@ -28,7 +28,7 @@ from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
-from midstream.gateway.forms import ChatReply, ChatRequest, FormError, changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
@@ -156,13 +156,13 @@ class AgentSession:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
         self.active_s = time.monotonic()
         if self.over:
-            raise self._refused(409, "session-ended", "this session has ended; its agent may ask no more")
+            raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
         task = self._replies.get(digest) if retried else None
         if task is None:
             task = asyncio.ensure_future(self._answer(chat, digest))
             self._replies.setdefault(digest, task)
             self._under_way.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_done)
         else:
             self.counts["retried"] += 1
         return await asyncio.shield(task)  # who hangs up does not take the sample from a retry
@@ -208,12 +208,12 @@ class AgentSession:
             role = "*"
         if role not in self.context.engines or chat.model == "*":
             names = ", ".join(self.names)
-            raise self._refused(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
+            raise self._refusal(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
         self._observe(chat.messages)
         if len(self._requests) >= self.settings.max_calls:  # the agent's own doing: its run is scored
             self.limit = "turn_limit"
             words = f"the agent has made {len(self._requests)} calls, the most that agent.max_calls allows"
-            raise self._refused(400, "call-limit", words)
+            raise self._refusal(400, "call-limit", words)
         # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
         seed = derive_seed(self.context.seed, digest, self._same[digest])
         sampling = self._sampling(chat, role, seed)
@@ -237,14 +237,14 @@ class AgentSession:
             self.limit = "context_limit"
             if not self.calls:
                 self._fail(failure)  # nothing is sampled yet: the task alone is too long
-            raise self._refused(400, "context_length_exceeded", failure.what, "messages") from failure
+            raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
         except MidstreamError as failure:
             self._fail(failure)
-            raise self._refused(503, failure.code, f"the model cannot answer: {failure.what}") from failure
+            raise self._refusal(503, failure.code, f"the model cannot answer: {failure.what}") from failure
         context.emit("call", call)
         if self.limit == met:  # another request may have met one in the meantime
             self.limit = None
-        parsed = self._parsed(call.completion, chat)
+        parsed = self._parse(call.completion, chat)
         uses = parsed.tool_uses(f"{seed:016x}")
         pending.reply = ChatReply(
             id=f"{seed:016x}",
@@ -269,7 +269,7 @@ class AgentSession:
         pending.done_s = time.monotonic()
         return pending
 
-    def _parsed(self, text: str, chat: ChatRequest) -> Parsed:
+    def _parse(self, text: str, chat: ChatRequest) -> Parsed:
         """A reply taken apart; a call is text where no tool was offered."""
         parsed = PARSERS[self.gateway.config.parser](text, chat.tools)
         # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
@@ -283,9 +283,9 @@ class AgentSession:
         own = chat.given
         stop = own.pop("stop", ())
         is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
-        if (is_trained or not getattr(engine, "takes_options", False)) and (name := changing(chat.options)):
+        if (is_trained or not getattr(engine, "takes_options", False)) and (name := find_changing(chat.options)):
             why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
-            raise self._refused(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
+            raise self._refusal(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
         if isinstance(forced, Sampling):
             limit, stop = min(own.get("max_tokens", forced.max_tokens), forced.max_tokens), (*forced.stop, *stop)
             own = {"temperature": forced.temperature, "top_p": forced.top_p, "max_tokens": limit}
@@ -309,7 +309,7 @@ class AgentSession:
                 if left() <= 0:
                     self.limit = "token_limit"
                     words = f"the agent's model has written {most - left()} tokens; agent.max_tokens is {most}"
-                    raise self._refused(400, "token-limit", words)
+                    raise self._refusal(400, "token-limit", words)
                 limit = min(request.sampling.max_tokens, left())
                 self._held += limit
             sampling = request.sampling.model_copy(update={"max_tokens": limit})
@@ -330,7 +330,7 @@ class AgentSession:
                 draft.observation = Observation(status="ok", text=message.content, duration_s=took)
                 draft.add("observation", self.context.emitter(POLICY, draft.index))
 
-    def _refused(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
+    def _refusal(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
         self.counts[f"refused: {code}"] += 1
         return FormError(code, words, param, status=status)
 
@@ -338,7 +338,7 @@ class AgentSession:
         if not self.failure.done():
             self.failure.set_result(failure)
 
-    def _ended(self, task: asyncio.Task[PendingRequest]) -> None:
+    def _on_done(self, task: asyncio.Task[PendingRequest]) -> None:
         self._under_way.discard(task)
         self.active_s = time.monotonic()
         if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):

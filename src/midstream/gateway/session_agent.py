@@ -94,7 +94,7 @@ class SessionAgent(RecordedAgent):
             async with self.gateway.serving(session) as key:
                 url = self.gateway.url(key)
                 address = Address(f"{url}/v1", key, session.names[0], url)
-                outcome = await self._attended(session, self.drive(task, session, address))
+                outcome = await self._watch(session, self.drive(task, session, address))
         except MidstreamError as failure:
             raise _recordable(failure, key) from None
         finally:
@@ -113,7 +113,7 @@ class SessionAgent(RecordedAgent):
         """Run the program."""
         raise NotImplementedError
 
-    async def _attended(self, session: AgentSession, work: Any) -> Outcome:
+    async def _watch(self, session: AgentSession, work: Any) -> Outcome:
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
         try:
@@ -177,7 +177,7 @@ class FunctionSessionAgent(SessionAgent):
     async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Call the function."""
         try:
-            tools = {tool.name: partial(_called, session.loop, tool) for tool in session.context.tools}
+            tools = {tool.name: partial(_call_tool, session.loop, tool) for tool in session.context.tools}
             values = {"task": task, "session": address, "question": task.question, "tools": tools}
             answer = await self._function.called(self.settings, values)
         except InfrastructureError as failure:  # tried again, unlike that of other components
@@ -195,7 +195,7 @@ async def _result(tool: Tool, **arguments: JsonValue) -> str:
     return problem or (await call_tool(tool, arguments)).text
 
 
-def _called(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> Any:
+def _call_tool(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> Any:
     """What a tool answers: to be awaited in the event loop, waited for in a thread."""
     answer = _result(tool, **arguments)
     return answer if in_event_loop() else asyncio.run_coroutine_threadsafe(answer, loop).result()

@@ -43,7 +43,7 @@ def causal_lm(model: Any) -> Any:
 
 
 @contextmanager
-def using(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
+def use_backend(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
     """The model's layers attend by `backend`; afterwards as before."""
     configs = {id(part.config): part.config for part in causal_lm(model).modules() if hasattr(part, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs]

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from midstream.prefix_tree.attention import BACKENDS, Backend, KeyValues, Layout
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.tree import Tree, tree_of
 
@@ -87,7 +87,7 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
     whole = TreeStage(0, len(tree.segments), 0, tree.unique)
     try:
         expected = _plain_hidden(model, tree)
-        with torch.no_grad(), using(model, backend):
+        with torch.no_grad(), use_backend(model, backend):
             hidden, kept = stage_hidden(model, tree, whole, backend, keep=True)
             staged = torch.cat(_staged_hidden(model, backend, tree, stages_of(tree, STAGED), []))
         keys = kept[0][0]

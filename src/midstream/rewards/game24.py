@@ -59,11 +59,11 @@ class Game24(Rule):
 
     def check(self, task: Task) -> None:
         """Refuse a task without its numbers."""
-        _given(task)
+        _given_numbers(task)
 
     async def value(self, task: Task, answer: str) -> float:
         """Whether the answer's one expression is a solution."""
-        return float(solves(answer, _given(task)))
+        return float(solves(answer, _given_numbers(task)))
 
 
 class Game24RewardConfig(RewardConfig):
@@ -139,14 +139,14 @@ def _side(text: str) -> Side:
     # The spaces keep two signs from being one of Python's, such as // and **.
     expression = " ".join(tokens)
     while "\\frac" in expression:
-        expression, replaced = _FRACTION.subn(_divided, expression)
+        expression, replaced = _FRACTION.subn(_divide, expression)
         if not replaced:
             raise SyntaxError
     numbers: list[int] = []
     return _value(ast.parse(expression, mode="eval").body, numbers), numbers
 
 
-def _divided(fraction: re.Match[str]) -> str:
+def _divide(fraction: re.Match[str]) -> str:
     above, below = fraction[1].strip(), fraction[2].strip()
     for part in (above, below):
         ast.parse(part, mode="eval")  # each is an expression by itself
@@ -169,7 +169,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     raise SyntaxError
 
 
-def _given(task: Task) -> list[int]:
+def _given_numbers(task: Task) -> list[int]:
     numbers = task.metadata.get("numbers")
     given = [number for number in numbers if type(number) is int] if isinstance(numbers, list) else []
     if not given or not isinstance(numbers, list) or len(given) < len(numbers):

@@ -58,7 +58,7 @@ class MultipleChoice(Rule):
     async def value(self, task: Task, answer: str) -> float:
         """Whether what the answer chooses is the gold option."""
         options = _options(task)
-        right, choice = _right(task, options), chosen(answer, options)
+        right, choice = _right(task, options), find_choice(answer, options)
         return float(bool(choice) and choice <= right)
 
 
@@ -69,7 +69,7 @@ class MultipleChoiceConfig(RewardConfig):
     component = MultipleChoice
 
 
-def chosen(answer: str, options: Mapping[str, str]) -> set[str]:
+def find_choice(answer: str, options: Mapping[str, str]) -> set[str]:
     """The letters that a reply chooses: one, or several for options of the same text.
 
     Read is what follows the last "the answer is", "Answer:" or "so", else the whole reply, else its last sentence.

@@ -56,14 +56,14 @@ class Numeric(Rule):
 
     def check(self, task: Task) -> None:
         """Refuse a task without an accepted answer that is a number."""
-        _accepted(task)
+        _accepted_numbers(task)
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer that is a number."""
         stated = state(answer, " ".join((task.question, *task.answers)))
         found = number_of(with_point(stated.formula))
         in_percent = bool(_PERCENT.search(task.question))
-        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
+        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted_numbers(task)))
 
     def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
         values = [found.value if gold.percent or in_percent else found.share]
@@ -89,7 +89,7 @@ class NumericConfig(RewardConfig):
     absolute_tolerance: float = Field(default=0.0, ge=0)
 
 
-def _accepted(task: Task) -> list[Number]:
+def _accepted_numbers(task: Task) -> list[Number]:
     golds = [number_of(with_point(state(gold, gold).formula)) for gold in task.answers]
     accepted = [number for number in golds if number is not None]
     if not accepted:

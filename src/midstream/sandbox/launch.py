@@ -76,7 +76,7 @@ def launch(tier: Tier, limits: CodeLimits, image: str = "") -> Launch:
     return Launch(command=command, environment=_variables(scratch), scratch=scratch)
 
 
-def installed(libraries: Iterable[str]) -> tuple[str, ...]:
+def find_installed(libraries: Iterable[str]) -> tuple[str, ...]:
     """Those of `libraries` that this Python can import; imports none of them."""
     return tuple(name for name in libraries if _spec_places(name))
 

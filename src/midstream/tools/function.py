@@ -123,19 +123,19 @@ class FunctionTool(Tool, Generic[P, R]):
         """
         if inspect.iscoroutinefunction(self._function):
             try:
-                return self._result_of(await self._function(**self._validated(arguments)))
+                return self._result_of(await self._function(**self._validate(arguments)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function can raise anything
                 return self._answer_or_raise(error)
 
         def work() -> ToolResult:
             try:
-                return self._result_of(self._function(**self._validated(arguments)))
+                return self._result_of(self._function(**self._validate(arguments)))
             except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
                 return self._answer_or_raise(error)
 
         return await in_thread(work)
 
-    def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def _validate(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""
         try:
             return self._adapter.validate_json(json.dumps(whole(dict(arguments))), strict=True)
@@ -362,15 +362,19 @@ def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
     if isinstance(value, type) and issubclass(value, ToolConfig):
         return value
     if isinstance(value, type):
-        return class_settings(ToolConfig, reference, value, lambda made, context: _named(reference, made, context.name))
+
+        def build_made(made: Any, context: Context) -> Tool:
+            return _find_tool(reference, made, context.name)
+
+        return class_settings(ToolConfig, reference, value, build_made)
 
     def build(self: ToolConfig, context: Context) -> Tool:
-        return _named(reference, value, context.name)
+        return _find_tool(reference, value, context.name)
 
     return settings_of(ToolConfig, reference, lambda: value, build=build, __doc__=inspect.getdoc(value))
 
 
-def _named(reference: str, found: Any, name: str) -> Tool:
+def _find_tool(reference: str, found: Any, name: str) -> Tool:
     """What a reference names as a tool called `name`. Raises `UsageError` if it cannot be one."""
     if inspect.isfunction(found) or inspect.ismethod(found):
         return tool(found, name=name)

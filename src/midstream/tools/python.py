@@ -120,7 +120,7 @@ class PythonCoder:
 class PythonConfig(CodeLimits, ToolConfig):
     """Runs Python in the sandbox; with an engine, a model writes the code.
 
-    The settings are `sandbox.settings.Limits`, and how the model samples.
+    The settings are `sandbox.settings.CodeLimits`, and how the model samples.
 
     Attributes:
         temperature: of the model that writes the program; 0 is greedy

@@ -37,7 +37,7 @@ from midstream.training.passes import (
     hidden_states,
     padded_chunks,
     plan_of,
-    recomputing,
+    recompute_layers,
     require_plain_head,
 )
 from midstream.training.settings import LearnerConfig, LoraConfig
@@ -132,7 +132,7 @@ class LocalLearner:
             )
             return total
 
-        with self._accumulating():
+        with self._accumulate():
             plan.backward(self.model, chunk_loss)
         return stats
 
@@ -188,7 +188,7 @@ class LocalLearner:
             value += loss.item()
             return loss
 
-        with self._accumulating():
+        with self._accumulate():
             if plan is not None:
                 plan.backward(self.model, chunk_loss)
         return self._total(torch.tensor(value, dtype=torch.float64)).item()
@@ -196,15 +196,15 @@ class LocalLearner:
     def _cross_entropy(self, rows: Sequence[Row], prompt_weight: float) -> float:
         """Add the gradient of the weighted cross-entropy of padded rows; returns the loss."""
         chunks = [
-            _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
+            _pad_weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
             for chunk in padded_chunks([row.length for row in rows], self.config.chunk_tokens)
         ]
         sums = [weights.sum() for _, weights in chunks] or [torch.zeros((), device=self.model.device)]
         total, value = self._total(torch.stack(sums).sum()), 0.0
-        with self._accumulating():
+        with self._accumulate():
             for ids, weights in chunks:
                 picked = weights[:, 1:] > 0
-                with recomputing(self.model):
+                with recompute_layers(self.model):
                     logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
                 losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
                 loss = (losses * weights[:, 1:][picked]).sum() / total
@@ -288,7 +288,7 @@ class LocalLearner:
 
     # What a learner over several processes does more (`ranks.py`).
 
-    def _accumulating(self) -> AbstractContextManager[None]:
+    def _accumulate(self) -> AbstractContextManager[None]:
         """Where gradients are added up; at its end they are those of all ranks."""
         return nullcontext()
 
@@ -322,7 +322,7 @@ def any_sampled(rows: Sequence[Row]) -> bool:
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 
 
-def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids and each token's weight in the supervised loss, [rows, longest] each; a first token has weight 0."""
     longest = max(row.length for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -21,7 +21,7 @@ from midstream.core.errors import TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.prefix_tree.attention import Backend, KeyValues
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import Ints, Tree, tree_of
@@ -212,20 +212,20 @@ class PassPlan:
             for below in stage.below:
                 visit(below, [*past, forward.kept])
 
-        with torch.no_grad(), self._attending(model):
+        with torch.no_grad(), self._attend(model):
             for stage in self.stages:
                 visit(stage, [])
         return torch.cat([parts[start] for start in sorted(parts)])
 
     def backward(self, model: PreTrainedModel, loss: ChunkLoss) -> None:
         """Add the gradient of the losses of all chunks."""
-        with self._attending(model):
+        with self._attend(model):
             for stage in self.stages:
                 self._backward(model, loss, stage, [])
 
     def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: TreeStage, past: list[Layers]) -> None:
         """Of one stage and those below it. `past` are leaves of the graph, which gather their gradients."""
-        with recomputing(model):
+        with recompute_layers(model):
             forward = self._forward(model, stage, past)
         chunks = self._chunks(stage)
         if len(chunks) == 1 and not stage.below:  # nothing to add up
@@ -254,11 +254,11 @@ class PassPlan:
 
     def _forward(self, model: PreTrainedModel, stage: TreeStage, past: list[Layers]) -> _Forward:
         if self.backend is None:
-            return self._padded(model, stage)
+            return self._forward_padded(model, stage)
         hidden, kept = stage_hidden(model, self.batch.tree, stage, self.backend, past, keep=bool(stage.below))
         return _Forward(hidden, np.arange(len(hidden)), kept)
 
-    def _padded(self, model: PreTrainedModel, stage: TreeStage) -> _Forward:
+    def _forward_padded(self, model: PreTrainedModel, stage: TreeStage) -> _Forward:
         """Rows one below the other, padded on the right, where causal attention never looks.
 
         The last token of the longest predicts nothing, and is left out, unless it is the only one.
@@ -293,8 +293,8 @@ class PassPlan:
         ids = torch.from_numpy(batch.choice_ids[chunk.choices]).to(logits.device)
         return logits.log_softmax(-1)[heads, ids]
 
-    def _attending(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        return nullcontext() if self.backend is None else using(model, self.backend)
+    def _attend(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        return nullcontext() if self.backend is None else use_backend(model, self.backend)
 
 
 def _leaf(given: torch.Tensor) -> torch.Tensor:
@@ -305,7 +305,7 @@ def _leaf(given: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def recomputing(model: PreTrainedModel) -> Iterator[None]:
+def recompute_layers(model: PreTrainedModel) -> Iterator[None]:
     """Where gradient checkpointing is on, mark the layers it is for, and nothing inside them, as training.
 
     Transformers recomputes only what is in training; but dropout inside stays off, and the engine that shares the model

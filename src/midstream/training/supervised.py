@@ -72,10 +72,10 @@ class Transcripts:
 def collected_tasks(source: TaskSource, config: SupervisedConfig, seed: int) -> list[Task]:
     """All tasks that `collect` runs."""
     starts = range(0, config.transcripts, config.at_once)
-    return [task for start in starts for task in _drawn(source, config, seed, start)]
+    return [task for start in starts for task in _draw_tasks(source, config, seed, start)]
 
 
-def _drawn(source: TaskSource, config: SupervisedConfig, seed: int, start: int) -> list[Task]:
+def _draw_tasks(source: TaskSource, config: SupervisedConfig, seed: int, start: int) -> list[Task]:
     count = min(config.at_once, config.transcripts - start)
     return source.sample("train", count, derive_seed(seed, "transcripts", start))
 
@@ -102,7 +102,7 @@ async def collect(
     broken = 0
     for start in range(0, config.transcripts, config.at_once):
         report(f"collecting transcripts {start}/{config.transcripts}")
-        tasks = _drawn(source, config, seed, start)
+        tasks = _draw_tasks(source, config, seed, start)
         groups = await rollout(
             environment,
             tasks,

@@ -43,7 +43,7 @@ class RecipeTrial(Frozen):
         return self.steps * (self.rollout_s + self.update_s)
 
 
-async def measured(parts: Parts) -> RecipeTrial:
+async def measure(parts: Parts) -> RecipeTrial:
     """Play `TASKS` x `GROUP` rollouts, make a step as the recipe has it, and say what to change before training."""
     config = parts.training
     played = parts.flow_grpo(

@@ -195,7 +195,7 @@ class GraphTool:
 class GraphConfig(CodeLimits, ToolConfig):
     """Runs graph algorithms of NetworkX in the sandbox, exactly, on graph files or on a graph as text.
 
-    The settings are `sandbox.settings.Limits`, and what may be read.
+    The settings are `sandbox.settings.CodeLimits`, and what may be read.
 
     Attributes:
         files: files that a model may name, and directories whose files it may name; no other file is read

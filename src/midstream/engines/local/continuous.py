@@ -138,7 +138,7 @@ class ContinuousLocal(Engine):
         """What the thread does: a token at a time until nothing is asked for `IDLE_S`."""
         rows: dict[DecodingRow, _QueuedRequest] = {}
         batch: Any = None
-        while (joining := self._joining(list(rows.values()))) is not None:
+        while (joining := self._take_joining(list(rows.values()))) is not None:
             together = {*rows.values(), *joining}
             if not together:
                 continue
@@ -165,7 +165,7 @@ class ContinuousLocal(Engine):
                     error = self._engine.sampling_failed(len(together), failure)
                     _settle(asked.future, asked.future.set_exception, error)
 
-    def _joining(self, running: list[_QueuedRequest]) -> list[_QueuedRequest] | None:
+    def _take_joining(self, running: list[_QueuedRequest]) -> list[_QueuedRequest] | None:
         """Those that join now, in order of arrival. Waits while there is nothing to do; None ends the thread."""
         with self._changed:
             self._running = running

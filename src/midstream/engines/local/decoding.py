@@ -118,7 +118,7 @@ class DecodingBatch:
             row.ids.append(drawn)
             row.logprobs.append(value)
         self._of_rows = (token, position, temperature, top_p)
-        left = [row for row in self.rows if self._ended(row)]
+        left = [row for row in self.rows if self._is_ended(row)]
         if left:
             self.keep([place for place, row in enumerate(self.rows) if row not in left])
         if not self.rows:
@@ -150,13 +150,13 @@ class DecodingBatch:
         width = max((row.prompt + len(row.ids) for row in self.rows), default=0)
         if width < self.width:
             self.width = width
-            for layer in _filled(self.cache):
+            for layer in _filled_slots(self.cache):
                 # A copy: a view would keep the whole until the next token.
                 layer.keys, layer.values = (kept[:, :, -width:].clone() for kept in (layer.keys, layer.values))
                 if isinstance(layer, DynamicSlidingWindowLayer):
                     layer.cumulative_length = width
 
-    def _ended(self, row: DecodingRow) -> bool:
+    def _is_ended(self, row: DecodingRow) -> bool:
         full = row.ids[-1] in self._ends or len(row.ids) == row.request.sampling.max_tokens
         return full or (self._stops is not None and self._stops.end(row))
 
@@ -167,7 +167,7 @@ def can_join(model: PreTrainedModel) -> bool:
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-def _filled(cache: DynamicCache) -> list[Any]:
+def _filled_slots(cache: DynamicCache) -> list[Any]:
     layers: list[Any] = cache.layers
     return [layer for layer in layers if layer.is_initialized]
 
@@ -177,7 +177,7 @@ def _join(cache: DynamicCache, new: DynamicCache) -> None:
 
     A layer with a sliding window of _W holds the last _W - 1 tokens of the batch's width: less than the window pads it.
     """
-    for layer, other in zip(_filled(cache), _filled(new), strict=True):
+    for layer, other in zip(_filled_slots(cache), _filled_slots(new), strict=True):
         width = max(layer.keys.shape[2], other.keys.shape[2])
         for name in ("keys", "values"):
             both = [getattr(one, name) for one in (layer, other)]

@@ -1,6 +1,6 @@
 """An engine behind any OpenAI-compatible HTTP server: OpenAI, vLLM, SGLang, Ollama, llama.cpp, OpenRouter.
 
-    Request -> outgoing -> _retried(_attempt) -> _send -> a body or a stream -> checked_reply -> Call
+    Request -> outgoing -> _retry(_attempt) -> _send -> a body or a stream -> checked_reply -> Call
 
 Every reply is checked before it is used, whether it came as a whole or in a stream. What a second attempt may fix (429,
 5xx, time-outs, resets, a body or stream that is cut off, is not JSON, holds no choice, no text, or an error under
@@ -51,7 +51,7 @@ from midstream.engines.openai.reply import (
     CheckedReply,
     as_fields,
     checked_reply,
-    decoded,
+    decode_body,
     may_pass,
     no_token_ids,
     reported_error,
@@ -96,7 +96,7 @@ class OutgoingRequest:
     sent: dict[str, JsonValue]
 
 
-def outgoing(
+def encode_request(
     request: Request, config: OpenAIConfig, model: str, prompt_ids: Sequence[int] | None = None
 ) -> OutgoingRequest:
     """The body of a request: chat messages go to chat/completions, a text prompt or `prompt_ids` to completions.
@@ -137,7 +137,8 @@ def outgoing(
     if chat and "messages" not in body:
         foreign = any(message.fields for message in request.messages)  # with its calls as fields already
         as_text = foreign or not request.tools or config.text_calls
-        body["messages"] = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
+        messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
+        body["messages"] = [*messages]
     elif not chat:
         body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
     sent["base_url"] = config.base_url.rstrip("/")
@@ -181,7 +182,7 @@ class OpenAICompatibleEngine:
             DeadlineError: `request.deadline_s` passed first; likewise.
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
-        out = outgoing(request, self.config, self._model, ids)
+        out = encode_request(request, self.config, self._model, ids)
         # Read with the model's name: a later adapter is for later requests.
         version = self._policy_version
         failures: list[str] = []
@@ -199,7 +200,7 @@ class OpenAICompatibleEngine:
         try:
             async with asyncio.timeout(deadline_s):
                 await self._context.check(request, ids)
-                reply = await self._retried(attempt, f"{self.name} at {self._base_url}", request)
+                reply = await self._retry(attempt, f"{self.name} at {self._base_url}", request)
             if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
                 raise self._changed_prompt(ids, reply.prompt_ids)
             if request.keep_stop and self.codec is not None and reply.completion_ids:
@@ -255,7 +256,7 @@ class OpenAICompatibleEngine:
         chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
         return pause_s * chance
 
-    async def _retried(self, attempt: Callable[[], Awaitable[_T]], what: str, request: Request | None = None) -> _T:
+    async def _retry(self, attempt: Callable[[], Awaitable[_T]], what: str, request: Request | None = None) -> _T:
         """The result of the first attempt that succeeds. Raises `EngineError` after the last."""
         attempts = self.config.max_attempts
         try:
@@ -280,7 +281,7 @@ class OpenAICompatibleEngine:
                 raise TransientError(f"{response.status}: {text[:_LONGEST_QUOTE]}")
             return response.status, text
 
-        return await self._retried(attempt, f"{self._base_url}/{path}")
+        return await self._retry(attempt, f"{self._base_url}/{path}")
 
     async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
         """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
@@ -294,7 +295,7 @@ class OpenAICompatibleEngine:
                     await self._read_stream(response, streamed, model, request, clock)
                 else:
                     body = await _read_body(response)
-                    data = decoded(body)
+                    data = decode_body(body)
                     self._check(response.status, data, body, model, retry_after_s(response.headers))
         except TransientError:
             if not streamed.done:  # else the reply is whole, and only its connection is lost

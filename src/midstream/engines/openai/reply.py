@@ -64,7 +64,7 @@ class Refusal:
     too_long: bool = False
 
 
-def decoded(body: bytes | bytearray) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """The body as an object; {} for any other body."""
     try:
         data = json.loads(body)
