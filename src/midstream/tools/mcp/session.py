@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -23,9 +24,10 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.data import problems_of
 from midstream.core.errors import ToolServerError
+from midstream.core.protocols import ToolResult
 from midstream.core.version import __version__
 from midstream.tools.mcp.tools import MAX_ERROR, McpConfig, Refused, clean, hider
-from midstream.tools.mcp.transports import SESSION_LOST, TOO_LONG, Output, open_address, open_process
+from midstream.tools.mcp.transports import SESSION_LOST, TOO_LONG, ServerOutput, open_address, open_process
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSE_S = 1.0  # before connecting again
@@ -62,7 +64,7 @@ class Server:
         self.hide = hider(secrets.values())
         # Of a whole call: connecting again, the call, the request that checks the server, and ending it.
         self.longest_call_s = PAUSE_S + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
-        self._output = Output()
+        self._output = ServerOutput()
         self._connecting: asyncio.Task[_Connection] | None = None
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -87,8 +89,8 @@ class Server:
             self.stop()
             raise
 
-    async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
-        """Call a tool of the server, from any event loop. `stop` cancels the call.
+    async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Call a tool of the server, from any event loop, with its result as text. `stop` cancels the call.
 
         Raises:
             Refused: it refuses the arguments, requests input, takes too long, or its reply is too long.
@@ -183,9 +185,7 @@ class Server:
         finally:
             closing.set()
 
-    async def _call(
-        self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False
-    ) -> types.CallToolResult:
+    async def _call(self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False) -> ToolResult:
         connection = await self._connected()
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
@@ -210,7 +210,7 @@ class Server:
             raise await self._failure(connection, failure) from failure
         if isinstance(result, types.InputRequiredResult):
             raise Refused("it requests input from a person or a model, which is not available here")
-        return result
+        return ToolResult(text=self.hide(_text_of(result)), ok=not result.is_error)
 
     async def _failure(self, connection: _Connection, failure: MCPError) -> Exception:
         """The exception for a call that the server, or the SDK, answered with an error."""
@@ -263,3 +263,31 @@ async def _tools_of(client: Client) -> list[types.Tool]:
         page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
     return tools
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
+    parts: list[str] = []
+    for block in result.content:
+        match block:
+            case types.TextContent():
+                parts.append(block.text)
+            case types.ImageContent() | types.AudioContent():
+                parts.append(f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]")
+            case types.ResourceLink():
+                size = "" if block.size is None else f", {_size(block.size)}"
+                parts.append(f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]")
+            case types.EmbeddedResource(resource=content):
+                named = f"resource: {content.uri}, {content.mime_type or 'unknown type'}"
+                if isinstance(content, types.TextResourceContents):
+                    parts.append(f"[{named}]\n{content.text}")
+                else:
+                    parts.append(f"[{named}, {_size(len(content.blob) * 3 // 4)}]")
+    if result.structured_content is not None and not any(block.type == "text" for block in result.content):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    silent = "the tool failed without a message" if result.is_error else "(no output)"
+    return "\n".join(part for part in parts if part) or silent
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"

@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -27,7 +27,7 @@ from midstream.core.json_schema import unusable_schema
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
-    from mcp_types import CallToolResult, Tool
+    from mcp_types import Tool
 
     from midstream.tools.mcp.session import Server
 
@@ -92,7 +92,7 @@ class McpConfig(ToolConfig):
 
     @field_validator("env_pass", "headers_env")
     @classmethod
-    def _are_names(cls, value: Any) -> Any:
+    def _are_names(cls, value: tuple[str, ...] | dict[str, str]) -> tuple[str, ...] | dict[str, str]:
         names = value.values() if isinstance(value, dict) else value
         if not all(_VARIABLE.fullmatch(name) for name in names):
             raise RecipeError(  # a ValueError would show the value, which may be a key
@@ -249,45 +249,15 @@ class McpTool:
         hangs, or answers with something that is not a result.
         """
         try:
-            result = await self._server.call(self._original, arguments)
+            return await self._server.call(self._original, arguments)
         except Refused as refusal:
             return ToolResult(text=f"{self.name}: {refusal}", ok=False)
-        return ToolResult(text=self._server.hide(text_of(result)), ok=not result.is_error)
 
     async def close(self) -> None:
         """Close this tool; the last one ends the server."""
         self._users.discard(self.name)
         if not self._users:
             await asyncio.to_thread(self._server.stop)
-
-
-def text_of(result: CallToolResult) -> str:
-    """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
-    parts: list[str] = []
-    blocks = cast(list[Any], result.content)
-    for block in blocks:
-        if block.type == "text":
-            parts.append(block.text)
-        elif block.type in ("image", "audio"):
-            parts.append(f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]")
-        elif block.type == "resource_link":
-            size = "" if block.size is None else f", {_size(block.size)}"
-            parts.append(f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]")
-        else:
-            content = block.resource
-            named = f"resource: {content.uri}, {content.mime_type or 'unknown type'}"
-            if hasattr(content, "text"):
-                parts.append(f"[{named}]\n{content.text}")
-            else:
-                parts.append(f"[{named}, {_size(len(content.blob) * 3 // 4)}]")
-    if not any(block.type == "text" for block in blocks) and result.structured_content is not None:
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    silent = "the tool failed without a message" if result.is_error else "(no output)"
-    return "\n".join(part for part in parts if part) or silent
-
-
-def _size(count: int) -> str:
-    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"
 
 
 # --- what a server offers: written by others, and made to fit into prompts ------------------------------------------

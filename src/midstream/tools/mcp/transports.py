@@ -28,7 +28,7 @@ STDERR_BYTES = 4096  # kept of the end of a server's standard error
 _SESSION = "mcp-session-id"
 
 
-class Output:
+class ServerOutput:
     """What a server wrote besides messages: the end of its standard error, and a line that was no message."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Output:
             while piece := pipe.read(1 << 16):
                 self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
 
-    async def on_message(self, message: Any) -> None:
+    async def on_message(self, message: object) -> None:
         """The SDK's callback for notifications, which are ignored, and for lines that it could not parse."""
         if isinstance(message, ValidationError):
             self._noise = str(message.errors()[0]["input"])
@@ -61,7 +61,7 @@ class Output:
 
 @asynccontextmanager
 async def open_process(
-    config: McpConfig, secrets: Mapping[str, str], output: Output
+    config: McpConfig, secrets: Mapping[str, str], output: ServerOutput
 ) -> AsyncGenerator[TransportStreams]:
     """Start the server in its own process group, and end it on exit.
 
@@ -93,17 +93,9 @@ async def open_address(config: McpConfig, secrets: Mapping[str, str]) -> AsyncGe
         # A bare key for `Authorization` gets the scheme that precedes it.
         bare = header.lower() == "authorization" and " " not in secrets[variable]
         headers[header] = f"Bearer {secrets[variable]}" if bare else secrets[variable]
-    limit = int(config.max_reply_mb * (1 << 20))
-    # Calls have their own limit; this one only ends a stream that the server forgot.
-    read_timeout_s = max(config.timeout_s, config.connect_timeout_s) + 5
     async with (
-        _Client(
-            limit,
-            headers=headers,
-            timeout=httpx2.Timeout(read_timeout_s, connect=config.connect_timeout_s),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
-        ) as client,
-        streamable_http_client(config.url, http_client=client, max_sse_event_size=limit) as streams,
+        _Client(config, headers) as client,
+        streamable_http_client(config.url, http_client=client, max_sse_event_size=client.limit) as streams,
     ):
         yield streams
 
@@ -115,9 +107,15 @@ class _Client(httpx2.AsyncClient):
     also lack the HTTP status.
     """
 
-    def __init__(self, limit: int, **options: Any) -> None:
-        super().__init__(**options)
-        self._limit = limit
+    def __init__(self, config: McpConfig, headers: dict[str, str]) -> None:
+        # Calls have their own limit; this one only ends a stream that the server forgot.
+        read_timeout_s = max(config.timeout_s, config.connect_timeout_s) + 5
+        super().__init__(
+            headers=headers,
+            timeout=httpx2.Timeout(read_timeout_s, connect=config.connect_timeout_s),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        )
+        self.limit = int(config.max_reply_mb * (1 << 20))
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """`httpx2.AsyncClient.send`, with the body already read, except of a redirect or a stream of events."""
@@ -133,7 +131,7 @@ class _Client(httpx2.AsyncClient):
                 return response
             async for piece in response.aiter_raw():
                 body += piece
-                if len(body) > self._limit:
+                if len(body) > self.limit:
                     await response.aclose()
                     return _error(request, TOO_LONG, "a reply over the limit")
         except httpx2.TransportError as failure:
