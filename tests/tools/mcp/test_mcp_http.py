@@ -89,7 +89,7 @@ def test_every_call_has_an_outcome(mode):
 
 @pytest.mark.parametrize("method", ["initialize", "tools/list"])
 def test_a_body_without_an_end_at_the_start_is_refused(method: str):
-    refused = pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "over the limit"))
+    refused = pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "longer than max_reply_mb"))
     with HostileHttp(f"endless_at_{method}") as server, growth_of_memory() as growth, refused:
         connect(server)
     assert growth.mb < 64

@@ -133,7 +133,7 @@ class _Client(httpx2.AsyncClient):
                 body += piece
                 if len(body) > self.limit:
                     await response.aclose()
-                    return _error(request, TOO_LONG, "a reply over the limit")
+                    return _error(request, TOO_LONG, "its reply is longer than max_reply_mb")
         except httpx2.TransportError as failure:
             return _error(request, CONNECTION_CLOSED, f"{type(failure).__name__}: {failure}")
         # Many servers answer 400 with this error where the specification demands 404.
