@@ -228,7 +228,7 @@ class Server:
     def _error(self, code: str, what: str) -> ToolServerError:
         # Hidden before it is cut: half a key would not be recognized.
         stderr, noise = (self.hide(text) for text in self._output.texts())
-        cause = "it is not an MCP server, lacks something it needs, or is down"
+        cause = "it is down or broken, lacks something that it needs, or is no MCP server"
         if "HTTP 401" in what or "HTTP 403" in what:
             cause = "the key that headers_env sends is missing, wrong, or lacks permission"
         elif stderr or noise:

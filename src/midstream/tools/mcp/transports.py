@@ -33,14 +33,14 @@ class ServerOutput:
 
     def __init__(self) -> None:
         self._stderr, self._noise = b"", ""
-        self._reader: threading.Thread | None = None
 
-    def open(self) -> int:
-        """Return the file descriptor that becomes the server's standard error; the caller closes it."""
+    def collect(self) -> tuple[int, threading.Thread]:
+        """Return a file descriptor for a new server's standard error, and the thread that reads its other end."""
+        self._stderr, self._noise = b"", ""
         reading, writing = os.pipe()
-        self._reader = threading.Thread(target=self._read, args=(reading,), name="mcp stderr", daemon=True)
-        self._reader.start()
-        return writing
+        reader = threading.Thread(target=self._read, args=(reading,), name="mcp stderr", daemon=True)
+        reader.start()
+        return writing, reader
 
     def _read(self, reading: int) -> None:
         with open(reading, "rb", buffering=0) as pipe:
@@ -53,9 +53,7 @@ class ServerOutput:
             self._noise = str(message.errors()[0]["input"])
 
     def texts(self) -> tuple[str, str]:
-        """(standard error, line that was no message) of a server that has ended."""
-        if self._reader is not None:
-            self._reader.join(0.2)  # what is left in the pipe; a child of the server may hold it open
+        """(end of the standard error, line that was no message)."""
         return self._stderr.decode("utf-8", "replace").strip(), self._noise.strip()
 
 
@@ -73,7 +71,10 @@ async def open_process(
         command=program, args=arguments, env=dict(secrets), cwd=config.cwd, encoding_error_handler="replace"
     )
     async with AsyncExitStack() as stack:
-        with os.fdopen(output.open(), "w") as stderr:
+        writing, reader = output.collect()
+        # What the server wrote last is still in the pipe when it has ended; a child of it may hold the pipe open.
+        stack.callback(reader.join, 0.2)
+        with os.fdopen(writing, "w") as stderr:
             try:
                 streams = await stack.enter_async_context(stdio_client(parameters, stderr))
             except (OSError, ValueError) as failure:
