@@ -26,7 +26,7 @@ import keyword
 import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
+from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, Unpack, get_args, get_type_hints, overload
 
 import docstring_parser
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, field_validator
@@ -71,8 +71,8 @@ class FunctionTool(Tool, Generic[P, R]):
         self,
         function: Callable[P, R],
         *,
-        name: str | None = None,
-        description: str | None = None,
+        name: str = "",
+        description: str = "",
         timeout_s: float = TIMEOUT_S,
         output_tokens: int = OUTPUT_TOKENS,
     ) -> None:
@@ -165,29 +165,20 @@ class FunctionTool(Tool, Generic[P, R]):
         return ToolResult(text=text)
 
 
+class ToolOptions(TypedDict, total=False):
+    """Options of `tool`."""
+
+    name: str
+    description: str
+    timeout_s: float
+    output_tokens: int
+
+
 @overload
-def tool(
-    *, name: str | None = None, description: str | None = None, timeout_s: float = ..., output_tokens: int = ...
-) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 @overload
-def tool(
-    function: Callable[P, R],
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float = ...,
-    output_tokens: int = ...,
-) -> FunctionTool[P, R]: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float = TIMEOUT_S,
-    output_tokens: int = OUTPUT_TOKENS,
-) -> Any:
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> FunctionTool[P, R]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a typed function, or an object's method, a tool: `@tool`, `@tool(timeout_s=5)`, `tool(store.find)`.
 
     Args:
@@ -200,9 +191,7 @@ def tool(
     Raises:
         UsageError: the function cannot be a tool.
     """
-    make = functools.partial(
-        FunctionTool, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
-    )
+    make = functools.partial(FunctionTool, **options)
     return make if function is None else make(function)
 
 
