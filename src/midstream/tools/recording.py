@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,10 @@ class RecordingOrigin:
 
     @property
     def relevant(self) -> dict[str, Any]:
-        """The settings that affect results."""
-        return {
-            name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"
-        }
+        """The settings that affect results: code without its directory, so that another machine can replay it."""
+        return portable(
+            {name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"}
+        )
 
     @property
     def key(self) -> str:
@@ -114,23 +114,11 @@ class Recording:
             write=write,
         )
 
-    def _as_recorded(self, origin: RecordingOrigin) -> RecordingOrigin:
-        """The origin as the recording has it, where another directory may hold the file of a function."""
-        settings = portable(origin.relevant)
-        with self.file.access() as connection:
-            rows = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
-        try:
-            held = [held for table, held in _TABLES.validate_python(rows) if table == origin.table]
-        except ValidationError as error:
-            raise self.file.unusable(error) from error
-        return replace(origin, settings=next((known for known in held if portable(known) == settings), settings))
-
     def record(self, tools: Sequence[Tool], origin: RecordingOrigin) -> list[Tool]:
         """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
         Raises `UsageError` if the recording holds their results from another sandbox.
         """
-        origin = self._as_recorded(origin)
         shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
         specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
@@ -155,7 +143,6 @@ class Recording:
 
         Raises `UsageError` if the table was not recorded with these settings.
         """
-        origin = self._as_recorded(origin)
         try:
             with self.file.access() as connection:
                 query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
@@ -190,9 +177,8 @@ class Recording:
 
     def sandbox(self, origin: RecordingOrigin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
-        key = self._as_recorded(origin).key
         with self.file.access() as connection:
-            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (key,)).fetchone()
+            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
         return found[0] if found else ""
 
     def find(self, key: str) -> ToolResult | None:
