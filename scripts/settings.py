@@ -25,8 +25,8 @@ from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session import SessionSettings
 from midstream.agents.session_agent import CommandSettings
-from midstream.core.component import Stage
-from midstream.core.kinds import GROUP, config_class
+from midstream.components.component import Stage
+from midstream.components.kinds import GROUP, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig

@@ -23,11 +23,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from midstream import api, evaluation
+from midstream.components.tables import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
 from midstream.core.seeds import derive_seed
-from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory

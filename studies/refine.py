@@ -20,7 +20,7 @@ from rich.text import Text
 
 from midstream.agents.strategy import parse_strategy
 from midstream.cli import options as shared
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Reward

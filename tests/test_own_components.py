@@ -16,11 +16,11 @@ import pytest
 
 from midstream import api
 from midstream.cli.main import main
-from midstream.core import kinds, own
+from midstream.components import kinds, own
+from midstream.components.tables import parse_component
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError
 from midstream.core.events import Note
-from midstream.core.tables import parse_component
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe

@@ -33,8 +33,9 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from midstream.core import lessons, own
-from midstream.core.component import EngineConfig
+from midstream.components import own
+from midstream.components.component import EngineConfig
+from midstream.core import lessons
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent

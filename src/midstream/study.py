@@ -41,13 +41,13 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from midstream import api
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import anchored
+from midstream.components.tables import shown, validate
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
-from midstream.core.own import anchored
-from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
+from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
-from midstream.core.kinds import registered
 from midstream.core.protocols import Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
-from midstream.core.tables import parse_component
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
 from midstream.recipe.estimate import batches_of, describe, judges, set_size

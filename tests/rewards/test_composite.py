@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.component import Component
+from midstream.components.component import Component
+from midstream.components.kinds import rules
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, RewardError
-from midstream.core.kinds import rules
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.recipe.build import Build

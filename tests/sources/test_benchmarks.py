@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.component import Component
+from midstream.components.component import Component
+from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.kinds import registered
 from midstream.recipe import check as recipe_check
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import parse_recipe, read_table

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from midstream.agents.session import Outcome, Session, SessionSettings
 from midstream.agents.session_agent import Address, SessionAgent, gateway_of
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.data import problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError

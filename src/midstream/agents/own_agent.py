@@ -22,10 +22,10 @@ from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.running import ROLE, AgentSettings, Draft, Record, RecordedAgent, observe, until
 from midstream.agents.session_agent import GIVEN as SESSION_GIVEN
 from midstream.agents.session_agent import session_agent
-from midstream.core.component import ComponentConfig, Kind
+from midstream.components.component import ComponentConfig, Kind
+from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error
-from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task

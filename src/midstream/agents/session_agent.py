@@ -31,10 +31,10 @@ from pydantic import Field, JsonValue
 
 from midstream.agents.running import Record, RecordedAgent
 from midstream.agents.session import LONGEST_TEXT, Outcome, Session, SessionSettings, agent_failed
-from midstream.core.component import Context
+from midstream.components.component import Context
+from midstream.components.own_settings import OwnFunction, described
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error
-from midstream.core.own_settings import OwnFunction, described
 from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop

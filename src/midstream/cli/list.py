@@ -25,11 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.core.component import EngineConfig
+from midstream.components.component import EngineConfig
+from midstream.components.kinds import config_class, installed, package_of, registered
+from midstream.components.own import anchored, file_of, is_reference
+from midstream.components.tables import located, parse_component
 from midstream.core.errors import MidstreamError, UsageError
-from midstream.core.kinds import config_class, installed, package_of, registered
-from midstream.core.own import anchored, file_of, is_reference
-from midstream.core.tables import located, parse_component
 from midstream.core.task import Task
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.recipe.check import task_source

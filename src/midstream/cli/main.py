@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from midstream.components.own import TRUST, only_below
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
-from midstream.core.own import TRUST, only_below
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 

@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
+from midstream.components.kinds import registered
 from midstream.core.errors import UsageError
-from midstream.core.kinds import registered
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted

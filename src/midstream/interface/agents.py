@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import reference_of
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table
 from midstream.engines.openai.providers import PROVIDERS

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from midstream import api
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import refuse_while_importing
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
-from midstream.core.own import refuse_while_importing
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec, component_type

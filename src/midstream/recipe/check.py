@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
+from midstream.components.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
+from midstream.components.kinds import config_class, registered, rules
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class, registered, rules
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.providers import LOOPBACK

@@ -15,7 +15,7 @@ from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of, prices_used

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.engines.local.catalog import place_of
 from midstream.engines.local.settings import LocalModelConfig
 from midstream.engines.openai.settings import OpenAIConfig

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from midstream.core import own
+from midstream.components import own
+from midstream.components.kinds import config_class, registered
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
-from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED

@@ -5,8 +5,8 @@ Each is registered by the name of its settings' class and imported when a recipe
 
 from __future__ import annotations
 
-from midstream.core.component import Kind
-from midstream.core.kinds import register, register_own
+from midstream.components.component import Kind
+from midstream.components.kinds import register, register_own
 
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {

@@ -2,7 +2,7 @@
 
 A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. The table
 of a component (tasks, an agent's module, an engine, a tool, a reward) has a `type` and the settings of that component
-(`core/component.py`). Unknown keys are errors everywhere.
+(`components/component.py`). Unknown keys are errors everywhere.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session_agent import SessionSettings
-from midstream.core.component import Component, EngineConfig, Kind, Table
+from midstream.components.component import Component, EngineConfig, Kind, Table
+from midstream.components.kinds import config_class
+from midstream.components.own import anchored, is_reference, name_of
+from midstream.components.tables import located, parse_component, shown, validate
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class
-from midstream.core.own import anchored, is_reference, name_of
 from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
-from midstream.core.tables import located, parse_component, shown, validate
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.gateway.settings import ServeConfig

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstream.core.component import Stage
+from midstream.components.component import Stage
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine

@@ -2,7 +2,7 @@
 
 run.json                        format, versions, git commit, seed, command line, resolved recipe
 recipe.toml                     the recipe as text
-components/                     copies of the files whose components it names, see `core/own.py`
+components/                     copies of the files whose components it names, see `components/own.py`
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side

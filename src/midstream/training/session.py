@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from midstream.core.component import Component, Stage
+from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
-from midstream.core.component import Component, ComponentConfig, Table
+from midstream.components.component import Component, ComponentConfig, Table
+from midstream.components.kinds import config_class
+from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError, did_you_mean
-from midstream.core.kinds import config_class
 from midstream.core.seeds import Seed
-from midstream.core.tables import located, parse_component, validate
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
 

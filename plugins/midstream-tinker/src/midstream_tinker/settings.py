@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
-from midstream.core.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig
 from midstream.core.errors import RecipeError, UsageError
 from midstream.engines.openai.providers import LOOPBACK
 from midstream.recipe.estimate import askers, batches_of

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from midstream.core.component import Component, Context, EngineConfig
+from midstream.components.component import Component, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN

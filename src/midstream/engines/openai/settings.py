@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import ComponentConfig, Context, EngineConfig
+from midstream.components.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
 from midstream.engines.openai.prices import ListedPrice, has_listed_price, listed_price

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ComponentConfig, ToolConfig
+from midstream.components.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Verdict
 from midstream_worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question

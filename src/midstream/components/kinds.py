@@ -14,10 +14,10 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
-from midstream.core.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.own import load
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
-from midstream.core.own import load
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "midstream.components"
@@ -129,7 +129,7 @@ def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
         raise RecipeError(
             f"{config.__name__}, registered as {kind} {name!r}, is not a {base.__name__}",
             code="component-invalid",
-            fix=f"derive it from midstream.core.component.{base.__name__}",
+            fix=f"derive it from midstream.components.component.{base.__name__}",
         )
     return config
 

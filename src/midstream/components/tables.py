@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from midstream.core.component import Component, Kind, Parts
+from midstream.components.component import Component, Kind, Parts
+from midstream.components.kinds import config_class, installed, reference_of_installed, registered
+from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class, installed, reference_of_installed, registered
-from midstream.core.own import anchored, is_reference, load
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

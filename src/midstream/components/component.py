@@ -10,27 +10,23 @@ it needs more than the settings, and register it:
 
     register("reward", "numeric", NumericConfig)
 
-`core/kinds.py` finds these classes by kind and name, `core/tables.py` validates a recipe's tables with them. A
-component of your own needs neither: `type` may name a function, a class or an object in a file or module
-(`core/own.py`). Its settings are then the function's or class's parameters (`core/own_settings.py`).
+`components/kinds.py` finds these classes by kind and name, `components/tables.py` validates a recipe's tables with
+them. A component of your own needs neither: `type` may name a function, a class or an object in a file or module
+(`components/own.py`). Its settings are then the function's or class's parameters (`components/own_settings.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from midstream.core.protocols import Engine, Reward, TaskSource
-    from midstream.core.stream_template import Template
-    from midstream.gateway.server import Gateway
-    from midstream.sandbox.tiers import Sandbox
+from midstream.core.protocols import Engine, Reward, TaskSource
+from midstream.core.stream_template import Template
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
@@ -40,7 +36,10 @@ Table = dict[str, Any]
 
 
 class Context(Protocol):
-    """What a component may use while it is built: the rest of its recipe, each object built once."""
+    """What a component may use while it is built: the rest of its recipe, each object built once.
+
+    The packages of sandbox and gateway are above this one, so their classes are named in words.
+    """
 
     @property
     def name(self) -> str:
@@ -58,8 +57,8 @@ class Context(Protocol):
         ...
 
     @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox for code that a model writes."""
+    def sandbox(self) -> Any:
+        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
         ...
 
     @property
@@ -78,8 +77,8 @@ class Context(Protocol):
         ...
 
     @property
-    def gateway(self) -> Gateway:
-        """The server through which agents of other programs ask."""
+    def gateway(self) -> Any:
+        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
         ...
 
     @property
