@@ -630,8 +630,8 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved, correct=True)
-    for path in own.paths(build.resolved):
-        if path.is_relative_to(run.own_dir.resolve()):
+    for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
+        if path is not None and path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)

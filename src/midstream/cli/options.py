@@ -94,7 +94,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
-    "--trust": {"action": "store_true", "help": "run the code that came with a run, or of a recipe from elsewhere"},
+    "--trust": {"action": "store_true", "help": "run the code that came with a run"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
