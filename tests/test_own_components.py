@@ -17,6 +17,7 @@ import pytest
 from midstream import api
 from midstream.cli.main import main
 from midstream.components import kinds, own
+from midstream.components.registry import COMPONENTS
 from midstream.components.tables import parse_component
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError
@@ -24,7 +25,6 @@ from midstream.core.events import Note
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe
-from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.report.run_results import evaluated_trajectories
 from midstream.rollout import rollout

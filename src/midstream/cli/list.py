@@ -31,7 +31,6 @@ from midstream.components.own import anchored, file_of, is_reference
 from midstream.components.tables import located, parse_component
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.task import Task
-from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.recipe.check import task_source
 from midstream.recipe.overrides import needs_settings
 from midstream.recipe.schema import find_recipe, read_table, shipped_recipes

@@ -1,6 +1,6 @@
-"""Every kind of component by name: midstream's own, those of installed packages, and your own.
+"""Every kind of component by name: midstream's own (`components/registry.py`), those of packages, and your own.
 
-`register` and `register_own` are called by `recipe/registry.py`. A package offers its components as entry points:
+A package offers its components as entry points:
 
     [project.entry-points."midstream.components"]
     "reward.exact_words" = "my_package.rewards:exact_words"
@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
 from midstream.components.own import load
+from midstream.components.registry import AGENTS, COMPONENTS, OWN
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 
@@ -29,22 +30,18 @@ _BASES: dict[Kind, type] = {
     "engine": EngineConfig,
     "agent": Settings,
 }
-_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
-_MAKERS: dict[Kind, str] = {}
+_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {
+    kind: {**names} for kind, names in {**COMPONENTS, "agent": AGENTS}.items()
+}
 _own_classes: dict[tuple[Kind, str], tuple[Any, type[ComponentConfig]]] = {}
 
 
 def register(kind: Kind, name: str, config: type[ComponentConfig] | str) -> None:
-    """Register a component: the class of its settings, or "package.module:Class", which is imported on first use."""
-    _REGISTRY.setdefault(kind, {})[name] = config
+    """Register a component: the class of its settings, or "package.module:Class", which is imported on first use.
 
-
-def register_own(kind: Kind, maker: str) -> None:
-    """Register what makes the settings' class of an own component of this kind: "package.module:function".
-
-    The function receives the kind, the reference, and the object that it names.
+    Programs and tests add components of their process so; a package has entry points.
     """
-    _MAKERS[kind] = maker
+    _REGISTRY.setdefault(kind, {})[name] = config
 
 
 def registered(kind: Kind) -> list[str]:
@@ -112,7 +109,7 @@ def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
     if isinstance(value, type) and issubclass(value, ComponentConfig):
         made = _of_kind(kind, reference, value)
     else:
-        maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(_MAKERS[kind])
+        maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(OWN[kind])
         made = maker(kind, reference, value)
     _own_classes[kind, reference] = (value, made)
     return made

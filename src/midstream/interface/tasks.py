@@ -19,7 +19,6 @@ from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.core.text import html_table
-from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.sources.benchmarks import BENCHMARKS
 from midstream.sources.finite import DRAW_SEED
 

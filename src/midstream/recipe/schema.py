@@ -33,7 +33,6 @@ from midstream.core.seeds import Seed
 from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.gateway.settings import ServeConfig
-from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
