@@ -320,7 +320,7 @@ def test_other_commands_print_the_recipe_alone(capsys):
 
 def test_a_streams_memory_is_that_of_all_its_tokens(capsys):
     assert main(["train", "search-r1-7b", "--dry-run"]) == 0
-    assert "64 rows x (5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
+    assert "64 rows x 5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
 
 
 def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
@@ -328,7 +328,7 @@ def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
     shape = json.loads((directory / "config.json").read_text())
     out = capsys.readouterr().out
-    assert f"logits: {12_000 * shape['vocab_size']:,} at a time" in out
+    assert f"{12 * 12_000 * shape['vocab_size']:,} of logits" in out
 
 
 def test_the_memory_of_an_unknown_model_is_unknown(capsys):
