@@ -51,7 +51,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
 from midstream.evaluation import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine
-from midstream.recipe.check import check, set_reward
+from midstream.recipe.check import set_reward
 from midstream.recipe.estimate import set_tasks
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import Recipe, each_setting, load_recipe, overrides_of, with_overrides
@@ -359,8 +359,7 @@ def plan(
 
 
 def _check_unchanged(run: ArmRun) -> None:
-    """Check a recipe, and raise `UsageError` if its directory holds a run with other settings."""
-    check(run.recipe)
+    """Raise `UsageError` if the run's directory holds one with other settings."""
     if not (run.out / "run.json").exists():
         return
     begun = RunDirectory.open(run.out)
@@ -430,7 +429,8 @@ def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetCon
     """Raise `UsageError` if an arm's set has another reward, or other tasks, than the first arm's."""
     measures = {}
     for arm, chosen in sets.items():
-        tasks = set_tasks(recipes[arm], chosen)  # None: on the Hugging Face Hub
+        with Build(recipes[arm]) as build:
+            tasks = set_tasks(build, chosen)  # None: on the Hugging Face Hub
         asked = None if tasks is None else frozenset(task.question for task in tasks)
         measures[arm] = (set_reward(recipes[arm], chosen).table(), asked)
     (first, (reward, questions)), *others = measures.items()

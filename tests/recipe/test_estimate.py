@@ -13,8 +13,10 @@ from midstream.cli.main import main
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
 from midstream.recipe import check as recipe_check
+from midstream.recipe import estimate
 from midstream.recipe import schema as config
-from midstream.recipe.estimate import batches_of, describe, judges, set_size
+from midstream.recipe.build import Build
+from midstream.recipe.estimate import judges
 from midstream.recipe.memory import GIB, promised_bytes
 from midstream.recipe.schema import parse_recipe, read_table
 from midstream.runs import RunDirectory
@@ -90,6 +92,19 @@ def planned(tmp_path):
         return recipe
 
     return load
+
+
+def of_build(function):
+    """A function of a build as one of its recipe."""
+
+    def called(recipe, *values, **options):
+        with Build(recipe) as build:
+            return function(build, *values, **options)
+
+    return called
+
+
+batches_of, describe, set_size = map(of_build, (estimate.batches_of, estimate.describe, estimate.set_size))
 
 
 def counted(lines):

@@ -192,11 +192,11 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from midstream.recipe.sessions import check_work
 
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
-        plan = [] if work == "other" else describe(recipe, training=work == "train")
+        plan = [] if work == "other" else describe(build, training=work == "train")
         if work == "train":
             if recipe.training and getattr(options, "nproc", 1) > 1:
                 plan.append("The memory is that of one process.")
-            plan += recipe.learner.plan(recipe, Path(options.out or "RUN"))
+            plan += recipe.learner.plan(build, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
         check_machine(build)
@@ -204,7 +204,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         if options.json:
             record: dict[str, Any] = {"recipe": build.resolved}
             if plan:
-                record |= {"at_most": counts(recipe, training=work == "train"), "plan": plan, "not_drawn": away}
+                record |= {"at_most": counts(build, training=work == "train"), "plan": plan, "not_drawn": away}
             print(json.dumps(to_jsonable_python(record, inf_nan_mode="strings")))
         elif away:
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")

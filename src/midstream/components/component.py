@@ -123,6 +123,9 @@ class ComponentConfig(Settings):
         """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
         return False
 
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check that the component at `where` fits its `recipe.schema.Recipe`. Raises `RecipeError`."""
+
     def check_template(self, template: Template) -> None:
         """Check that a module can write an interleaved agent's template. Raises `RecipeError`."""
 
@@ -198,8 +201,10 @@ class EngineConfig(ComponentConfig):
     tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
     service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
 
-    def check_tasks(self, where: str, tasks: Component) -> None:
-        """Check that the engine can answer questions of these tasks. Raises `RecipeError`."""
+    @property
+    def priced(self) -> bool:
+        """Whether the costs of its requests are known, if only as 0."""
+        return True
 
 
 class Component(Settings):

@@ -101,7 +101,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
         self.agent_runs = AgentRuns(self.kept)  # opened by the first agent run of a strategy
         self.opened += [self.gateway, self.agent_runs]
-        self.resolved = check(self.recipe, self.tasks)
+        self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
                 self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")

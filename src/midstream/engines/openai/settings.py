@@ -139,6 +139,13 @@ class OpenAIConfig(EngineConfig):
         object.__setattr__(self, "listed_price", price)
         return self
 
+    @property
+    def priced(self) -> bool:
+        """A server on this machine, or one that wants no key, costs nothing."""
+        free = not self.api_key_env or urlsplit(self.base_url).hostname in LOOPBACK
+        listed = self.listed_price is not None
+        return free or listed or bool(self.price_prompt_usd or self.price_completion_usd)
+
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""
         from midstream.engines.openai.engine import OpenAICompatibleEngine  # which reads this module
