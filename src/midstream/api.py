@@ -284,12 +284,11 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    source, _, step = _opened(source, changes)
-    recipe = agent_recipe(source, **changes)
+    recipe = agent_recipe(_opened(source, changes)[0], **changes)
     question = _readable(question, recipe)
     with answering(
         source,
-        step=step,
+        recipe,
         temperature=temperature,
         unsafe=unsafe,
         record=record,
@@ -314,6 +313,7 @@ def _readable(question: str, recipe: Recipe) -> str:
 @contextmanager
 def answering(
     source: Source | Path,
+    recipe: Recipe | None = None,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
@@ -321,16 +321,15 @@ def answering(
     replay: Path | None = None,
     listener: Listener = print_warnings,
     continuous: bool = False,
-    step: int | None = None,
     **changes: Unpack[AgentChanges],
 ) -> Iterator[tuple[Environment, RunCoroutine, int]]:
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
 
-    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
-    may come at any time; a strategy is refused.
+    Arguments as of `solve`. `recipe`: that of the agent, if the caller has it. `continuous`: engines in this process
+    answer each request as it comes, so that questions may come at any time; a strategy is refused.
     """
-    source, run, named_step = _opened(source, changes)
-    recipe = agent_recipe(source, **changes)
+    source, run, step = _opened(source, changes)
+    recipe = recipe or agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
@@ -362,7 +361,7 @@ def answering(
         _require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine, step=named_step if step is None else step, listener=listener)
+            step = load_weights(build, run, run_coroutine, step=step, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
         _check_proven(build, _weights_digest(run, step), listener)

@@ -139,7 +139,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
     [
         (["practice.reflector.engine=nobody"], "unknown-engine", "practice.reflector.engine = 'nobody'"),
         (['practice.critic={engine="nobody"}'], "unknown-engine", "practice.critic.engine = 'nobody'"),
-        (["practice.group_size=1"], "setting-conflict", "practice.group_size = 1"),
+        (["practice.group_size=1"], "recipe-invalid", "group_size = 1"),
         (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
         (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
         (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),

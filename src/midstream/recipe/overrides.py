@@ -22,7 +22,7 @@ from midstream.core.text_file import parse_toml
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
-from midstream.recipe.check import is_dialogues
+from midstream.recipe.check import check, is_dialogues
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import (
@@ -231,6 +231,7 @@ def _parsed(
         table = _with_learner(table, learner)
     table = with_overrides(table, changes.get("overrides", ()))
     if engine and not _asks(table, engine):
+        check(parse_recipe(table))  # a misspelt type or engine is reported as such
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
