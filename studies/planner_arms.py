@@ -31,11 +31,12 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
+from midstream.recipe.files import merge, read_table, with_overrides
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 

@@ -24,8 +24,9 @@ from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, Ru
 from midstream.core.events import Note
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
+from midstream.recipe.files import read_table, to_toml
 from midstream.recipe.overrides import changed_recipe
-from midstream.recipe.schema import parse_recipe, read_table, to_toml
+from midstream.recipe.schema import parse_recipe
 from midstream.report.run_results import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory

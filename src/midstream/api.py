@@ -35,20 +35,22 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from midstream.components import own
 from midstream.components.component import EngineConfig
+from midstream.components.registry import MODULES
 from midstream.core import lessons
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
+from midstream.evaluation.settings import result_name
 from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
+from midstream.recipe.files import shipped_recipes, to_toml, with_overrides
 from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
@@ -65,14 +67,7 @@ from midstream.recipe.overrides import (
     run_table,
     validation_recipe,
 )
-from midstream.recipe.schema import (
-    MODULES,
-    Recipe,
-    parse_recipe,
-    shipped_recipes,
-    to_toml,
-    with_overrides,
-)
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings

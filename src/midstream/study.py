@@ -43,18 +43,19 @@ from pydantic_core import to_jsonable_python
 from midstream import api
 from midstream.components.component import Table
 from midstream.components.own import anchored
-from midstream.components.tables import shown, validate
+from midstream.components.tables import validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
+from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place, shown
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
-from midstream.evaluation import SetConfig, sampling_name
+from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine
 from midstream.recipe.check import set_reward
 from midstream.recipe.estimate import set_tasks
+from midstream.recipe.files import each_setting, overrides_of, with_overrides
 from midstream.recipe.overrides import evaluation_recipe
-from midstream.recipe.schema import Recipe, each_setting, load_recipe, overrides_of, with_overrides
+from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
 from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.runs import RunDirectory

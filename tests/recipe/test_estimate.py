@@ -17,8 +17,9 @@ from midstream.recipe import estimate
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
 from midstream.recipe.estimate import judges
+from midstream.recipe.files import read_table
 from midstream.recipe.memory import GIB, promised_bytes
-from midstream.recipe.schema import parse_recipe, read_table
+from midstream.recipe.schema import parse_recipe
 from midstream.runs import RunDirectory
 from support.errors import coded
 from support.hf_models import save_chat_model

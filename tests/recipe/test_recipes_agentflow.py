@@ -14,6 +14,7 @@ import torch
 from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe import check as recipe_check
+from midstream.recipe import files
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
 from midstream.runs import RunDirectory
@@ -26,7 +27,7 @@ TEN = {"bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "aime24", "amc23", "
 
 
 def file_of(name):
-    return config.shipped_recipes()[name].read_text(encoding="utf-8")
+    return files.shipped_recipes()[name].read_text(encoding="utf-8")
 
 
 def number(pattern, text):

@@ -12,7 +12,8 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine

@@ -18,7 +18,8 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.rewards.composite import Composite, PerTask
 from support.errors import coded
 from support.rollouts import StubReward

@@ -14,7 +14,8 @@ from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe.check import task_source
-from midstream.recipe.schema import parse_recipe, read_table
+from midstream.recipe.files import read_table
+from midstream.recipe.schema import parse_recipe
 from midstream.sources.benchmarks import BENCHMARKS, BenchmarkConfig
 from midstream.sources.finite import SPLITS
 from support.errors import coded

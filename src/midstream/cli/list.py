@@ -32,8 +32,8 @@ from midstream.components.tables import located, parse_component
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.task import Task
 from midstream.recipe.check import task_source
+from midstream.recipe.files import find_recipe, read_table, shipped_recipes
 from midstream.recipe.overrides import needs_settings
-from midstream.recipe.schema import find_recipe, read_table, shipped_recipes
 from midstream.report.turn_rows import fields, hints, plain
 from midstream.rewards.composite import rule_for
 from midstream.sources import benchmarks, file

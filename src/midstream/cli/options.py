@@ -188,7 +188,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from midstream.core.events import Note
     from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
-    from midstream.recipe.schema import to_toml
+    from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
 
     with Build(recipe, replay=getattr(options, "replay", None)) as build:

@@ -5,8 +5,21 @@
 
 from __future__ import annotations
 
-from midstream.components.component import Kind
+from collections.abc import Mapping
+from typing import Any, Literal
 
+Kind = Literal[
+    "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
+    "advantage", "loss", "learner", "tracker",
+]  # fmt: skip
+Table = dict[str, Any]
+
+# The modules of each kind of agent; the first is the one whose weights are trained.
+MODULES: dict[str, tuple[Kind, ...]] = {
+    "agentflow": ("planner", "executor", "verifier", "generator"),
+    "interleaved": ("policy",),
+    "direct": ("policy",),
+}
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
@@ -103,3 +116,13 @@ OWN: dict[Kind, str] = {
     "learner": "midstream.training.own:own_learner",
 }
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
+
+
+def agent_type(agent: Any) -> str:
+    """The type of an agent, or of its table."""
+    return str(agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow"))
+
+
+def modules_of(agent: str) -> tuple[Kind, ...]:
+    """The modules of an agent of this type; the first is trained. One of your own is itself its one module."""
+    return MODULES.get(agent, ("policy",))

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from midstream.components import own
+from midstream.components.component import Table
 from midstream.components.kinds import config_class, registered
+from midstream.components.registry import agent_type, modules_of
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
@@ -23,19 +25,10 @@ from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues
+from midstream.recipe.files import merge, read_table, to_toml, with_overrides
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.memory import shape_of
-from midstream.recipe.schema import (
-    Recipe,
-    Table,
-    agent_type,
-    merge,
-    modules_of,
-    parse_recipe,
-    read_table,
-    to_toml,
-    with_overrides,
-)
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 from midstream.runs.info import differing_settings

@@ -10,13 +10,15 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
-from midstream.components.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig, Table
+from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import RecipeError, UsageError
 from midstream.engines.openai.providers import LOOPBACK
 from midstream.recipe.build import Build
 from midstream.recipe.estimate import askers, batches_of
+from midstream.recipe.files import merge
 from midstream.recipe.memory import PROMPT_TOKENS
-from midstream.recipe.schema import Recipe, Table, agent_type, merge, modules_of
+from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 if TYPE_CHECKING:
