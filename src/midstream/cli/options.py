@@ -15,13 +15,11 @@ from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
-from midstream.components.kinds import registered
 from midstream.core.errors import UsageError
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
-from midstream.report.numbers import counted
-from midstream.runs.budget import limit_settings
-from midstream.view.bundle import MAX_MB
+from midstream.core.text import counted
+from midstream.view import MAX_MB
 
 if TYPE_CHECKING:
     from midstream.recipe.schema import Recipe
@@ -58,6 +56,8 @@ def parse_amount(text: str) -> float:
 
 def budget_settings(text: str) -> list[str]:
     """The settings of `--budget`."""
+    from midstream.runs.budget import limit_settings
+
     try:
         return limit_settings(text)
     except UsageError as error:
@@ -66,6 +66,8 @@ def budget_settings(text: str) -> list[str]:
 
 def parse_learner(text: str) -> str:
     """The value of `--engine`."""
+    from midstream.components.kinds import registered
+
     if text not in (known := [name for name in registered("learner") if name != "local"]):
         others = f"there are: {', '.join(known)}" if known else "none is installed"
         raise argparse.ArgumentTypeError(f"no package that is installed has a learner {text!r}; {others}")

@@ -63,8 +63,9 @@ def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
 def reference_of_installed(kind: Kind, name: str) -> str:
     """The object behind a package's component as a reference. Raises `RecipeError` if two define one of that name."""
     points = installed(kind)[name]
-    packages = ["midstream"] * (name in _REGISTRY.get(kind, ())) + [package_of(point) for point in points]
-    if len(packages) > 1:
+    ours = ["midstream"] * (name in _REGISTRY.get(kind, ()))
+    if len(ours) + len(points) > 1:
+        packages = ours + [package_of(point) for point in points]
         raise RecipeError(
             f"{kind} {name!r} is defined twice: by {' and '.join(packages)}",
             code="name-clash",

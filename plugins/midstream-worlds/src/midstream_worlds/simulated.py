@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -14,7 +14,9 @@ from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
-from midstream.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from midstream.recipe.schema import Recipe
 
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> the model's reply
 _HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)

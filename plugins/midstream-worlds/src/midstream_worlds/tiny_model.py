@@ -30,9 +30,6 @@ from midstream.components.component import Context
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import load_template
 from midstream.engines.local.settings import InProcessConfig, require_torch
-from midstream.recipe.check import is_dialogues
-from midstream.recipe.library import lessons_of
-from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream_worlds.bases import WarmStartWorld
 
 if TYPE_CHECKING:
@@ -40,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from midstream.engines.local.engine import TransformersLocal
+    from midstream.recipe.schema import Recipe
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
@@ -107,6 +105,11 @@ class TinyModelConfig(InProcessConfig):
 
     def check_recipe(self, where: str, recipe: Recipe) -> None:
         """Check that a policy of this vocabulary can read its prompts. Raises `RecipeError`."""
+        # Recipes name this class before anything else of midstream is loaded.
+        from midstream.recipe.check import is_dialogues
+        from midstream.recipe.library import lessons_of
+        from midstream.recipe.schema import InterleavedConfig
+
         agent, name = recipe.agent, recipe.modules[recipe.trained].engine
         if where != f"engines.{name}":
             return

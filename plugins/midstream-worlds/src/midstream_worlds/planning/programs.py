@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
@@ -15,8 +15,10 @@ from midstream.components.component import ComponentConfig, ToolConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Verdict
-from midstream.recipe.schema import Recipe
 from midstream_worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question
+
+if TYPE_CHECKING:
+    from midstream.recipe.schema import Recipe
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
 OPENINGS = (
