@@ -30,9 +30,8 @@ _BASES: dict[Kind, type] = {
     "engine": EngineConfig,
     "agent": Settings,
 }
-_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {
-    kind: {**names} for kind, names in {**COMPONENTS, "agent": AGENTS}.items()
-}
+_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
+_REGISTRY["agent"] = {**AGENTS}
 _own_classes: dict[tuple[Kind, str], tuple[Any, type[ComponentConfig]]] = {}
 
 
