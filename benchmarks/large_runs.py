@@ -45,8 +45,8 @@ from midstream.core.trajectory import (
 )  # fmt: skip
 from midstream.evaluation.run import Summary
 from midstream.recipe.build import Build
+from midstream.recipe.files import to_toml
 from midstream.recipe.overrides import changed_recipe, run_recipe
-from midstream.recipe.schema import to_toml
 from midstream.rollout import Group
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.files import encode_record

@@ -45,7 +45,7 @@ from midstream.core.trajectory import (
     Usage,
     Verdict,
 )  # fmt: skip
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
 

@@ -23,15 +23,15 @@ from pydantic_core import PydanticUndefined
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.core.component import Stage
-from midstream.core.kinds import GROUP, config_class
+from midstream.components.component import Stage
+from midstream.components.kinds import GROUP, config_class
+from midstream.components.registry import COMPONENTS
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.gateway.session import SessionSettings
 from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig, ServedModel
-from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig

@@ -20,15 +20,15 @@ from rich.text import Text
 
 from midstream.agents.strategy import parse_strategy
 from midstream.cli import options as shared
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.estimates import Interval
+from midstream.evaluation.settings import result_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward

@@ -41,20 +41,21 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from midstream import api
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import anchored
+from midstream.components.tables import validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
+from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place, shown
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
-from midstream.core.own import anchored
-from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
-from midstream.evaluation import SetConfig, sampling_name
+from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine
-from midstream.recipe.check import check, set_reward
+from midstream.recipe.check import set_reward
 from midstream.recipe.estimate import set_tasks
+from midstream.recipe.files import each_setting, overrides_of, with_overrides
 from midstream.recipe.overrides import evaluation_recipe
-from midstream.recipe.schema import Recipe, each_setting, load_recipe, overrides_of, with_overrides
+from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
 from midstream.report.study import Panel, StudyRow, dots, panels
 from midstream.runs import RunDirectory
@@ -359,8 +360,7 @@ def plan(
 
 
 def _check_unchanged(run: ArmRun) -> None:
-    """Check a recipe, and raise `UsageError` if its directory holds a run with other settings."""
-    check(run.recipe)
+    """Raise `UsageError` if the run's directory holds one with other settings."""
     if not (run.out / "run.json").exists():
         return
     begun = RunDirectory.open(run.out)
@@ -430,7 +430,8 @@ def _check_same_measure(recipes: Mapping[str, Recipe], sets: Mapping[str, SetCon
     """Raise `UsageError` if an arm's set has another reward, or other tasks, than the first arm's."""
     measures = {}
     for arm, chosen in sets.items():
-        tasks = set_tasks(recipes[arm], chosen)  # None: on the Hugging Face Hub
+        with Build(recipes[arm]) as build:
+            tasks = set_tasks(build, chosen)  # None: on the Hugging Face Hub
         asked = None if tasks is None else frozenset(task.question for task in tasks)
         measures[arm] = (set_reward(recipes[arm], chosen).table(), asked)
     (first, (reward, questions)), *others = measures.items()

@@ -24,9 +24,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from midstream.cli.main import main
+from midstream.components.kinds import register
+from midstream.components.own_settings import OwnFunction
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.kinds import register
-from midstream.core.own_settings import OwnFunction
 from midstream.core.protocols import Request, RunContext, Weights
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate

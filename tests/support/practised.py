@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.training_free.commit import History

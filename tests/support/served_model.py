@@ -23,7 +23,7 @@ from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory

@@ -23,7 +23,7 @@ from typing import Any
 from midstream.agents.formats import json_objects, parse_answer, repaired_objects
 from midstream.agents.prompted import ModuleConfig, PromptedModule
 from midstream.agents.rendering import prompt_text
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict

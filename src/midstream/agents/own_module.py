@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from midstream.agents.stream_policy import StreamPolicy
-from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.own_settings import OwnFunction, class_or_object
+from midstream.components.component import ComponentConfig, Context, Kind
+from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Analyst, Executor, Generator, Planner, Verifier
 from midstream.core.trajectory import Action, Call, Command, Verdict
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.data import Settings
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in

@@ -20,10 +20,12 @@ from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
+from midstream.components.registry import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
+from midstream.recipe.files import to_toml
 from midstream.recipe.library import (
     EditableLibrary,
     cast_vote,
@@ -36,7 +38,6 @@ from midstream.recipe.library import (
     votes_path,
 )
 from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
-from midstream.recipe.schema import modules_of, to_toml
 from midstream.recipe.sessions import validation_settings
 from midstream.report.numbers import counted
 from midstream.report.practice_data import spent_text

@@ -81,11 +81,15 @@ def _list(*, as_json: bool) -> int:
 
 def _show_plan(planned: Plan, *, as_json: bool) -> int:
     """Print each arm's runs, their states and what one of them does at most."""
+    from midstream.recipe.build import Build
     from midstream.recipe.estimate import counts
     from midstream.report.evaluation_tables import plain_table
     from midstream.report.numbers import counted
 
-    most = {name: counts(run.recipe, training=run.trained) for name, run in planned.firsts.items()}
+    most = {}
+    for name, run in planned.firsts.items():
+        with Build(run.recipe) as build:
+            most[name] = counts(build, training=run.trained)
     if as_json:
         print(json.dumps([{**run.summary(), "at most": most[run.arm.name]} for run in planned.runs]))
         return 0

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import JsonValue
 
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
 from midstream.core.events import Emit
 from midstream.core.protocols import RunContext, Tool

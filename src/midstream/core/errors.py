@@ -220,3 +220,9 @@ class TransientError(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
-from midstream.core.component import Kind
+from midstream.components.component import Kind
 from midstream.core.data import Frozen
 from midstream.core.errors import PromptTooLongError, RecipeError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext

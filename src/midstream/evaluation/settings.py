@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.data import problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from midstream.core.component import Component, Context, EngineConfig
+from midstream.components.component import Component, Context, EngineConfig
+from midstream.components.own import is_reference
 from midstream.core.errors import RecipeError
-from midstream.core.own import is_reference
 from midstream.core.protocols import Tool
 from midstream.tools.corpus import Corpus
 from midstream.tools.degraded import DegradedConfig, DegradedTool

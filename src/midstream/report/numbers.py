@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
 from midstream.core.trajectory import OUTER_LIMITS
 from midstream.evaluation.estimates import t_quantile
@@ -64,11 +65,6 @@ def duration(seconds: float) -> str:
 def dollars(value: float) -> str:
     """US dollars: "$12.34", below a dollar "$0.0123"."""
     return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
-
-
-def counted(count: int, noun: str, several: str = "") -> str:
-    """A count with its noun: "1 turn", "2 turns"; `several` where the plural is not made with an s."""
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
+from midstream.evaluation.settings import result_name
 from midstream.report.evaluation_tables import comparisons
 from midstream.report.numbers import counted, dollars, gain, gains, number, summed
 from midstream.runs import RunDirectory

@@ -13,7 +13,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.stream_template import Template
 from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.report import blocks, practice_tables, tables, turn_rows
 from midstream.report.evaluation_page import evaluation_page
 from midstream.report.evaluation_tables import comparisons, evaluation_view

@@ -18,11 +18,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from midstream.core.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig
+from midstream.components.tables import parse_component
 from midstream.core.protocols import Reward
 from midstream.core.stream import is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.dialogue import outcome_of

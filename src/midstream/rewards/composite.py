@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import field_validator
 
+from midstream.components.component import Context, Parts, RewardConfig
+from midstream.components.kinds import rules
+from midstream.components.tables import parse_component
 from midstream.core.answers import is_number
-from midstream.core.component import Context, Parts, RewardConfig
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import rules
 from midstream.core.protocols import Reward
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.data import problems_of
 from midstream.core.errors import RewardError
 from midstream.core.task import Task

@@ -6,7 +6,7 @@ import re
 import string
 from decimal import Decimal
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 

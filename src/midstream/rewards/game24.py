@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule

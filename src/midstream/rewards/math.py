@@ -16,8 +16,8 @@ from importlib import resources
 
 from pydantic import Field
 
+from midstream.components.component import Context, RewardConfig
 from midstream.core.answers import LONGEST, extract
-from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from midstream.components.component import RewardConfig
 from midstream.core.answers import words
-from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule

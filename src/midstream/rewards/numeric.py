@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from pydantic import Field
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule

@@ -2,7 +2,7 @@
 
 run.json                        format, versions, git commit, seed, command line, resolved recipe
 recipe.toml                     the recipe as text
-components/                     copies of the files whose components it names, see `core/own.py`
+components/                     copies of the files whose components it names, see `components/own.py`
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
+from midstream.components.own import file_of
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
@@ -307,7 +308,7 @@ def _taken(root: Path) -> RunError:
 def write_info(run: RunDirectory, info: RunInfo) -> None:
     """Write what a run began with, and a copy of each file of your own that it used."""
     for component in info.own:
-        if component.copy_name:
+        if (file := file_of(component.reference)) is not None:
             (run.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(run.own_dir / component.copy_name, component.source())
+            atomic_write(run.own_dir / component.copy_name, file.read_bytes())
     atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")

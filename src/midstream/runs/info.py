@@ -17,10 +17,10 @@ from typing import Any, Literal
 from pydantic import JsonValue
 from pydantic_core import from_json, to_jsonable_python
 
-from midstream.core import own
+from midstream.components import own
+from midstream.components.own import OwnComponent
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError, did_you_mean
-from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.text import shorten
 from midstream.core.version import __version__

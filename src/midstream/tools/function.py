@@ -36,14 +36,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from midstream.core.component import Context, Kind, ToolConfig
+from midstream.components.component import Context, Kind, ToolConfig
+from midstream.components.own import is_reference, load
+from midstream.components.own_settings import class_settings, settings_of
+from midstream.components.tables import validate
 from midstream.core.data import whole
 from midstream.core.errors import RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import unusable_schema
-from midstream.core.own import is_reference, load
-from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import PerRun, Tool, ToolResult
-from midstream.core.tables import validate
 from midstream.core.threads import in_thread
 
 P = ParamSpec("P")

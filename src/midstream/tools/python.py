@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.text import fill, find_program

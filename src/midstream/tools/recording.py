@@ -24,10 +24,10 @@ from typing import Any
 
 from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 
+from midstream.components.own import portable
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
-from midstream.core.own import portable
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call

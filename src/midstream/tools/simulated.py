@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from midstream.components.component import Context
 from midstream.core.answers import holds
-from midstream.core.component import Context
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Engine, Tool, ToolResult, ToolRun

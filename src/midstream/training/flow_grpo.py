@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from midstream.core.component import Stage
+from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
 from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource

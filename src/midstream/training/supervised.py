@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from midstream.agents.interleaved import InterleavedLoop
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import Learner, Request, Row, Student, TaskSource

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from midstream.agents.rendering import prompt_text
+from midstream.components.own import portable
 from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
-from midstream.core.own import portable
 from midstream.core.text import neutral
 
 CHARACTERS_PER_TOKEN = 4  # the library is rendered for models whose tokenizers it does not know

@@ -29,9 +29,9 @@ from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.segments import Entry
+from midstream.view import MAX_MB
 from midstream.view.documents import Documents
 
-MAX_MB = 3.0
 _IN_BASE64 = 4 / 3
 _FIRST_WRONG, _FIRST_RIGHT, _FIRST_GROUPS = 4, 2, 2  # of each evaluation and of each step that is chosen
 _FOR_CALLS = 0.4  # of the bytes that are left for trajectories: their prompts and tokens

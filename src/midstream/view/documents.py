@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from midstream.components.registry import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
-from midstream.recipe.schema import modules_of
+from midstream.evaluation.settings import result_name
 from midstream.report.comparison import compare
 from midstream.report.comparison_page import comparison_page
 from midstream.report.evaluation_tables import where

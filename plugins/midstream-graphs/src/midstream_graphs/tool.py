@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError, UnsupportedError
 from midstream.core.protocols import ToolResult
 from midstream.core.text_file import read_text

@@ -49,9 +49,9 @@ class VerlConfig(LearnerConfig):
     context: int = Field(default=8192, ge=2)
     verl: dict[str, JsonValue] = Field(default_factory=dict)
 
-    def plan(self, recipe: Recipe, root: Path) -> list[str]:
+    def plan(self, build: Build, root: Path) -> list[str]:
         """Return the words of verl's command line."""
-        return [f"verl: {word}" for word in command_of(recipe, root)]
+        return [f"verl: {word}" for word in command_of(build.recipe, root)]
 
     def session(self, build: Build) -> Callable[[RunDirectory, Listener], VerlRun]:
         """Check the recipe, and return what starts verl, or continues its run."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig
 from midstream.core.errors import UnsupportedError
 
 if TYPE_CHECKING:

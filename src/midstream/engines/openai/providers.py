@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat
 
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
+from midstream.components.tables import validate
 from midstream.core.data import Settings
 from midstream.core.errors import name_place
-from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
 
 ProviderName = Literal[

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import ComponentConfig, Context, EngineConfig
+from midstream.components.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
 from midstream.engines.openai.providers import (
@@ -162,6 +162,13 @@ class OpenAIConfig(EngineConfig):
             price = find_price(self.provider, self.model)  # a recorded one stays until the model is changed
         object.__setattr__(self, "listed_price", price)
         return self
+
+    @property
+    def priced(self) -> bool:
+        """A server on this machine, or one that wants no key, costs nothing."""
+        free = not self.api_key_env or urlsplit(self.base_url).hostname in LOOPBACK
+        listed = self.listed_price is not None
+        return free or listed or bool(self.price_prompt_usd or self.price_completion_usd)
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import unusable_schema

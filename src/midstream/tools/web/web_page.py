@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments

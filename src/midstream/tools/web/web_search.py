@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.errors import RecipeError, TransientError, did_you_mean
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import text_arguments

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.errors import RecipeError
 from midstream.engines.local.settings import InProcessConfig, require_torch
 

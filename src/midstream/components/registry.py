@@ -1,13 +1,25 @@
-"""The components that come with midstream, by kind and type. Importing this module registers them.
+"""The components that come with midstream, by kind and type: the place of each one's settings.
 
-Each is registered by the name of its settings' class and imported when a recipe names it.
+`components/kinds.py` imports a place when a recipe names it.
 """
 
 from __future__ import annotations
 
-from midstream.core.component import Kind
-from midstream.core.kinds import register, register_own
+from collections.abc import Mapping
+from typing import Any, Literal
 
+Kind = Literal[
+    "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
+    "advantage", "loss", "learner", "tracker",
+]  # fmt: skip
+Table = dict[str, Any]
+
+# The modules of each kind of agent; the first is the one whose weights are trained.
+MODULES: dict[str, tuple[Kind, ...]] = {
+    "agentflow": ("planner", "executor", "verifier", "generator"),
+    "interleaved": ("policy",),
+    "direct": ("policy",),
+}
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
@@ -81,7 +93,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
 }
 
-_AGENTS = {  # their tables are those of modules too: recipe/schema.py reads them
+AGENTS = {
     "agentflow": "midstream.recipe.schema:AgentConfig",
     "interleaved": "midstream.recipe.schema:InterleavedConfig",
     "direct": "midstream.recipe.schema:DirectConfig",
@@ -89,20 +101,27 @@ _AGENTS = {  # their tables are those of modules too: recipe/schema.py reads the
     "external": "midstream.gateway.external:ExternalSettings",
 }
 
-_EVERY: dict[Kind, dict[str, str]] = {**COMPONENTS, "agent": _AGENTS}
-for _kind, _names in _EVERY.items():
-    for _name, _place in _names.items():
-        register(_kind, _name, _place)
+# By kind, the function that makes the settings of a component of your own: of a function, a class or an object. It
+# receives the kind, the reference, and the object that it names.
+OWN: dict[Kind, str] = {
+    "tasks": "midstream.sources.file:own_tasks",
+    "reward": "midstream.rewards.own:own_reward",
+    "tool": "midstream.tools.function:own_tool",
+    "engine": "midstream.engines.own:own_engine",
+    "agent": "midstream.agents.own_agent:own_agent",
+    "advantage": "midstream.training.own:own_advantage",
+    "tracker": "midstream.trackers:own_tracker",
+    "loss": "midstream.training.own:own_loss",
+    "learner": "midstream.training.own:own_learner",
+}
+OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
-# What makes the settings of a component of one's own: a function, a class or an object.
-register_own("tasks", "midstream.sources.file:own_tasks")
-register_own("reward", "midstream.rewards.own:own_reward")
-register_own("tool", "midstream.tools.function:own_tool")
-register_own("engine", "midstream.engines.own:own_engine")
-register_own("agent", "midstream.agents.own_agent:own_agent")
-for _kind in MODULE_KINDS:
-    register_own(_kind, "midstream.agents.own_module:own_module")
-register_own("advantage", "midstream.training.own:own_advantage")
-register_own("tracker", "midstream.trackers:own_tracker")
-register_own("loss", "midstream.training.own:own_loss")
-register_own("learner", "midstream.training.own:own_learner")
+
+def agent_type(agent: Any) -> str:
+    """The type of an agent, or of its table."""
+    return str(agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow"))
+
+
+def modules_of(agent: str) -> tuple[Kind, ...]:
+    """The modules of an agent of this type; the first is trained. One of your own is itself its one module."""
+    return MODULES.get(agent, ("policy",))

@@ -1,6 +1,6 @@
-"""Every kind of component by name: midstream's own, those of installed packages, and your own.
+"""Every kind of component by name: midstream's own (`components/registry.py`), those of packages, and your own.
 
-`register` and `register_own` are called by `recipe/registry.py`. A package offers its components as entry points:
+A package offers its components as entry points:
 
     [project.entry-points."midstream.components"]
     "reward.exact_words" = "my_package.rewards:exact_words"
@@ -14,10 +14,11 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
-from midstream.core.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.own import load
+from midstream.components.registry import AGENTS, COMPONENTS, OWN
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
-from midstream.core.own import load
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "midstream.components"
@@ -29,22 +30,17 @@ _BASES: dict[Kind, type] = {
     "engine": EngineConfig,
     "agent": Settings,
 }
-_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
-_MAKERS: dict[Kind, str] = {}
+_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
+_REGISTRY["agent"] = {**AGENTS}
 _own_classes: dict[tuple[Kind, str], tuple[Any, type[ComponentConfig]]] = {}
 
 
 def register(kind: Kind, name: str, config: type[ComponentConfig] | str) -> None:
-    """Register a component: the class of its settings, or "package.module:Class", which is imported on first use."""
-    _REGISTRY.setdefault(kind, {})[name] = config
+    """Register a component: the class of its settings, or "package.module:Class", which is imported on first use.
 
-
-def register_own(kind: Kind, maker: str) -> None:
-    """Register what makes the settings' class of an own component of this kind: "package.module:function".
-
-    The function receives the kind, the reference, and the object that it names.
+    Programs and tests add components of their process so; a package has entry points.
     """
-    _MAKERS[kind] = maker
+    _REGISTRY.setdefault(kind, {})[name] = config
 
 
 def registered(kind: Kind) -> list[str]:
@@ -66,8 +62,9 @@ def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
 def reference_of_installed(kind: Kind, name: str) -> str:
     """The object behind a package's component as a reference. Raises `RecipeError` if two define one of that name."""
     points = installed(kind)[name]
-    packages = ["midstream"] * (name in _REGISTRY.get(kind, ())) + [package_of(point) for point in points]
-    if len(packages) > 1:
+    ours = ["midstream"] * (name in _REGISTRY.get(kind, ()))
+    if len(ours) + len(points) > 1:
+        packages = ours + [package_of(point) for point in points]
         raise RecipeError(
             f"{kind} {name!r} is defined twice: by {' and '.join(packages)}",
             code="name-clash",
@@ -112,7 +109,7 @@ def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
     if isinstance(value, type) and issubclass(value, ComponentConfig):
         made = _of_kind(kind, reference, value)
     else:
-        maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(_MAKERS[kind])
+        maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(OWN[kind])
         made = maker(kind, reference, value)
     _own_classes[kind, reference] = (value, made)
     return made
@@ -129,7 +126,7 @@ def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
         raise RecipeError(
             f"{config.__name__}, registered as {kind} {name!r}, is not a {base.__name__}",
             code="component-invalid",
-            fix=f"derive it from midstream.core.component.{base.__name__}",
+            fix=f"derive it from midstream.components.component.{base.__name__}",
         )
     return config
 

@@ -10,37 +10,31 @@ it needs more than the settings, and register it:
 
     register("reward", "numeric", NumericConfig)
 
-`core/kinds.py` finds these classes by kind and name, `core/tables.py` validates a recipe's tables with them. A
-component of your own needs neither: `type` may name a function, a class or an object in a file or module
-(`core/own.py`). Its settings are then the function's or class's parameters (`core/own_settings.py`).
+`components/kinds.py` finds these classes by kind and name, `components/tables.py` validates a recipe's tables with
+them. A component of your own needs neither: `type` may name a function, a class or an object in a file or module
+(`components/own.py`). Its settings are then the function's or class's parameters (`components/own_settings.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
+from midstream.components.registry import Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from midstream.core.protocols import Engine, Reward, TaskSource
-    from midstream.core.stream_template import Template
-    from midstream.gateway.server import Gateway
-    from midstream.sandbox.tiers import Sandbox
-
-Kind = Literal[
-    "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "tracker",
-]  # fmt: skip
-Table = dict[str, Any]
+from midstream.core.protocols import Engine, Reward, TaskSource
+from midstream.core.stream_template import Template
 
 
 class Context(Protocol):
-    """What a component may use while it is built: the rest of its recipe, each object built once."""
+    """What a component may use while it is built: the rest of its recipe, each object built once.
+
+    The packages of sandbox and gateway are above this one, so their classes are named in words.
+    """
 
     @property
     def name(self) -> str:
@@ -58,8 +52,8 @@ class Context(Protocol):
         ...
 
     @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox for code that a model writes."""
+    def sandbox(self) -> Any:
+        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
         ...
 
     @property
@@ -78,8 +72,8 @@ class Context(Protocol):
         ...
 
     @property
-    def gateway(self) -> Gateway:
-        """The server through which agents of other programs ask."""
+    def gateway(self) -> Any:
+        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
         ...
 
     @property
@@ -123,6 +117,9 @@ class ComponentConfig(Settings):
     def needs_world(self) -> bool:
         """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
         return False
+
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check that the component at `where` fits its `recipe.schema.Recipe`. Raises `RecipeError`."""
 
     def check_template(self, template: Template) -> None:
         """Check that a module can write an interleaved agent's template. Raises `RecipeError`."""
@@ -199,8 +196,10 @@ class EngineConfig(ComponentConfig):
     tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
     service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
 
-    def check_tasks(self, where: str, tasks: Component) -> None:
-        """Check that the engine can answer questions of these tasks. Raises `RecipeError`."""
+    @property
+    def priced(self) -> bool:
+        """Whether the costs of its requests are known, if only as 0."""
+        return True
 
 
 class Component(Settings):

@@ -17,7 +17,8 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import create_model
 from pydantic.errors import PydanticUserError
 
-from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.components.component import ComponentConfig, Context, Kind
+from midstream.components.own import name_of
 from midstream.core.data import Settings
 from midstream.core.errors import (
     EngineError,
@@ -27,7 +28,6 @@ from midstream.core.errors import (
     RewardError,
     TrainingError,
 )
-from midstream.core.own import name_of
 from midstream.core.threads import in_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

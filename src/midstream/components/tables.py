@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from midstream.core.component import Component, Kind, Parts
+from midstream.components.component import Component, Kind, Parts
+from midstream.components.kinds import config_class, installed, reference_of_installed, registered
+from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
-from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class, installed, reference_of_installed, registered
-from midstream.core.own import anchored, is_reference, load
+from midstream.core.errors import RecipeError, did_you_mean, shown
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -164,9 +164,3 @@ def _fields_around(
             break
         model = inner[0]
     return list(model.model_fields)
-
-
-def shown(value: object) -> str:
-    """A value for an error message, cut if it is long."""
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."

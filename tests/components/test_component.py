@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core import component, kinds, tables
+from midstream.components import component, kinds, tables
 from midstream.core.errors import RecipeError
 from support.errors import coded
 
