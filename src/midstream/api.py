@@ -653,7 +653,6 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
         if changed <= set(own.references(rewards)):
             if correct:
                 write_info(run, run.info().model_copy(update={"own": now}))
-                run.seal(begun=True)
             return
     if changed:
         raise RunError(
@@ -825,7 +824,7 @@ def load_weights(
 
     found = None
     if step is None or step in run.checkpoints.steps():
-        found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+        found = load_policy(build.policy.learner, run, max_step=step)
     if found is None or step not in (None, found):
         there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(

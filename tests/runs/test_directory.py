@@ -168,18 +168,6 @@ def test_rewind_to_the_start_and_without_directories(tmp_path):
     assert run.trajectories.steps() == [1]
 
 
-def test_resume_from_a_damaged_last_checkpoint(tmp_path):
-    run = create(tmp_path)
-    train(run, 1, 3)
-    (run.checkpoints.root / "step-000003" / "w").write_text("x")
-    reports = []
-    loaded = run.checkpoints.load_latest(lambda directory: (directory / "w").read_text(), report=reports.append)
-    assert loaded == (2, "2")
-    assert len(reports) == 1
-    run.rewind(2)
-    assert [metrics.step for metrics in run.metrics.read()] == [1, 2]
-
-
 def test_status(tmp_path):
     run = create(tmp_path)
     assert run.status().state == "interrupted"
