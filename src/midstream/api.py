@@ -407,7 +407,7 @@ def export(
 
     Args:
         run: the run directory, or its path.
-        format: "trl", "verl", "sft", "parquet", or one of an installed package.
+        format: "trl", "sft", "parquet", or one of an installed package.
         out: the new file.
         part: a pattern of parts of the run, e.g. "step-*"; by default all that the format is for.
         module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
