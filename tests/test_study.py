@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -292,3 +293,12 @@ def test_a_study_whose_weights_are_trained_first_is_read_and_refused_without_the
     assert len(read_study("simulators").arms) == 4
     with raises("file-not-found", "simulator-small"):
         plan(read_study("simulators"), tmp_path, seeds=1)
+
+
+def test_the_wheel_holds_the_studies_of_the_checkout():
+    root = Path(__file__).parents[1]
+    built = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packaged = {path for path in built["force-include"] if path.startswith("studies/")}
+    assert packaged == {
+        f"studies/{path.name}" for path in root.glob("studies/*.toml") if "[[arms]]" in path.read_text()
+    }

@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(ten_steps, 
     data[middle] = bytes(byte ^ 1 for byte in data[middle])
     newest.write_bytes(data)
     capsys.readouterr()
-    assert main(["resume", str(root), "--quiet"]) == 2
+    assert main(["resume", str(root), "--quiet"]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "step-000003 does not fit the model, or is damaged" in said
     assert main(["show", str(root), "--check"]) == 1
@@ -264,8 +264,11 @@ def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(ten_steps, t
     (root / "checkpoints" / "step-000000" / "learner.pt").write_bytes(b"nothing")
     metrics = (root / "metrics.jsonl").read_bytes()
     assert main(["resume", str(root), "--quiet"]) == 1
-    assert "no usable checkpoint" in capsys.readouterr().err
+    assert "error[checkpoint-unfit]" in capsys.readouterr().err
     assert RunDirectory.open(root).status().state == "failed"
+    shutil.rmtree(root / "checkpoints" / "step-000000")
+    assert main(["resume", str(root), "--quiet"]) == 1
+    assert "error[no-checkpoint]" in capsys.readouterr().err
     assert (root / "metrics.jsonl").read_bytes() == metrics
 
 
@@ -340,7 +343,7 @@ def test_zero_steps_evaluate_only(ten_steps, tmp_path):
 
 def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
     build = make_build()
-    assert load_policy(build.policy.learner, RunDirectory.open(finished_run), pytest.fail) == 10
+    assert load_policy(build.policy.learner, RunDirectory.open(finished_run)) == 10
     exported = load_file(finished_run / "policy" / "model.safetensors")
     state = build.policy.learner.model.state_dict()
     assert exported
@@ -350,7 +353,7 @@ def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
 def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
     run = RunDirectory.create(tmp_path / "new", collect_info("r", 0, {}), "")
     with raises("no-checkpoint", "midstream resume"):
-        load_policy(make_build().policy.learner, run, pytest.fail)
+        load_policy(make_build().policy.learner, run)
 
 
 def test_metrics_hold_no_clock(finished_run):

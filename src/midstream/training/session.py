@@ -145,6 +145,12 @@ class TrainingSession(Session):
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
         parts, run = self.parts, self.run_directory
         loaded = run.checkpoints.load_latest(self._load)
+        if loaded is None and run.metrics.read():
+            raise CheckpointError(
+                f"{run.root} has records of training and no checkpoint: to resume would remove them",
+                code="no-checkpoint",
+                fix="restore a checkpoint from a copy, or start over with another --out",
+            )
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.

@@ -72,9 +72,8 @@ class SegmentPart:
     def __init__(self, path: Path) -> None:
         self.path, self.damage = path, ""
         file = OpenFile(path)
-        found = file.stat()
-        self.identity = (str(path), *identity(found))
-        self._text = PackedText(file, 0, found.st_size)
+        self.identity = (str(path), *identity(file.stat()))
+        self._text = PackedText(file)
         self._known: list[tuple[int, Entry]] = []  # once all are read: where each line begins, and its entry
 
     def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
