@@ -117,7 +117,7 @@ def test_open_another_format_names_both_versions(tmp_path):
         RunDirectory.open(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 3}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", f'{{"format": {RUN_FORMAT}}}'])
 def test_open_a_damaged_run(tmp_path, text):
     run = create(tmp_path)
     run.info_path.write_text(text)
