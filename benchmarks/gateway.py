@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.core.agent_record import RunRecord
+from midstream.components.agent_record import RunRecord
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig

@@ -402,7 +402,7 @@ def export(
 
     Args:
         run: the run directory, or its path.
-        format: "trl", "verl", "sft", "parquet", or one of an installed package.
+        format: "trl", "sft", "parquet", or one of an installed package.
         out: the new file.
         part: a pattern of parts of the run, e.g. "step-*"; by default all that the format is for.
         module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
@@ -648,7 +648,6 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
         if changed <= set(own.references(rewards)):
             if correct:
                 write_info(run, run.info().model_copy(update={"own": now}))
-                run.seal(begun=True)
             return
     if changed:
         raise RunError(
@@ -820,7 +819,7 @@ def load_weights(
 
     found = None
     if step is None or step in run.checkpoints.steps():
-        found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+        found = load_policy(build.policy.learner, run, max_step=step)
     if found is None or step not in (None, found):
         there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from midstream.core.agent_record import RunRecord
+from midstream.components.agent_record import RunRecord
 from midstream.core.errors import UsageError
 from midstream.core.protocols import RunContext
 from midstream.gateway.server import Gateway

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from midstream.core.agent_record import RunRecord
+from midstream.components.agent_record import RunRecord
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway.session import AgentSession

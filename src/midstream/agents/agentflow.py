@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
-from midstream.core.agent_record import Draft, RecordedAgent, RunRecord, observe, until
+from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import (

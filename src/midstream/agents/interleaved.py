@@ -22,7 +22,7 @@ from pydantic import Field, JsonValue
 from midstream.agents.calls import WrittenCall, read_calls, stray_calls, tools_by_name
 from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
-from midstream.core.agent_record import Draft, RecordedAgent, RunRecord, observe, until
+from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn

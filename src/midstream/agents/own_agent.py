@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
+from midstream.components.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
 from midstream.components.component import ComponentConfig, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
-from midstream.core.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool

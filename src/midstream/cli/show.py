@@ -28,7 +28,7 @@ from midstream.runs import EvaluationInfo, RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 
 _PAGE = 100
-_STYLES = {"ok": "green", "damaged": "bold red", "missing": "bold red", "not checked": "dim"}
+_STYLES = {"ok": "green", "damaged": "bold red", "not checked": "dim"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,18 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
     parser.add_argument("--page", type=int, metavar="N", help=f"of the list, only the N-th {_PAGE} runs")
-    parser.add_argument(
-        "--check", action="store_true", help="check every file for damage; 1 if one is damaged or missing"
-    )
-    text = (
-        "check, and take the files as they are, without unreadable records, so that it resumes; FILE.damaged keeps them"
-    )
+    parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
+    text = "remove unreadable records, so that the run resumes, and check; FILE.damaged keeps them"
     parser.add_argument("--accept", action="store_true", help=text)
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what the options name; returns 1 if `--check` finds a file damaged or missing."""
+    """Show what the options name; returns 1 if `--check` finds a damaged file."""
     if options.check or options.accept:
         return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
     if options.page is not None and options.page < 1:
@@ -189,7 +185,7 @@ def _check(run: RunDirectory, options: argparse.Namespace) -> int:
             if check.fix:
                 console.print(Text(f"{'':<13}fix: {check.fix}"), soft_wrap=True)
         console.print(", ".join(f"{counted(counts[state], 'file')} {state}" for state in _STYLES if counts[state]))
-    return 1 if counts["damaged"] or counts["missing"] else 0
+    return 1 if counts["damaged"] else 0
 
 
 def _show_status(run: RunDirectory) -> None:

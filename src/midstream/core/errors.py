@@ -197,9 +197,9 @@ class RepeatedError(MidstreamError):
 
 
 class CheckpointError(MidstreamError):
-    """No checkpoint of a run could be read."""
+    """A checkpoint of a run could not be loaded."""
 
-    code = "checkpoint-unreadable"
+    code = "checkpoint-unfit"
 
 
 class StorageError(MidstreamError):

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
-from midstream.core.agent_record import AgentSettings, Draft, RunRecord
+from midstream.components.agent_record import AgentSettings, Draft, RunRecord
 from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
 from midstream.core.protocols import LockstepEngine, Request, RunContext

@@ -29,10 +29,10 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from midstream.components.agent_record import RecordedAgent, RunRecord
 from midstream.components.component import Context
 from midstream.components.own_settings import OwnFunction, described
 from midstream.core import supervise
-from midstream.core.agent_record import RecordedAgent, RunRecord
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error
 from midstream.core.protocols import RunContext, Tool

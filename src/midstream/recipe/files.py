@@ -24,9 +24,8 @@ from midstream.core.text_file import parse_toml, read_toml
 _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
 
 
-@cache
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes of midstream and of installed packages, by name.
+def recipe_directories() -> list[Path]:
+    """Return the directories of recipes, those of midstream first.
 
     A package offers the TOML files of a directory, which is a module of it, as an entry point:
 
@@ -37,8 +36,14 @@ def shipped_recipes() -> dict[str, Path]:
     directories = [own if own.is_dir() else Path(__file__).parents[3] / "recipes"]  # of the checkout
     for point in entry_points(group="midstream.recipes"):
         directories += map(Path, import_module(point.value).__path__)
+    return directories
+
+
+@cache
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes of midstream and of installed packages, by name."""
     # Of two with one name midstream's own is the last, and stays.
-    files = {path.stem: path for directory in reversed(directories) for path in directory.glob("*.toml")}
+    files = {path.stem: path for directory in reversed(recipe_directories()) for path in directory.glob("*.toml")}
     return dict(sorted(files.items()))
 
 

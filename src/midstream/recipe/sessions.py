@@ -371,7 +371,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
         from midstream.training.supervised import warm_start
 
-        if run.checkpoints.load_latest(build.policy.learner.load, report=report) is None:
+        if run.checkpoints.load_latest(build.policy.learner.load) is None:
             await warm_start(
                 config,
                 learner=build.policy.learner,

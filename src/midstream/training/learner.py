@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -239,7 +240,7 @@ class LocalLearner:
             torch.save(state, file)
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
+        """Restore what `save` wrote; `CheckpointError` if it is damaged, or belongs to another model."""
         try:
             if (directory / "config.json").exists():  # weights alone, of a run on a cluster
                 saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
@@ -254,11 +255,11 @@ class LocalLearner:
                 mapped = self.config.offloads_optimizer
                 path = directory / "learner.pt"
                 self._load_whole(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
-        except (KeyError, RuntimeError, ValueError) as failure:
+        except (KeyError, RuntimeError, ValueError, OSError, EOFError, UnpicklingError) as failure:
             raise CheckpointError(
-                f"{directory} does not fit the model: {failure}",
+                f"{directory} does not fit the model, or is damaged: {failure}",
                 code="checkpoint-unfit",
-                fix="resume with the recipe in the run directory",
+                fix="resume with the recipe in the run directory; or delete it, to resume from the one before",
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:

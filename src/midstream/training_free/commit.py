@@ -205,7 +205,6 @@ class Committer:
                 journal.append(record)
         if self.votes is not None:
             self.votes.add(gate_votes(record, os.path.abspath(run.root)))
-        run.seal()
         self.ledger.clear()
         self.path.unlink()
 

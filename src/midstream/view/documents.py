@@ -106,7 +106,7 @@ class Documents:
                 listed = parts(run, self._journal, warnings)
                 if summary["state"] != "running":
                     damage = self._pages.get(("damage", name, states.get(name)), run.damage)
-                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage.values()]
+                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
             except (OSError, RunError) as error:
                 warnings.append(f"its rollouts cannot be listed: {_line(error)}")
         warnings = list(dict.fromkeys([*summary["damage"], *warnings]))

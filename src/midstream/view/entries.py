@@ -125,6 +125,7 @@ def entries(
     else:
         place = None
     if lines is None and found:
+        until = time.monotonic() + seconds  # the list itself may have taken its time, once
         lines = _Lines(part.lines(found[0]["place"]))
         for shown in found:
             if time.monotonic() > until:

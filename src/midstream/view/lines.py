@@ -1,6 +1,6 @@
-"""Lines of a file by ranges of bytes: of a segment's gzip members, or of a journal as it is.
+"""Lines of a file by ranges of bytes: of a segment, which is packed, or of a journal as it is.
 
-A line may be larger than memory should hold, so text comes in parts. Within a gzip member, copies of the decompressor
+A line may be larger than memory should hold, so text comes in parts. Of a packed file, copies of the decompressor
 are kept at some places (about 40 KB each), and reading from any place continues at the nearest one before it.
 """
 
@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from midstream.runs.files import open_file
 
@@ -39,10 +39,6 @@ class OpenFile:
     def stat(self) -> os.stat_result:
         """Its size and times as they are now."""
         return os.fstat(self._descriptor)
-
-    def stream(self) -> BinaryIO:
-        """The file as a stream, to be closed alone."""
-        return os.fdopen(os.dup(self._descriptor), "rb")
 
 
 class Text(Protocol):
@@ -78,12 +74,12 @@ class HeldText:
 
 
 class PackedText:
-    """The text of the gzip members between two places of a file."""
+    """The text of a gzip file."""
 
-    def __init__(self, file: OpenFile, offset: int, end: int) -> None:
-        self._file, self._end = file, end
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
         # (byte of the text, byte of the file, decompressor there)
-        self._kept = [(0, offset, zlib.decompressobj(16 + zlib.MAX_WBITS))]
+        self._kept = [(0, 0, zlib.decompressobj(16 + zlib.MAX_WBITS))]
         self._keeping = threading.Lock()
 
     def parts(self, start: int = 0) -> Iterator[bytes]:
@@ -91,18 +87,16 @@ class PackedText:
         at, place, kept = next(kept for kept in reversed(self._kept) if kept[0] <= start)
         unpacker = kept.copy()
         while True:
-            data = self._file.read(min(_READ, self._end - place), place)
+            data = self._file.read(_READ, place)
             if not data:
-                raise EOFError("a block ends early")
+                raise EOFError("the file ends early")
             text = unpacker.decompress(data, _PART)
-            place += len(data) - len(unpacker.unconsumed_tail) - len(unpacker.unused_data)
+            place += len(data) - len(unpacker.unconsumed_tail)
             if at + len(text) > start:
                 yield text[max(0, start - at) :]
             at += len(text)
             if unpacker.eof:
-                if place >= self._end:
-                    return
-                unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                return
             with self._keeping:
                 if at > self._kept[-1][0] + _STRIDE:
                     self._kept.append((at, place, unpacker.copy()))

@@ -1,6 +1,6 @@
 """The parts of a run, each a list of trajectories: training steps, evaluations, and what is unfinished.
 
-A list is read from a segment's index or, of what is unfinished, from its journal, from which only new lines are read
+A list is read once from its segment or, of what is unfinished, from its journal, from which only new lines are read
 again. A trajectory is read alone, by its place in its part, from 0.
 """
 
@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from midstream.core.errors import UsageError
 from midstream.core.text import visible
 from midstream.runs.files import damaged
-from midstream.runs.segments import Block, Entry, read_blocks
+from midstream.runs.segments import Entry
 from midstream.view.lines import HeldText, OpenFile, PackedText, PlainText, Text, lines
 from midstream.view.turns import TROUBLES, Recorded
 
@@ -71,49 +71,34 @@ class SegmentPart:
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage = path, ""
-        self._file = OpenFile(path)
-        self.identity = (str(path), *identity(self._file.stat()))
-        self._blocks: list[Block] = []
-        try:
-            with self._file.stream() as stream:
-                self._blocks.extend(read_blocks(stream))
-        except TROUBLES as error:
-            self.damage = str(error)
+        file = OpenFile(path)
+        self.identity = (str(path), *identity(file.stat()))
+        self._text = PackedText(file)
+        self._known: list[tuple[int, Entry]] = []  # once all are read: where each line begins, and its entry
 
     def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
         """Place and index entry of each trajectory from `start` on."""
-        first = 0
-        for block in self._blocks:
-            if start < first + block.lines:
-                try:
-                    known = block.about()
-                except TROUBLES as error:
-                    self.damage, known = str(error), [_UNREADABLE] * block.lines
-                if None in known:
-                    read = {line.place: entry_of(line) for line in self._in_block(block, first, start)}
-                    known = [read.get(first + place, _UNREADABLE) for place in range(block.lines)]
-                for place, about in enumerate(known, first):
-                    if place >= start:
-                        yield place, _listed(*about) if isinstance(about, list) else about
-            first += block.lines
+        if not self._known:
+            self._known = [(begin, entry_of(line)) for begin, line in self._read(0, 0)]
+        for place, (_, entry) in enumerate(self._known[start:], start):
+            yield place, entry
 
     def lines(self, start: int = 0) -> Iterator[Line]:
         """The lines from `start` on."""
-        first = 0
-        for block in self._blocks:
-            if start < first + block.lines:
-                yield from self._in_block(block, first, start)
-            first += block.lines
+        known = start < len(self._known)
+        first, begin = (start, self._known[start][0]) if known else (0, 0)
+        for _, line in self._read(first, begin):
+            if line.place >= start:
+                yield line
 
-    def _in_block(self, block: Block, first: int, start: int) -> Iterator[Line]:
-        return self._of(PackedText(self._file, block.offset, block.offset + block.size), first, start)
-
-    def _of(self, text: Text, first: int, start: int) -> Iterator[Line]:
+    def _read(self, first: int, start: int) -> Iterator[tuple[int, Line]]:
+        """Where each line from byte `start` on begins, and the line; `first` is the place of the first."""
         try:
-            for place, (at, _, line) in enumerate(lines(text, early=True), first):
-                if place >= start:
-                    # A line that is not large is read again from memory: its calls are asked for one by one.
-                    yield Line(place, text, at, None) if line is None else Line(place, HeldText(line), 0, _record(line))
+            for place, (at, _, line) in enumerate(lines(self._text, start, early=True), first):
+                if line is None:
+                    yield at, Line(place, self._text, at, None)
+                else:  # it is read again from memory: its calls are asked for one by one
+                    yield at, Line(place, HeldText(line), 0, _record(line))
         except TROUBLES as error:
             self.damage = str(error)
 
@@ -169,7 +154,7 @@ class JournalIndex:
 
 
 def entry_of(line: Line) -> Entry:
-    """What an index says of a trajectory, read from its line."""
+    """What a list shows of a trajectory, read from its line."""
     try:
         if line.record is None:
             recorded = Recorded(line.text, line.start)

@@ -7,8 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from studies.charts import Panel, dots, panels
 
-from midstream.report.study import Panel, StudyRow, dots, panels
+from midstream.report.study import StudyRow
 
 pytest.importorskip("matplotlib")
 
