@@ -39,7 +39,7 @@ from midstream.components.component import Table
 from midstream.components.own import anchored
 from midstream.components.tables import validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place, shown
+from midstream.core.errors import RecipeError, UsageError, did_you_mean, name_place
 from midstream.core.events import Listener
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
@@ -216,7 +216,6 @@ def plan(
                 trained = arm.train and (recipe.training is not None or recipe.practice is not None)
                 if not trained:
                     recipe = evaluation_recipe(arm.recipe, overrides=changes)
-                check(recipe)
                 out = root / f"{arm.runs}-s{seed}"
                 runs.append(ArmRun(arm=arm, seed=seed, recipe=recipe, trained=trained, changes=changes, out=out))
             with Build(runs[-1].recipe) as build:
@@ -225,7 +224,8 @@ def plan(
     return Plan(study=study, root=root, runs=runs, compared=_compared([run for run in runs if run.seed == 0]))
 
 
-from midstream.recipe.schema import Recipe, load_recipe
+def _compared(runs: Sequence[ArmRun]) -> list[EvaluationKey]:
+    """The sets and samplings that all arms are evaluated on; the validation set only where they share no other.
 
     Raises `UsageError` if they share nothing, or if one set has other tasks or another reward in some arm.
     """
@@ -260,7 +260,11 @@ from midstream.recipe.schema import Recipe, load_recipe
     return shared
 
 
-from midstream.recipe.schema import Recipe, load_recipe
+def _measure(recipe: Recipe, chosen: SetConfig) -> tuple[Any, frozenset[str]]:
+    """What a success on a set means: its reward, and its questions unless they are on the Hugging Face Hub."""
+    with Build(recipe) as build:
+        questions = frozenset(task.question for task in set_tasks(build, chosen) or ())
+    return set_reward(recipe, chosen).table(), questions
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
