@@ -35,7 +35,7 @@ from midstream.recipe import registry as registry  # registers the components th
 from midstream.recipe.check import task_source
 from midstream.recipe.overrides import needs_settings
 from midstream.recipe.schema import find_recipe, read_table, shipped_recipes
-from midstream.report.turn_rows import fields, hints, plain
+from midstream.report.draw import fields, plain
 from midstream.rewards.composite import rule_for
 from midstream.sources import benchmarks, file
 from midstream.sources.finite import Finite
@@ -164,7 +164,8 @@ def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
         },
         "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
     }
-    return Group(*parts, hints(more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}))
+    hints = more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}
+    return Group(*parts, fields(((Text(f"  {command}"), Text(what)) for command, what in hints.items()), style=""))
 
 
 def _in_full(entry: Entry) -> Group:

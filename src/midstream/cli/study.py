@@ -13,6 +13,8 @@ from rich.text import Text
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
+from midstream.report import blocks
+from midstream.report.draw import show
 from midstream.report.progress import progress
 
 if TYPE_CHECKING:
@@ -65,60 +67,52 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(*, as_json: bool) -> int:
-    from midstream.report.evaluation_tables import plain_table
     from midstream.study import shipped_studies
 
     shipped = shipped_studies()
     if as_json:
         print(json.dumps([study.model_dump(mode="json", include={"name", "title", "arms"}) for study in shipped]))
         return 0
-    table = plain_table(left=["study", "what it compares", "arms"])
-    for study in shipped:
-        table.add_row(*map(Text, (study.name, study.title, ", ".join(arm.name for arm in study.arms))))
-    Terminal().print(table)
+    rows = [[study.name, study.title, ", ".join(arm.name for arm in study.arms)] for study in shipped]
+    show([blocks.table("", ("study", "what it compares", "arms"), rows, left=3)])
     return 0
 
 
 def _show_plan(planned: Plan, *, as_json: bool) -> int:
     """Print each arm's runs, their states and what one of them does at most."""
     from midstream.recipe.estimate import counts
-    from midstream.report.evaluation_tables import plain_table
     from midstream.report.numbers import counted
 
     most = {name: counts(run.recipe, training=run.trained) for name, run in planned.firsts.items()}
     if as_json:
         print(json.dumps([{**run.summary(), "at most": most[run.arm.name]} for run in planned.runs]))
         return 0
-    console, left = Terminal(), Counter[str]()
-    console.print(f"{counted(len(planned.runs), 'run')} in {planned.root}; each does at most:", highlight=False)
-    table, changes = plain_table(left=["arm", "runs"]), list[str]()
-    for head in most[planned.runs[0].arm.name]:
-        table.add_column(head.replace("optimizer ", "optimizer\n"), justify="right")
+    left, rows, changes = Counter[str](), list[list[blocks.Cell]](), list[str]()
     for name, first in planned.firsts.items():
         states = Counter(run.state for run in planned.runs if run.arm.name == name)
-        found = "\n".join(f"{count} {state}" for state, count in states.items())
-        table.add_row(Text(name), found, *(f"{count:,}" for count in most[name].values()))
+        found = ", ".join(f"{count} {state}" for state, count in states.items())
+        rows.append([name, found, *(f"{count:,}" for count in most[name].values())])
         changes.append("  ".join([f"{name}: {first.arm.recipe}", *first.arm.overrides]))
         for head, count in most[name].items():
             left[head] += count * (states.total() - states["finished"])
-    console.print(table)
-    console.print(Text("\n".join(changes)), soft_wrap=True)
+    heads = ("arm", "runs", *most[planned.runs[0].arm.name])
     sums = ", ".join(f"{count:,} {head}" for head, count in left.items())
-    console.print(f"\nLeft, at most: {sums}", highlight=False)
+    show(
+        [
+            blocks.text(f"{counted(len(planned.runs), 'run')} in {planned.root}; each does at most:"),
+            blocks.table("", heads, rows, left=2),
+            blocks.code("\n".join(changes)),
+            blocks.text(f"\nLeft, at most: {sums}"),
+        ]
+    )
     return 0
 
 
 def _show_result(planned: Plan, result: StudyResult) -> None:
-    from midstream.report.study import study_tables
+    from midstream.report.study import study_blocks
 
-    console = Terminal()
     title = planned.study.title or planned.study.name
-    groups = {title: result.rows}
+    found = study_blocks(result.rows, "arm", title)
     if any(run.seed for run in planned.runs):
-        groups[f"Difference from {result.first!r}, paired by seed"] = result.differences
-    for title, rows in groups.items():
-        for place, table in enumerate(study_tables(rows, "arm", title)):
-            table.title = table.title if place == 0 else None
-            console.print(table)
-    for path in result.figures:
-        console.print(f"Figure: {path}", soft_wrap=True, highlight=False)
+        found += study_blocks(result.differences, "arm", f"Difference from {result.first!r}, paired by seed")
+    show([*found, *(blocks.code(f"Figure: {path}") for path in result.figures)])

@@ -25,20 +25,23 @@ from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
 from midstream.engines.openai.prices import prices_used
 from midstream.evaluation.estimates import value
-from midstream.report.evaluation_tables import is_greedy, summary_line, where
+from midstream.report.evaluation import is_greedy, summary_line, where
 from midstream.report.numbers import (
     counted,
+    counts_text,
     dollars,
     duration,
+    fates_text,
     mean,
     number,
     percent,
     sharing,
     sparkline,
+    spent_text,
     summed,
+    total_fates,
     troubles,
 )
-from midstream.report.practice_data import counts_text, fates_text, spent_text, total_fates
 
 _RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates

@@ -23,8 +23,7 @@ from urllib.parse import quote, urlencode
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.report import blocks
-from midstream.report.comparison import Comparison, GroupComparison
-from midstream.report.comparison_page import comparison_page
+from midstream.report.comparison import Comparison, GroupComparison, comparison_page
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors

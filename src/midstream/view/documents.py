@@ -24,11 +24,10 @@ from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.recipe.schema import modules_of
-from midstream.report.comparison import compare
-from midstream.report.comparison_page import comparison_page
-from midstream.report.evaluation_tables import where
-from midstream.report.run_results import run_page
-from midstream.report.trajectory_page import brief, safe, trajectory_document
+from midstream.report.comparison import compare, comparison_page
+from midstream.report.evaluation import where
+from midstream.report.run import run_page
+from midstream.report.trajectory import brief, safe, trajectory_document
 from midstream.report.turn_rows import is_stream, stop_words, template_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged

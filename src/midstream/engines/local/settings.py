@@ -75,6 +75,11 @@ class TinyTextConfig(InProcessConfig):
     """
 
     tiny = True
+    limits = (
+        "The model has one million parameters. It reads and writes open text, but all language that it knows is "
+        "questions about a made-up atlas. What this shows is that the loop, the masks and the update work on real "
+        "tokens; it says nothing about how much a large model gains."
+    )
 
     weights: Literal["atlas", "copying"] | Path = "copying"
     hidden_size: int = Field(default=128, gt=0)

@@ -1,4 +1,4 @@
-"""Results of evaluations as tables that fit 80 columns: before and after, by family, by task."""
+"""Evaluations in blocks: one or several of them, before and after training, all of a run, and task by task."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
-from midstream.report.numbers import counted, dollars, limits_met, mean, number, percent, shorten, troubles
-from midstream.report.turn_rows import fields, outcome_words, plain, stopped
-from midstream.report.whole_table import WholeTable
+from midstream.evaluation.settings import result_name
+from midstream.report import blocks
+from midstream.report.blocks import Block, Cell, Section, cell, shift, text
+from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
+from midstream.report.turn_rows import outcome_words, stopped
+from midstream.runs import RunDirectory
+from midstream.runs.segments import Segment
 
-_NAME_WIDTH = 20
 _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BeforeAfter:
     """One set before and after training; each side holds every sampling that was evaluated there."""
 
     before: Sequence[EvaluationResult]
@@ -88,7 +85,7 @@ def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list
     return found
 
 
-def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
+def comparisons(evaluations: Sequence[EvaluationResult]) -> list[BeforeAfter]:
     """Before (first evaluated step) and after (last, if it is another) of every set, the largest set first."""
     by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
     found = []
@@ -99,40 +96,43 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
             first, last = results[0].step, results[-1].step
             before += [result for result in results if result.step == first]
             after += [result for result in results if result.step == last != first]
-        found.append(Comparison(before, after))
+        found.append(BeforeAfter(before, after))
     return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
 
 
 # --- one or several evaluations ---------------------------------------------------------------------------------------
 
 
-def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
-    """Everything about some evaluations: success, several trials, families, effort, tools, and notes on all of it."""
-    notes = notes_on(results)
-    return Group(*evaluation_tables(results), *([Text("\n".join(notes))] if notes else []))
+def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
+    """The trajectories of one evaluation, read when they are used."""
+    # A training run evaluates a set at several steps, so there the step is part of the name.
+    step = result.step if run.info().evaluation is None else None
+    return run.trajectories.open(result_name(result.set_name, result.sampling, step))
 
 
-def evaluation_tables(results: Sequence[EvaluationResult]) -> Iterator[Table]:
-    """The tables of some evaluations, those that have something to show."""
-    yield success_table(results)
-    if any(result.trials > 1 for result in results):
-        yield trials_table(results)
-    if any(len(result.by_family) > 1 for result in results):
-        yield family_table(results)
-    yield effort_table(results)
-    yield tool_table(results)
-    if any(result.streams for result in results):
-        yield stream_table(results)
-    # A rule next to a judge has its column already.
-    in_parts = [result for result in results if len(result.reward_parts) > 1 and not result.judged]
-    if in_parts:
-        table = set_table("Parts of the score", "mean", second="part")
-        for result in in_parts:
-            table.add_section()
-            for place, (name, value) in enumerate(result.reward_parts.items()):
-                named = "" if place else _named(result, results)
-                table.add_row(named, Text(name), number(value))
-        yield table
+def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Section]]:
+    """The lead and the sections of an evaluation of one or several sets; `results` may be empty."""
+    tiles = [
+        blocks.tile(
+            f"Success, {_named(result, results)}",
+            percent(result.success),
+            f"95%: {' to '.join(map(percent, result.interval))}" if result.interval else counted(result.tasks, "task"),
+        )
+        for result in results
+    ]
+    tokens = sum(result.prompt_tokens + result.completion_tokens for result in results)
+    cost = sum(result.cost_usd for result in results)
+    tiles.append(blocks.tile("Tokens", number(tokens), dollars(cost) if cost else ""))
+    errors = sum(result.errors for result in results)
+    tiles.append(blocks.tile("Without a result", f"{errors:,}", "counted as wrong"))
+    lead = ". ".join(summary_line(result) for result in results) or "No set has been evaluated yet"
+    tables = [_success_table, _trials_table, _family_table, _effort_table, _tool_table, _stream_table, _parts_table]
+    found = [table(results) for table in tables] if results else [text("Nothing was evaluated.", "soft")]
+    return f"{lead}.", [
+        ("summary", "At a glance", [blocks.tiles(tiles if results else [])]),
+        ("results", "Results", found),
+        ("notes", "How it was scored, and what went wrong", [blocks.facts(_notes(results))]),
+    ]
 
 
 def summary_line(result: EvaluationResult) -> str:
@@ -144,50 +144,35 @@ def summary_line(result: EvaluationResult) -> str:
     return f"{result.set_name} {result.sampling}: success {percent(result.success)}{between}{judged} of {size}{errors}"
 
 
-def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A table in the style that all of them have; `left` are heads of text, `right` those of numbers."""
-    table = WholeTable(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
-    for head in left:
-        table.add_column(head)
-    for head in right:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
-
-
-def success_table(results: Sequence[EvaluationResult]) -> Table:
+def _success_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
     ruled = any(not result.judged or result.rule_success is not None for result in results)
     judged = any(result.judged for result in results)
     differ = any(result.disagreements is not None for result in results)
     lost = any(result.errors for result in results)
-    heads = {"tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True}
-    heads["without\nerrors"] = lost
-    table = set_table("Success (95% interval over tasks)", *(head for head, shown in heads.items() if shown))
-    # Next to each other the two would not leave room for the rest.
-    joint = "\n" if ruled and judged else "  "
+    heads = {
+        "set": True, "tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True,
+        "without errors": lost,
+    }  # fmt: skip
+    rows = []
     for result in results:
-        between = joint + _between(result, "–") if result.interval else ""
-        headline = Text(percent(result.success), "bold").append(between, "not bold")
-        trials = f"{joint.rstrip(' ') or ' '}x {result.trials}" if result.trials > 1 else ""
-        cells: list[RenderableType] = [f"{result.tasks:,}{trials}"]
-        if ruled:
-            cells.append(Text(percent(result.rule_success)) if result.judged else headline)
-        if judged:
-            cells.append(headline if result.judged else "-")
-        if differ:
-            cells.append("-" if result.disagreements is None else f"{result.disagreements:,}")
-        cells.append(Text(f"{result.errors:,}", "yellow" if result.errors else ""))
-        if lost:
-            cells.append(percent(result.success_without_errors) if result.errors else "-")
-        table.add_row(_named(result, results), *cells)
-    return table
+        headline = cell(f"{percent(result.success)}  {_between(result, '–')}".strip(), "strong")
+        cells: dict[str, Cell] = {
+            "set": _named(result, results),
+            "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
+            "by rule": percent(result.rule_success) if result.judged else headline,
+            "by judge": headline if result.judged else "-",
+            "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
+            "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
+            "without errors": percent(result.success_without_errors) if result.errors else "-",
+        }
+        rows.append([cells[head] for head, shown in heads.items() if shown])
+    return blocks.table("Success (95% interval over tasks)", [head for head, shown in heads.items() if shown], rows)
 
 
-def trials_table(results: Sequence[EvaluationResult]) -> Table:
+def _trials_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    table = set_table("Over the k trials of each task", "k", "avg@k", "sd", "majority@k")
-    for head in ("pass@k:\nthe best", "pass^k:\nall of k"):
-        table.add_column(head, no_wrap=True)
+    rows = []
     for result in results:
         if result.trials > 1:
             best, every = (
@@ -195,42 +180,43 @@ def trials_table(results: Sequence[EvaluationResult]) -> Table:
                 for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
             )
             means = (percent(result.success), percent(result.deviation), percent(result.majority))
-            table.add_row(_named(result, results), str(result.trials), *means, best, every or "-")
-    return table
+            rows.append([_named(result, results), str(result.trials), *means, best, every or "-"])
+    heads = ("set", "k", "avg@k", "sd", "majority@k", "pass@k: the best", "pass^k: all of k")
+    return blocks.table("Over the k trials of each task", heads, rows)
 
 
-def family_table(results: Sequence[EvaluationResult]) -> Table:
+def _family_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success by family, of the sets that have several."""
-    table = set_table("By family", "tasks", "success", "turns", second="family")
+    rows = []
     for result in results:
         if len(result.by_family) > 1:
-            table.add_section()
             for place, (name, family) in enumerate(result.by_family.items()):
                 numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
-                table.add_row("" if place else _named(result, results), Text(name), *numbers)
-    return table
+                rows.append(["" if place else _named(result, results), name, *numbers])
+    return blocks.table("By family", ("set", "family", "tasks", "success", "turns"), rows, left=2)
 
 
-def effort_table(results: Sequence[EvaluationResult]) -> Table:
+def _effort_table(results: Sequence[EvaluationResult]) -> Block | None:
     """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
-    heads = ("turns\na run", "tool\nerrors", "tokens\nin", "tokens\nout", "cost", "leaks")
-    table = set_table("What it took", *heads)
-    for result in results:
-        table.add_row(
+    heads = ("set", "turns a run", "tool errors", "tokens in", "tokens out", "cost", "leaks")
+    rows = [
+        [
             _named(result, results),
             f"{result.turns_mean:.2f}",
             percent(result.tool_use.error_rate),
             number(result.prompt_tokens),
             number(result.completion_tokens),
             dollars(result.cost_usd) if result.cost_usd else "-",
-            Text(f"{result.leaks:,}", "yellow" if result.leaks else ""),
-        )
-    return table
+            cell(f"{result.leaks:,}", "warn" if result.leaks else ""),
+        ]
+        for result in results
+    ]
+    return blocks.table("What it took", heads, rows)
 
 
-def tool_table(results: Sequence[EvaluationResult]) -> Table:
+def _tool_table(results: Sequence[EvaluationResult]) -> Block | None:
     """How often each tool was called, and the share of turns that went to it."""
-    table = set_table("Calls by tool", second="calls (share of turns)")
+    rows = []
     for result in results:
         use = result.tool_use
         weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
@@ -239,69 +225,68 @@ def tool_table(results: Sequence[EvaluationResult]) -> Table:
         if rest := names[_MOST_TOOLS:]:
             calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
             shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        table.add_row(_named(result, results), Text(", ".join(shown) or "-"))
-    return table
+        rows.append([_named(result, results), ", ".join(shown) or "-"])
+    return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
 
 
-def stream_table(results: Sequence[EvaluationResult]) -> Table:
+def _stream_table(results: Sequence[EvaluationResult]) -> Block | None:
     """How interleaved policies use their tools on the way to an answer."""
     units = sorted({result.streams.unit for result in results if result.streams})
-    heads = ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer")
-    table = set_table(f"Calls of the policy (reasoning in {' or '.join(units)})", *heads)
-    for result in results:
-        if streams := result.streams:
-            table.add_row(
-                _named(result, results),
-                f"{streams.calls_mean:.2f}",
-                percent(streams.correct_rate),
-                number(streams.reasoning_per_call),
-                number(streams.steps_to_answer),
-                percent(streams.answered / max(1, streams.trajectories)),
-            )
-    return table
+    heads = ("set", "calls a run", "with a result", "reasoning a call", "calls to an answer", "runs that answer")
+    rows = [
+        [
+            _named(result, results),
+            f"{streams.calls_mean:.2f}",
+            percent(streams.correct_rate),
+            number(streams.reasoning_per_call),
+            number(streams.steps_to_answer),
+            percent(streams.answered / max(1, streams.trajectories)),
+        ]
+        for result in results
+        if (streams := result.streams)
+    ]
+    return blocks.table(f"Calls of the policy (reasoning in {' or '.join(units)})", heads, rows)
 
 
-def set_table(title: str, *heads: str, second: str = "") -> Table:
-    """A table that begins with the set's name, then perhaps a `second` column of text, then numbers."""
-    table = plain_table(Text(title))
-    table.add_column("set", overflow="fold", max_width=_NAME_WIDTH)
-    if second:
-        table.add_column(second, overflow="fold")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
+def _parts_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """The parts of rewards that have several; a rule next to a judge has its column already."""
+    rows = [
+        ["" if place else _named(result, results), name, number(value)]
+        for result in results
+        if len(result.reward_parts) > 1 and not result.judged
+        for place, (name, value) in enumerate(result.reward_parts.items())
+    ]
+    return blocks.table("Parts of the score", ("set", "part", "mean"), rows, left=2)
 
 
-def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> Text:
+def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> str:
     """The set, with the sampling where `results` have several."""
     several = len({other.sampling for other in results}) > 1
-    return Text(result.set_name + (f" {result.sampling}" if several else ""))
+    return result.set_name + (f" {result.sampling}" if several else "")
 
 
-def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
+def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
     """The source of the scores, the interval's method, the sampling, and what went wrong."""
     metrics: dict[str, list[str]] = {}
     for result in results:
         metrics.setdefault(result.metric, []).append(result.set_name)
     scored = [name if len(metrics) == 1 else f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in metrics.items()]
-    notes = [f"scored by  {'; '.join(scored)}"] if scored else []
     methods = dict.fromkeys(result.interval_method for result in results if result.interval_method)
-    notes += [f"interval   {', '.join(methods)}"] if methods else []
+    notes = [("scored by", "; ".join(scored)), ("interval", ", ".join(methods))]
     if len({result.sampling for result in results}) == 1:
-        notes.append(f"sampling   {results[0].sampling}")
+        notes.append(("sampling", results[0].sampling))
     for result in results:
+        name = f"{result.set_name} {result.sampling}"
         if result.learned:
-            notes.append(f"learned    {result.set_name}: tasks that the agent learned from ({result.learned})")
+            notes.append(("learned", f"{result.set_name}: tasks that the agent learned from ({result.learned})"))
         if result.errors:
-            notes.append(f"errors     {result.set_name} {result.sampling}: {loss(result)}")
-            reasons = result.error_reasons.items()
-            notes += [f"           {count:,} x {shorten(reason, 160)}" for reason, count in reasons]
+            notes.append(("errors", f"{name}: {loss(result)}"))
+            notes += [("", f"{count:,} x {shorten(reason, 160)}") for reason, count in result.error_reasons.items()]
         if met := limits_met(result.stop_reasons, result.tasks * result.trials):
-            notes.append(f"limits     {result.set_name} {result.sampling}: {met}")
+            notes.append(("limits", f"{name}: {met}"))
     if any(result.leaks for result in results):
-        notes.append("leaks      runs in which a search repeated the question almost word for word")
-    trouble = _troubles(results)
-    return [*notes, f"requests   {trouble}"] if trouble else notes
+        notes.append(("leaks", "runs in which a search repeated the question almost word for word"))
+    return [*notes, ("requests", _troubles(results))]
 
 
 def _troubles(results: Sequence[EvaluationResult]) -> str:
@@ -322,54 +307,72 @@ def _between(result: EvaluationResult, joint: str) -> str:
     return joint.join(f"{end * 100:.1f}" for end in result.interval or ())
 
 
-def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
-    """One line an evaluation: a training run's, step by step."""
-    sets = {where(result) for result in evaluations}
-    one_set = len(sets) == 1
-    table = plain_table(Text(f"Evaluations on {min(sets)}" if one_set else "Evaluations"), right=["step"])
-    for head in ("policy", "sampling") if one_set else ("policy", "sampling", "set"):
-        table.add_column(head)
-    kinds = [judged for judged in (False, True) if any(result.judged == judged for result in evaluations)]
-    for head in (*("judged" if judged else "success" for judged in kinds), "tasks", "errors", "tool errors", "turns"):
-        table.add_column(head, justify="right")
+# --- the evaluations of a run that learns -----------------------------------------------------------------------------
+
+
+def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
+    """Success by family and in all on one set, before and after, and what is missing."""
+    both = [*comparison.before, *comparison.after]
+    kinds = [kind for kind, _, _ in comparison.by_kind()]
+    names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
+    rows: list[list[Cell]] = []
+    for family, tasks, shares in comparison.by_family():
+        cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
+        for first, last in shares:
+            cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
+        rows.append(cells)
+    ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
+    found = [blocks.table(f"Success on {where(both[0])}: {ends}", names, rows, totals=1)]
+    lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
+    return [*found, text("; ".join(lost), "warn")]
+
+
+def all_evaluations(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
+    """Every evaluation of a run in a line, and what went wrong in all."""
+    judged = any(result.judged for result in evaluations)
+    heads = ["policy", "sampling", "set", "step", "success", *["judged"] * judged, "tasks", "errors", "tool errors"]
+    rows: list[list[Cell]] = []
     for result in evaluations:
-        names = (result.policy, result.sampling) + (() if one_set else (where(result),))
-        headline = Text(percent(result.success), "bold" if is_greedy(result) else "")
-        table.add_row(
-            "-" if result.step is None else str(result.step),
-            *(Text(name) for name in names),
-            *(headline if judged == result.judged else "-" for judged in kinds),
-            str(result.tasks),
-            Text(str(result.errors), "yellow" if result.errors else ""),
-            percent(result.tool_use.error_rate),
-            f"{result.turns_mean:.2f}",
+        success = cell(percent(result.success), "strong" if is_greedy(result) else "")
+        rows.append(
+            [
+                *(result.policy, result.sampling, where(result)),
+                "-" if result.step is None else str(result.step),
+                *((("-", success) if result.judged else (success, "-")) if judged else (success,)),
+                str(result.tasks),
+                cell(str(result.errors), "warn" if result.errors else ""),
+                percent(result.tool_use.error_rate),
+                f"{result.turns_mean:.2f}",
+            ]
         )
     trouble = _troubles(evaluations)
-    table.caption = Text(f"{trouble}, in all" if len(evaluations) > 1 else trouble, "yellow") if trouble else None
-    return table
+    return [
+        blocks.table("Evaluations in the order they were made", [*heads, "turns"], rows, left=3),
+        text(f"{trouble}, in all" if trouble and len(evaluations) > 1 else trouble, "warn"),
+    ]
 
 
 # --- the tasks of an evaluation ---------------------------------------------------------------------------------------
 
 
-def task_list(trajectories: Iterable[Trajectory]) -> Iterator[RenderableType]:
+def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
     """Runs of an evaluation in order, each with score, question and answer; `midstream show` takes each id."""
     for trajectory in trajectories:
         reward = trajectory.reward
-        style = "green" if reward and reward.value >= 1 else "yellow" if trajectory.error else "red"
-        yield Text(f"{'-' if reward is None else number(reward.value)}  {trajectory.id}", style)
-        rows = [("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))]
+        tone = "up" if reward and reward.value >= 1 else "warn" if trajectory.error else "bad"
+        yield text(f"{'-' if reward is None else number(reward.value)}  {trajectory.id}", tone)
+        rows: list[tuple[str, Cell]] = [("question", shorten(trajectory.question, _TEXT_LIMIT))]
         if trajectory.error:
-            rows.append(("error", plain(trajectory.error.line, "yellow")))
+            rows.append(("error", cell(trajectory.error.line, "warn")))
         if trajectory.outcome:
-            rows.append(("outcome", plain("; ".join(outcome_words(trajectory.outcome)))))
+            rows.append(("outcome", "; ".join(outcome_words(trajectory.outcome))))
         else:
             answer = "(none)" if trajectory.answer is None else trajectory.answer
-            rows.append(("answer", plain(shorten(answer, _TEXT_LIMIT))))
-            rows.append(("gold", plain(shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT))))
+            rows.append(("answer", shorten(answer, _TEXT_LIMIT)))
+            rows.append(("gold", shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT)))
         if trajectory.answer is None and not trajectory.error:
-            rows.append(("stopped", Text(stopped(trajectory))))
-        yield Padding(fields(rows), (0, 0, 0, 3))
+            rows.append(("stopped", stopped(trajectory)))
+        yield blocks.facts(rows)
 
 
 def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""A trajectory as JSON values that the viewer draws: its turns as labeled rows, its calls, its end.
+"""A trajectory in blocks for the terminal, and as JSON values for the viewer: turns as labeled rows, calls, the end.
 
-The rows are those of the terminal (`turn_rows.py`), with whole texts. Every text is plain text, in which control
+Both have the rows of `turn_rows.py`, the viewer with whole texts. Every text is plain text, in which control
 characters are written out. A long trajectory comes in windows: its `frame` is the trajectory without turns.
 """
 
@@ -12,11 +12,55 @@ from typing import Any
 from midstream.core.sequences import trainable
 from midstream.core.stream_template import Template
 from midstream.core.text import visible
-from midstream.core.trajectory import Call, Trajectory, Turn
-from midstream.report import turn_rows
+from midstream.core.trajectory import Call, Score, Trajectory, Turn
+from midstream.report import blocks, turn_rows
+from midstream.report.blocks import Block
+from midstream.report.numbers import number
 from midstream.report.turn_rows import Row
 
 _BRIEF = 160  # characters of a turn in a list of turns
+_PARTS_IN_A_LINE = 3
+
+
+def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) -> list[Block | None]:
+    """One task turn by turn, of a stream its parts by `template`; then answer, gold answer and reward."""
+    stream = turn_rows.is_stream(trajectory)
+    found = [blocks.text(trajectory.question or trajectory.task_id, "strong")]
+    found += [blocks.text(turn_rows.LEGEND if stream else "", "soft"), _facts(turn_rows.opening_rows(trajectory))]
+    for turn in trajectory.turns:
+        found += [blocks.heading(f"turn {turn.index}"), _facts(turn_rows.turn_rows(turn, template, stream=stream))]
+    last = turn_rows.closing_rows(trajectory, template)
+    if last:
+        found.append(blocks.heading("last reply"))
+    found.append(_facts(last + [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]))
+    if trajectory.error is not None:
+        more = "\n(--json prints the whole traceback)" * trajectory.error.foreign
+        found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
+    end: list[tuple[str, object]] = [
+        ("answer", blocks.cell("(none)", "soft") if trajectory.answer is None else trajectory.answer),
+        ("gold", trajectory.gold),
+    ]
+    outcome = turn_rows.outcome_words(trajectory.outcome)
+    end += [("" if place else "outcome", each) for place, each in enumerate(outcome)]
+    end += _reward(trajectory.reward)
+    end += [(row.label, blocks.cell(row.text, row.tone)) for row in turn_rows.end_rows(trajectory, template)]
+    return [*found, blocks.facts(end)]
+
+
+def _facts(rows: Sequence[Row]) -> Block | None:
+    return blocks.facts((row.label, blocks.cell(row.text, row.tone)) for row in rows)
+
+
+def _reward(reward: Score | None) -> list[tuple[str, object]]:
+    """The value, with its parts on the same line, or below it if there are many."""
+    if reward is None:
+        return [("reward", blocks.cell("(none)", "soft"))]
+    tone = "up" if reward.value >= 1 else "bad" if reward.value <= 0 else ""
+    parts = [f"{name} {number(part)}" for name, part in reward.parts.items()]
+    if len(parts) <= _PARTS_IN_A_LINE:
+        words = f"  ({', '.join(parts)})" if parts else ""
+        return [("reward", blocks.cell(number(reward.value) + words, tone))]
+    return [("reward", blocks.cell(number(reward.value), tone)), *(("", part.replace("_", " ")) for part in parts)]
 
 
 def trajectory_document(
