@@ -31,7 +31,7 @@ from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check

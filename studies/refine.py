@@ -27,8 +27,8 @@ from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.estimates import Interval
+from midstream.evaluation.settings import result_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward

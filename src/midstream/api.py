@@ -40,9 +40,9 @@ from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, W
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
+from midstream.evaluation.settings import result_name
 from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads

@@ -49,7 +49,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.own import anchored
 from midstream.core.tables import shown, validate
 from midstream.core.text_file import read_toml
-from midstream.evaluation import SetConfig, sampling_name
+from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.recipe.build import Build, check_machine
 from midstream.recipe.check import check, set_reward
 from midstream.recipe.estimate import set_tasks

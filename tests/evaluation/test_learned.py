@@ -12,8 +12,8 @@ from midstream import api
 from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
-from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
+from midstream.evaluation.settings import result_name
 from midstream.recipe.library import learned_keys
 from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory

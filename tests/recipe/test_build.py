@@ -12,7 +12,7 @@ from midstream.core.kinds import registered
 from midstream.core.protocols import Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import SEED_MEANING
-from midstream.evaluation import EvaluationConfig
+from midstream.evaluation.settings import EvaluationConfig
 from midstream.recipe.check import check
 from midstream.recipe.schema import (
     find_recipe,

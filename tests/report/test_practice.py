@@ -14,7 +14,7 @@ from midstream.core.terminal import Terminal
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.report.draw import chosen, draw
 from midstream.report.numbers import short, spent_text, total_fates
-from midstream.report.practice import PracticeData, curves, lead, learned, practice_page, text_of, tried, verdict
+from midstream.report.practice import PracticeData, curves, decisions, lead, learned, practice_page, text_of, verdict
 from midstream.runs.budget import BudgetConfig
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord
@@ -37,11 +37,11 @@ def with_lesson(lesson: Lesson, **changes: Any) -> PracticeData:
 def test_the_page_has_the_numbers_of_the_run():
     run = made_up(4)
     whole = page(view(run))
-    assert keys(whole) == ["summary", "results", "lessons", "curves", "tried", "updates", "cost", "counts"]
-    lessons, tried = found(whole, "cards")[:2]
+    assert keys(whole) == ["summary", "results", "lessons", "curves", "updates", "cost", "counts"]
+    lessons, changes = found(whole, "cards")[:2]
     assert {card["text"] for card in lessons["cards"]} == {lesson.text for lesson in run.library.lessons}
     assert all(card["vote"] for card in lessons["cards"])
-    assert not any(card["vote"] for card in tried["cards"])
+    assert not any(card["vote"] for card in changes["cards"])
     assert len(found(whole, "fold", "Update ")) == 4
     for part in ("repeats L1", "no gain was measured", "5.1 of 4.8", "critic, task t5"):
         assert part in texts(whole), part
@@ -188,18 +188,9 @@ def add(text: str, id: str = "L1") -> Operation:
     return Operation(kind="add", id=id, text=text, module="planner")
 
 
-def test_a_change_that_was_accepted_in_the_end_is_not_among_those_tried_in_vain():
-    pending = update(1, changes=(ChangeRecord(operation=add("late"), fate="pending"),))
-    accepted = update(2, changes=(ChangeRecord(operation=add("late"), fate="accepted"),))
-    rejected = update(2, changes=(ChangeRecord(operation=add("late"), fate="rejected"),))
-    assert tried(view(updates=[pending, accepted])) == []
-    assert [(one.update, one.fate) for one in tried(view(updates=[pending]))] == [(1, "pending")]
-    assert [(one.update, one.fate) for one in tried(view(updates=[pending, rejected]))] == [(2, "rejected")]
-
-
 def test_a_refused_change_has_its_reason():
     record = update(1, proposed=(Outcome(operation=add("again"), refused="repeats L1"),))
-    (one,) = tried(view(updates=[record]))
+    (one,) = decisions(view(updates=[record]), record)
     assert (one.fate, one.why, one.text) == ("refused", "repeats L1", "again")
 
 
@@ -208,7 +199,7 @@ def test_a_rejected_deletion_shows_the_lesson_that_stays_and_a_rejected_change_b
     versions = [Version(number=1, by="start", library=library)]
     operations = (Operation(kind="delete", id="L1"), Operation(kind="modify", id="L1", text="new"))
     record = update(1, changes=tuple(ChangeRecord(operation=one, fate="rejected") for one in operations))
-    found = tried(view(updates=[record], versions=versions))
+    found = decisions(view(updates=[record], versions=versions), record)
     assert [(one.text, one.old) for one in found] == [("old", ""), ("new", "old")]
 
 
@@ -262,7 +253,7 @@ def test_only_what_was_left_out_is_named():
 
 def shown(data: PracticeData, width: int = 80) -> str:
     console = Terminal(file=io.StringIO(), width=width, color_system=None)
-    keys = [key for key, _, _ in practice_page(data)[1] if key != "tried"]
+    keys = [key for key, _, _ in practice_page(data)[1]]
     console.print(draw(chosen(practice_page(data)[1], *keys)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main as cli
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.report.practice import read_practice
 from midstream.report.run import run_page
 from midstream.runs import RunDirectory

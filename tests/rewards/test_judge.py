@@ -21,7 +21,7 @@ from midstream.core.kinds import rules
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe

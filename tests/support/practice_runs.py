@@ -10,7 +10,7 @@ from typing import Any
 
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.report.practice import PracticeData
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, Entry

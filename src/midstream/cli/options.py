@@ -21,7 +21,7 @@ from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted
 from midstream.runs.budget import limit_settings
-from midstream.view.bundle import MAX_MB
+from midstream.view import MAX_MB
 
 if TYPE_CHECKING:
     from midstream.recipe.schema import Recipe

@@ -20,7 +20,6 @@ from midstream.report.blocks import text
 from midstream.report.draw import show
 from midstream.report.evaluation import evaluated_trajectories, task_list, task_records
 from midstream.report.numbers import counted, nothing_learned
-from midstream.report.practice import PracticeData, read_practice
 from midstream.report.run import next_steps, run_blocks
 from midstream.report.trajectory import trajectory_blocks
 from midstream.report.turn_rows import template_of
@@ -67,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "practice":
-            data = read_practice(run, whole=False)
-            record |= {"updates": [update.model_dump(mode="json") for update in data.updates], **_learned(data)}
+            record |= _learned(run, updates=True)
         else:
             record |= {
                 "metrics": _dumped(run.metrics.read(skip_damage)),
@@ -86,8 +84,7 @@ def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False
     """Print what changed from before to after training or practice; if `short`, of the test set's success alone."""
     kind = run.info().kind
     if as_json:
-        data = read_practice(run, whole=False) if kind == "practice" else None
-        learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
+        learned = _learned(run) if kind == "practice" else {}
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read(skip_damage)), **learned}))
         return
     results = run_blocks(run, "results")
@@ -188,10 +185,18 @@ def _dumped(records: Any) -> list[dict[str, Any]]:
     return [record.model_dump() for record in records]
 
 
-def _learned(data: PracticeData) -> dict[str, Any]:
-    """What a practice run learned, as JSON."""
+def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
+    """What a practice run learned, as JSON, with its `updates` or with what it spent."""
+    from midstream.report.practice import read_practice
+
+    data = read_practice(run, whole=False)
     return {
         "library": data.library.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),
         "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
+        **(
+            {"updates": [update.model_dump(mode="json") for update in data.updates]}
+            if updates
+            else {"spent": data.spent.model_dump()}
+        ),
     }

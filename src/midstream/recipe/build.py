@@ -43,7 +43,7 @@ from midstream.core.threads import in_event_loop
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.settings import wanted_key
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of

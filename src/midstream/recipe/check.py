@@ -22,7 +22,7 @@ from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of
 from midstream.engines.openai.providers import LOOPBACK
 from midstream.engines.own import FunctionEngineSettings
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt

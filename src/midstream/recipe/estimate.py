@@ -19,7 +19,7 @@ from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.prices import price_of, prices_used
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe

@@ -31,7 +31,7 @@ from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.tables import located, parse_component, shown, validate
 from midstream.core.text_file import parse_toml, read_toml
-from midstream.evaluation import EvaluationConfig
+from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import RolloutConfig

@@ -14,8 +14,8 @@ from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
-from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,

@@ -17,7 +17,7 @@ from typing import Any
 from midstream.report.numbers import Point, buckets, gains, number, percent
 
 Block = dict[str, Any]
-Cell = str | dict[str, Any]
+Cell = str | Block
 Interval = tuple[float, float]
 Section = tuple[str, str, Sequence[Block | None]]  # key, title, blocks; those that are None are left out
 
@@ -26,7 +26,7 @@ COLORS = 8
 BAD = 7  # the color of errors
 
 
-def page(title: str, lead: str, sections: Iterable[Section]) -> dict[str, Any]:
+def page(title: str, lead: str, sections: Iterable[Section]) -> Block:
     """A whole page; sections without a block are left out, and so are numbers that are not finite."""
     kept = [(key, name, [block for block in blocks if block]) for key, name, blocks in sections]
     shown = [{"key": key, "title": name, "blocks": blocks} for key, name, blocks in kept if blocks]
@@ -111,7 +111,7 @@ def interval_cell(mid: float, ends: Interval | None, span: float) -> Cell:
     return {"text": gains(ends), "tone": "", "interval": interval(mid, ends, span)} if ends else "-"
 
 
-def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = False) -> dict[str, Any]:
+def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = False) -> Block:
     """A line of a chart, or a band of a stacked one; `color` is 1 to 8."""
     return {"name": name, "color": color, "points": [list(point) for point in points], "faint": faint}
 
@@ -119,7 +119,7 @@ def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = Fa
 def chart(
     title: str,
     note: str,
-    lines: Sequence[dict[str, Any]],
+    lines: Sequence[Block],
     summary: str = "",
     *,
     x: str = "step",
@@ -190,7 +190,7 @@ def card(
     interval: Mapping[str, float] | None = None,
     blocks: Sequence[Block | None] = (),
     vote: bool = False,
-) -> dict[str, Any]:
+) -> Block:
     """A lesson or change: its text, what is known about it, and what can be opened. `vote`: people can vote on it."""
     shown = [fact for fact in said if fact]
     kept = [block for block in blocks if block]
@@ -199,6 +199,6 @@ def card(
     }  # fmt: skip
 
 
-def cards(found: Sequence[dict[str, Any]]) -> Block | None:
+def cards(found: Sequence[Block]) -> Block | None:
     """Lessons or changes below each other."""
     return {"kind": "cards", "cards": list(found)} if found else None

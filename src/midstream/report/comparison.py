@@ -102,7 +102,7 @@ class Comparison:
             sides = {letters[compared.name]: compared.results[key] for compared in self.runs if key in compared.results}
             effort += [
                 effort_table(sides, f"{', '.join(key)}: what a task took"),
-                _tool_table(letters, [paired for paired in several if paired.tools]),
+                tool_share_table(letters, [paired for paired in several if paired.tools]),
             ]
         if len(self.runs) > 2:
             words = (
@@ -176,7 +176,7 @@ class GroupComparison:
         found: list[Block | None] = []
         for key in dict.fromkeys((pair.set_name, pair.sampling) for pair in self.found):
             several = [pair for pair in self.found if (pair.set_name, pair.sampling) == key]
-            found.append(_group_table(several))
+            found.append(group_table(several))
             for pair in several:
                 words = f"{sentence(self.letters, pair)}\n  {pair.method}"
                 found.append(text(words, VERDICT_TONES.get(pair.verdict or "", "")))
@@ -187,7 +187,7 @@ SHOWN = ("compared", "results", "details", "notes")
 """The sections that the terminal shows."""
 
 
-def comparison_page(comparison: Comparison | GroupComparison) -> dict[str, Any]:
+def comparison_page(comparison: Comparison | GroupComparison) -> Block:
     """The page of a comparison; its lead has every verdict."""
     letters = comparison.letters
     verdicts = (f"{sentence(letters, pair)}, on {pair.set_name} {pair.sampling}." for pair in comparison.found)
@@ -440,10 +440,10 @@ def compared_blocks(letters: Mapping[str, str], several: Sequence[Paired]) -> li
             they = "it" if count == 1 else "them"
             left_out.append((count, "task", f"left out: only {letters[side]} has {they}"))
         found += [text(f"  {counted(count, noun)} {why}", "warn") for count, noun, why in left_out if count]
-    return found + [_differing(letters, pair) for pair in several]
+    return found + [differing_tasks(letters, pair) for pair in several]
 
 
-def _differing(letters: Mapping[str, str], compared: Paired) -> Block | None:
+def differing_tasks(letters: Mapping[str, str], compared: Paired) -> Block | None:
     """The tasks that only one side solves, or solves more often, with the answers of both."""
     found: list[Block | None] = []
     for pair in sorted(compared.differing, key=lambda pair: -pair.difference):
@@ -477,7 +477,7 @@ def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block |
     return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
 
 
-def _tool_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Block | None:
+def tool_share_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Block | None:
     """The share of turns that went to each tool, the first evaluation's and the others', with their differences."""
     if not several:
         return None
@@ -501,7 +501,7 @@ def _tool_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Block 
     return blocks.table(f"{head.set_name}, {head.sampling}: share of turns by tool", names, rows)
 
 
-def _group_table(several: Sequence[GroupDifference]) -> Block | None:
+def group_table(several: Sequence[GroupDifference]) -> Block | None:
     """Mean success of the first group and of each other over their runs, and each run's own."""
     head = several[0]
     span = span_of((pair.difference, pair.interval) for pair in several if pair.interval)

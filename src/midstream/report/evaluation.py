@@ -8,13 +8,12 @@ from typing import Any
 
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.settings import result_name
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
 from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
 from midstream.report.turn_rows import outcome_words, stopped
 from midstream.runs import RunDirectory
-from midstream.runs.segments import Segment
+from midstream.runs.segments import Segment, result_name
 
 _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
@@ -126,7 +125,7 @@ def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Sect
     errors = sum(result.errors for result in results)
     tiles.append(blocks.tile("Without a result", f"{errors:,}", "counted as wrong"))
     lead = ". ".join(summary_line(result) for result in results) or "No set has been evaluated yet"
-    tables = [_success_table, _trials_table, _family_table, _effort_table, _tool_table, _stream_table, _parts_table]
+    tables = [success_table, trials_table, family_table, effort_table, tool_table, stream_table, parts_table]
     found = [table(results) for table in tables] if results else [text("Nothing was evaluated.", "soft")]
     return f"{lead}.", [
         ("summary", "At a glance", [blocks.tiles(tiles if results else [])]),
@@ -144,7 +143,7 @@ def summary_line(result: EvaluationResult) -> str:
     return f"{result.set_name} {result.sampling}: success {percent(result.success)}{between}{judged} of {size}{errors}"
 
 
-def _success_table(results: Sequence[EvaluationResult]) -> Block | None:
+def success_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
     ruled = any(not result.judged or result.rule_success is not None for result in results)
     judged = any(result.judged for result in results)
@@ -170,7 +169,7 @@ def _success_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("Success (95% interval over tasks)", [head for head, shown in heads.items() if shown], rows)
 
 
-def _trials_table(results: Sequence[EvaluationResult]) -> Block | None:
+def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
     rows = []
     for result in results:
@@ -185,7 +184,7 @@ def _trials_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("Over the k trials of each task", heads, rows)
 
 
-def _family_table(results: Sequence[EvaluationResult]) -> Block | None:
+def family_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success by family, of the sets that have several."""
     rows = []
     for result in results:
@@ -196,7 +195,7 @@ def _family_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("By family", ("set", "family", "tasks", "success", "turns"), rows, left=2)
 
 
-def _effort_table(results: Sequence[EvaluationResult]) -> Block | None:
+def effort_table(results: Sequence[EvaluationResult]) -> Block | None:
     """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
     heads = ("set", "turns a run", "tool errors", "tokens in", "tokens out", "cost", "leaks")
     rows = [
@@ -214,7 +213,7 @@ def _effort_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("What it took", heads, rows)
 
 
-def _tool_table(results: Sequence[EvaluationResult]) -> Block | None:
+def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
     """How often each tool was called, and the share of turns that went to it."""
     rows = []
     for result in results:
@@ -229,7 +228,7 @@ def _tool_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
 
 
-def _stream_table(results: Sequence[EvaluationResult]) -> Block | None:
+def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
     """How interleaved policies use their tools on the way to an answer."""
     units = sorted({result.streams.unit for result in results if result.streams})
     heads = ("set", "calls a run", "with a result", "reasoning a call", "calls to an answer", "runs that answer")
@@ -248,7 +247,7 @@ def _stream_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table(f"Calls of the policy (reasoning in {' or '.join(units)})", heads, rows)
 
 
-def _parts_table(results: Sequence[EvaluationResult]) -> Block | None:
+def parts_table(results: Sequence[EvaluationResult]) -> Block | None:
     """The parts of rewards that have several; a rule next to a judge has its column already."""
     rows = [
         ["" if place else _named(result, results), name, number(value)]
@@ -375,7 +374,7 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
         yield blocks.facts(rows)
 
 
-def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[Block]:
     """The same for programs, each with the fields of `evaluation`."""
     return (
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, cell, facts, heading, span_of, text
@@ -50,7 +49,7 @@ def by_effect(lessons: Sequence[Lesson]) -> list[Lesson]:
 
 def lesson_card(
     lesson: Lesson, span: float, *, more: Sequence[Block | None] = (), origin: bool = False, vote: bool = False
-) -> dict[str, Any]:
+) -> Block:
     """A lesson with its state, its effect and its counters, `more` to open; with `origin` where it came from."""
     learned_in = f"update {lesson.origin.update}" if lesson.origin.update else ""
     where = {"person": "by a person", "imported": "imported"}.get(lesson.origin.source, learned_in)

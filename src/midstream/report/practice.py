@@ -10,7 +10,6 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
@@ -46,11 +45,6 @@ from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.library import Effect, Lesson, Library
 from midstream.training_free.operations import Operation
 from midstream.training_free.settings import PracticeConfig
-
-PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
-whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;
-one that was accepted because its estimate was high is likely to do a little less than the estimate says. What is proven
-is proven for this agent: another model, prompt or tool makes the library unproven until it is validated again."""
 
 FATES = {"accepted": 3, "pending": 5, "rejected": blocks.BAD, "refused": 8}  # with their colors
 _ROWS_SHOWN = 24  # of updates and tests: the newest
@@ -101,7 +95,7 @@ class PracticeData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """A change that is not in the library: `fate` says what became of it, `why` the reason in words.
+    """A change that was proposed: `fate` says what became of it, `why` the reason in words.
 
     `text` is the new text, of a "delete" that of the lesson; `old` the text that a "modify" was to replace. `update` is
     the one that said so.
@@ -220,20 +214,6 @@ def text_of(versions: Sequence[Version], update: int, lesson: str) -> str:
     return next((lesson.text for lesson in found if lesson is not None), "")
 
 
-def tried(data: PracticeData) -> list[Tried]:
-    """Every change that was proposed and not accepted, by its last decision: a pending one comes up again."""
-    last: dict[tuple[str, str, str], Tried] = {}
-    accepted: set[tuple[str, str, str]] = set()
-    for record in data.updates:
-        for change in decisions(data, record):
-            key = (change.operation.kind, change.operation.id, change.text)
-            last.pop(key, None)
-            if change.fate == "accepted":
-                accepted.add(key)
-            last[key] = change
-    return [change for key, change in last.items() if key not in accepted]
-
-
 def decisions(data: PracticeData, record: UpdateRecord) -> list[Tried]:
     """What one update decided about each change: the screen's refusals first, then the gate."""
 
@@ -271,7 +251,6 @@ def practice_page(data: PracticeData) -> tuple[str, list[Section]]:
         ("evaluations", "All evaluations", all_evaluations(data.evaluations)),
         ("lessons", "The lessons", lessons(data)),
         ("curves", "Update by update", curves(data.updates)),
-        ("tried", "Tried and not accepted", not_accepted(data)),
         ("updates", "What each update did", updates(data)),
         ("cost", "Cost", [costs(data)]),
         ("counts", "What was counted and left out", [counts(data)]),
@@ -451,7 +430,7 @@ def costs(data: PracticeData) -> Block | None:
 # --- lessons and changes ----------------------------------------------------------------------------------------------
 
 
-def _folded(cards: Sequence[dict[str, Any]], noun: str) -> list[Block | None]:
+def _folded(cards: Sequence[Block], noun: str) -> list[Block | None]:
     """The first cards, and the others folded."""
     more = cards[_CARDS_SHOWN:]
     return [blocks.cards(cards[:_CARDS_SHOWN]), blocks.fold(counted(len(more), noun), blocks.cards(more))]
@@ -515,18 +494,7 @@ def source_rollouts(run: str, update: int, rollouts: Sequence[Trajectory]) -> li
     ]
 
 
-def not_accepted(data: PracticeData) -> list[Block | None]:
-    """Every change that was asked for and is not in the library, with the reason; the newest first."""
-    found = tried(data)[::-1]
-    if not found:
-        return []
-    words = (
-        f"{counted(len(found), 'change')}, the newest first; one that was asked for again stands where it came last."
-    )
-    return [text(words, "soft"), *_folded(change_cards(found), "more change")]
-
-
-def change_cards(changes: Sequence[Tried]) -> list[dict[str, Any]]:
+def change_cards(changes: Sequence[Tried]) -> list[Block]:
     """Each change with its old text if it had one, its fate, the reason and its effect, all on one scale."""
     span = span_of((change.effect.mean, change.effect.interval) for change in changes if change.effect)
     return [

@@ -15,7 +15,6 @@ from midstream.report import blocks, turn_rows
 from midstream.report.blocks import Block, Section
 from midstream.report.draw import chosen
 from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page
-from midstream.report.practice import PRACTICE_LIMITS, practice_page, read_practice
 from midstream.report.training import training_page
 from midstream.report.trajectory import trajectory_document
 from midstream.report.turn_rows import template_of
@@ -24,6 +23,10 @@ from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
 from midstream.runs.journal import skip_damage, warn
 
+PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
+whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;
+one that was accepted because its estimate was high is likely to do a little less than the estimate says. What is proven
+is proven for this agent: another model, prompt or tool makes the library unproven until it is validated again."""
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
     "training": ("run", "results", "evaluations", "curves", "tools", "update", "counts"),
@@ -67,7 +70,7 @@ def tools_used(resolved: Mapping[str, Any]) -> str:
     return "; ".join(texts) or "-"
 
 
-def run_page(run: RunDirectory) -> dict[str, Any]:
+def run_page(run: RunDirectory) -> Block:
     """The page of a run of any kind: its results, then how it was made, what it does not show, what to do next.
 
     Damaged records are left out. Raises `RunError` if the run's settings cannot be read.
@@ -81,7 +84,7 @@ def run_page(run: RunDirectory) -> dict[str, Any]:
             *sections,
             ("runs", "One question, turn by turn", side_by_side(shown, template_of(info.resolved))),
             ("how", "How it was run", _how(run, info)),
-            ("limits", "Limits", [blocks.text(_limits(info))]),
+            ("limits", "Limits", [blocks.text(run_limits(info))]),
             ("next", "What to try next", [blocks.code("\n".join(next_steps(run)))]),
         ],
     )
@@ -107,6 +110,9 @@ def _described(
 ) -> tuple[str, list[Section], list[tuple[str, Trajectory]]]:
     """The lead, the sections and the sampled trajectories; not `whole`: without trajectories."""
     if info.kind == "practice":
+        # Imported here: most runs need none of it.
+        from midstream.report.practice import practice_page, read_practice
+
         data = read_practice(run, whole=whole)
         return *practice_page(data), data.samples
     evaluations = run.evaluations.read(skip_damage)
@@ -139,7 +145,7 @@ def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
     return [blocks.facts(facts), blocks.fold("The recipe, as resolved", blocks.code(run.recipe()))]
 
 
-def _limits(info: RunInfo) -> str:
+def run_limits(info: RunInfo) -> str:
     """What a run of this kind and with these engines cannot show, in words."""
     engines: Any = info.resolved.get("engines") or {}
     found: dict[str, None] = {}

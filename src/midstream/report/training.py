@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report import blocks
@@ -166,7 +165,7 @@ def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationRes
     )
 
 
-def held_out(evaluations: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
+def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
     found = [
         (kind, results[0].set_name, _by_step(results))

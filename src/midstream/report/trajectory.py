@@ -1,7 +1,7 @@
 """A trajectory in blocks for the terminal, and as JSON values for the viewer: turns as labeled rows, calls, the end.
 
 Both have the rows of `turn_rows.py`, the viewer with whole texts. Every text is plain text, in which control
-characters are written out. A long trajectory comes in windows: its `frame` is the trajectory without turns.
+characters are written out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
     ]
     outcome = turn_rows.outcome_words(trajectory.outcome)
     end += [("" if place else "outcome", each) for place, each in enumerate(outcome)]
-    end += _reward(trajectory.reward)
+    end += reward_rows(trajectory.reward)
     end += [(row.label, blocks.cell(row.text, row.tone)) for row in turn_rows.end_rows(trajectory, template)]
     return [*found, blocks.facts(end)]
 
@@ -51,7 +51,7 @@ def _facts(rows: Sequence[Row]) -> Block | None:
     return blocks.facts((row.label, blocks.cell(row.text, row.tone)) for row in rows)
 
 
-def _reward(reward: Score | None) -> list[tuple[str, object]]:
+def reward_rows(reward: Score | None) -> list[tuple[str, object]]:
     """The value, with its parts on the same line, or below it if there are many."""
     if reward is None:
         return [("reward", blocks.cell("(none)", "soft"))]
@@ -64,65 +64,63 @@ def _reward(reward: Score | None) -> list[tuple[str, object]]:
 
 
 def trajectory_document(
-    frame: Trajectory,
-    turns: Sequence[Turn] | None = None,
+    trajectory: Trajectory,
     *,
     template: Template | None = None,
-    first_turn: int = 0,
-    first_call: int = 0,
-    turns_total: int | None = None,
+    first: int = 0,
+    limit: int | None = None,
     trained: str = "",
     **place: Any,
-) -> dict[str, Any]:
-    """A trajectory, or of a long one the `turns` from `first_turn` (from 0) on, whose first call has that number.
+) -> Block:
+    """A trajectory, of a long one at most `limit` turns from `first` (from 0) on.
 
-    Without `turns` they are the frame's. `trained` is the role whose calls were trained on, "" for none. `place` are
-    fields that the trajectory does not hold: part, place, advantage, vote.
+    `trained` is the role whose calls were trained on, "" for none. `place` are fields that the trajectory does not
+    hold: part, place, advantage, vote.
     """
-    if turns is None:
-        turns, turns_total, first_call = frame.turns, len(frame.turns), len(frame.opening_calls)
-    stream = turn_rows.is_stream(frame)
-    number, shown = first_call, []
+    stream = turn_rows.is_stream(trajectory)
+    turns = trajectory.turns[first : None if limit is None else first + limit]
+    number, shown = len(trajectory.opening_calls), []
+    number += sum(len(turn.calls) for turn in trajectory.turns[:first])
     for turn in turns:
         shown.append(_turn(turn, template, stream, number, trained))
         number += len(turn.calls)
-    whole = first_turn == 0 and turns_total == len(turns)
-    calls = [*frame.calls, *(call for turn in turns for call in turn.calls)] if not frame.turns else frame.calls
+    calls, error = trajectory.calls, trajectory.error
+    behind = len(calls) - len(trajectory.closing_calls)
     document = {
-        "id": frame.id,
+        "id": trajectory.id,
         "place": 0,
         "part": "",
-        "task": frame.task_id,
-        "family": frame.family,
-        "question": frame.question,
-        "agent": frame.agent,
-        "gold": frame.gold,
-        "answer": frame.answer,
-        "reward": frame.reward and frame.reward.value,
-        "reward_parts": frame.reward.parts if frame.reward else {},
-        "feedback": frame.reward.feedback if frame.reward else "",
+        "task": trajectory.task_id,
+        "family": trajectory.family,
+        "question": trajectory.question,
+        "agent": trajectory.agent,
+        "gold": trajectory.gold,
+        "answer": trajectory.answer,
+        "reward": trajectory.reward and trajectory.reward.value,
+        "reward_parts": trajectory.reward.parts if trajectory.reward else {},
+        "feedback": trajectory.reward.feedback if trajectory.reward else "",
         "advantage": None,
-        "status": frame.status,
-        "stop": turn_rows.stop_words(frame.stop_reason),
-        "error": "" if frame.error is None else frame.error.message if frame.error.foreign else frame.error.text,
-        "cost_usd": frame.cost_usd,
-        "duration_s": frame.duration_s,
-        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls) if whole else None,
-        "completion_tokens": sum(call.usage.completion_tokens for call in calls) if whole else None,
-        "opening": rows_document(turn_rows.opening_rows(frame)),
-        "end": _end(frame, turns if whole else None, template),
+        "status": trajectory.status,
+        "stop": turn_rows.stop_words(trajectory.stop_reason),
+        "error": "" if error is None else error.message if error.foreign else error.text,
+        "cost_usd": trajectory.cost_usd,
+        "duration_s": trajectory.duration_s,
+        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
+        "completion_tokens": sum(call.usage.completion_tokens for call in calls),
+        "opening": rows_document(turn_rows.opening_rows(trajectory)),
+        "end": _end(trajectory, template),
         "turns": shown,
-        "first_turn": first_turn,
-        "turns_total": turns_total,
-        "opening_calls": [call_document(call, place, trained) for place, call in enumerate(frame.opening_calls)],
-        "closing": [call_document(call, number + place, trained) for place, call in enumerate(frame.closing_calls)],
+        "first_turn": first,
+        "turns_total": len(trajectory.turns),
+        "opening_calls": [call_document(call, at, trained) for at, call in enumerate(trajectory.opening_calls)],
+        "closing": [call_document(call, at, trained) for at, call in enumerate(trajectory.closing_calls, behind)],
         "vote": None,
         **place,
     }
     return safe(document)
 
 
-def rows_document(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def rows_document(rows: Iterable[Row]) -> list[Block]:
     """Labeled rows."""
     return [
         {
@@ -135,7 +133,7 @@ def rows_document(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def call_document(call: Call, number: int, trained: str = "") -> dict[str, Any]:
+def call_document(call: Call, number: int, trained: str = "") -> Block:
     """One request without its texts, except for the reply; `number` counts from 0 in the trajectory."""
     return {
         "n": number,
@@ -154,7 +152,7 @@ def call_document(call: Call, number: int, trained: str = "") -> dict[str, Any]:
     }
 
 
-def brief(turn: Turn, *, stream: bool) -> dict[str, str]:
+def brief(turn: Turn) -> dict[str, str]:
     """A turn in one line: its tool, what was asked of it, and a tone for a turn that failed."""
     action, command, observation = turn.action, turn.command, turn.observation
     if action is None:
@@ -176,14 +174,14 @@ def safe(value: Any) -> Any:
     return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trained: str) -> dict[str, Any]:
+def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trained: str) -> Block:
     action = turn.action
     broken = action is not None and (
         turn_rows.call_part(action, turn.command).failed if stream else action.error is not None
     )
     return {
         "index": turn.index,
-        "tool": brief(turn, stream=stream)["tool"],
+        "tool": brief(turn)["tool"],
         "malformed": broken,
         "error": turn.error.line if turn.error else "",
         "rows": rows_document(turn_rows.turn_rows(turn, template, stream=stream)),
@@ -191,19 +189,13 @@ def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trai
     }
 
 
-def _end(frame: Trajectory, turns: Sequence[Turn] | None, template: Template | None) -> list[dict[str, Any]]:
-    """The rows of the end; of a part of a trajectory without those that need all turns."""
-    outcome = [
-        Row("" if place else "outcome", line) for place, line in enumerate(turn_rows.outcome_words(frame.outcome))
-    ]
-    some = frame.turns or turns or (Turn(index=1),) * (turns is None)
-    trajectory = frame.model_copy(update={"turns": tuple(some)})
-    rows = turn_rows.end_rows(trajectory, template)
-    if turns is None:  # these speak of the turns
-        rows = [row for row in rows if row.label not in ("stopped", "format", "rows", "")]
-    closing = turn_rows.closing_rows(trajectory, template) if turn_rows.is_stream(frame) else []
-    closing += [row for call in frame.closing_calls for row in turn_rows.trouble_rows(call)]
-    return rows_document([*closing, *outcome, *rows])
+def _end(trajectory: Trajectory, template: Template | None) -> list[Block]:
+    """The rows of the end."""
+    outcome = turn_rows.outcome_words(trajectory.outcome)
+    rows = turn_rows.closing_rows(trajectory, template) if turn_rows.is_stream(trajectory) else []
+    rows += [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]
+    rows += [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
+    return rows_document([*rows, *turn_rows.end_rows(trajectory, template)])
 
 
 def _cut(text: str) -> str:

@@ -142,6 +142,11 @@ _SHOWN = 8
 Candidate = tuple[str, str, Callable[[], Trajectory]]  # a segment, a trajectory's id, and how to read it
 
 
+def result_name(set_name: str, sampling: str, step: int | None = None) -> str:
+    """The name of an evaluation's file of trajectories; `step` if a run evaluates a set at several."""
+    return f"{set_name}-{sampling.replace('=', '')}" + ("" if step is None else f"-{step}")
+
+
 def evaluation_name(name: str) -> str:
     """The name of an evaluation's segment; with a digest where `name` is too long or not fit for a file name."""
     safe = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name)[:_LONGEST_NAME]
@@ -289,13 +294,17 @@ class Segment:
 
     def at(self, places: Iterable[int]) -> Iterator[Trajectory]:
         """The trajectories at `places`, which count from 0 and ascend."""
+        return (_parse(self.path, line) for line in self.lines(places))
+
+    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        """The lines at `places`, as `at` reads them; they are not validated."""
         wanted, start = iter(places), 0
         place = next(wanted, None)
         with self._opened() as pieces:
             for count, _, lines in pieces:
                 held = lines() if place is not None and place < start + count else []
                 while place is not None and place < start + count:
-                    yield _parse(self.path, held[place - start])
+                    yield held[place - start]
                     place = next(wanted, None)
                 start += count
                 if place is None:

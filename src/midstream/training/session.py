@@ -26,10 +26,10 @@ from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import Learner, Student, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO

@@ -17,7 +17,7 @@ from midstream.core.tables import parse_component
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
