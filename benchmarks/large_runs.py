@@ -224,7 +224,7 @@ def commands(root: Path) -> dict[str, list[object]]:
     under_way, a, b, trained = (root / name for name in ("under-way", "a", "b", "trained"))
     [wanted] = RunDirectory.open(a).trajectories.open("test-greedy").at([100])
     code = "import sys; from midstream.runs import RunDirectory; from pathlib import Path;"
-    code += "from midstream.report.run_results import write_report; write_report(RunDirectory(Path(sys.argv[1])))"
+    code += "from midstream.view.bundle import write_report; write_report(RunDirectory(Path(sys.argv[1])))"
     midstream = {
         "show, under way": ["show", under_way],
         "show ID, under way": ["show", under_way, wanted.id],

@@ -21,7 +21,8 @@ from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.schema import Recipe, load_recipe
-from midstream.report.study import StudyRow, study_tables
+from midstream.report.draw import show
+from midstream.report.study import StudyRow, study_blocks
 from midstream.runs.files import atomic_write
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -79,8 +80,7 @@ def print_tables(found: Mapping[str, Sequence[StudyRow]], titles: Mapping[str, t
     """Print a table an analysis, in pieces that fit the terminal; `titles` maps it to its title and first column."""
     for name, rows in found.items():
         title, head = titles[name]
-        for table in study_tables(rows, head, title):
-            Terminal().print(table)
+        show(study_blocks(rows, head, title))
 
 
 def require_set(recipe: Recipe) -> None:

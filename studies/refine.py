@@ -33,7 +33,7 @@ from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
-from midstream.report.evaluation_tables import plain_table
+from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
 from midstream.report.study import StudyRow
 from midstream.rewards.votes import answer_key

@@ -27,7 +27,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.files import read_table, to_toml
 from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import parse_recipe
-from midstream.report.run_results import evaluated_trajectories
+from midstream.report.evaluation import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from midstream.training_free.reflector import about_rollouts, transcript

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from midstream.report.practice_data import PracticeData
+
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation.settings import result_name
-from midstream.report.practice_data import PracticeData
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, Entry
 from midstream.runs.info import collect_info
@@ -142,9 +143,7 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
     """What is shown of `made`, or of a run in which nothing has happened yet, with some of it replaced."""
     made = made or MadeUp(versions=[Version(number=1, by="start", library=Library())])
     whole: dict[str, Any] = dict(
-        title="practice-made-up, seed 3",
         run="runs/made-up",
-        status="finished",
         updates_planned=max(1, len(made.updates)),
         gated=True,
         learned_from="rollouts and their rewards",
@@ -157,8 +156,6 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
         costs={},
         sources={},
         samples=[],
-        limits="One seed.",
-        next_steps=["midstream library show runs/made-up"],
     )
     return PracticeData(**(whole | changes))
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from midstream.cli.main import main
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
-from midstream.report.run_results import run_page
+from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.runs.info import collect_info

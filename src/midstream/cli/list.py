@@ -28,7 +28,7 @@ from midstream.cli import options as shared
 from midstream.components.own import anchored, file_of, is_reference
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.recipe.files import find_recipe, read_table, shipped_recipes
-from midstream.report.turn_rows import fields, hints, plain
+from midstream.report.draw import fields, plain
 
 if TYPE_CHECKING:
     from midstream.core.task import Task
@@ -164,7 +164,8 @@ def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
         },
         "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
     }
-    return Group(*parts, hints(more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}))
+    hints = more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}
+    return Group(*parts, fields(((Text(f"  {command}"), Text(what)) for command, what in hints.items()), style=""))
 
 
 def _in_full(entry: Entry) -> Group:

@@ -19,6 +19,7 @@ from midstream.core.errors import UsageError
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.core.text import counted
+from midstream.runs.budget import limit_settings
 from midstream.view import MAX_MB
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def parse_amount(text: str) -> float:
 
 def budget_settings(text: str) -> list[str]:
     """The settings of `--budget`."""
-    from midstream.runs.budget import limit_settings
 
     try:
         return limit_settings(text)

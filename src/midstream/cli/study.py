@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
+from midstream.report import blocks
+from midstream.report.draw import show
 from midstream.report.progress import progress
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run what is missing and print the numbers; or list studies, or what a study would run."""
-    from midstream.report.study import study_tables
+    from midstream.report.study import study_blocks
     from midstream.study import plan, read_study, run_study, shipped_studies
 
     if options.list:
@@ -58,10 +58,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print((root / "study.json").read_text(encoding="utf-8"), end="")
         return 0
-    for table in study_tables(result.rows, "arm", study.title or study.name):
-        Terminal().print(table)
-    for table in study_tables(result.differences, "arm", f"Difference from {planned.runs[0].arm.name!r}, by seed"):
-        Terminal().print(table)
+    found = study_blocks(result.rows, "arm", study.title or study.name)
+    show([*found, *study_blocks(result.differences, "arm", f"Difference from {planned.runs[0].arm.name!r}, by seed")])
     return 0
 
 
@@ -69,7 +67,6 @@ def _show_plan(planned: Plan, *, as_json: bool) -> int:
     """Print each arm's runs, their states and what one of them does at most."""
     from midstream.recipe.build import Build
     from midstream.recipe.estimate import counts
-    from midstream.report.evaluation_tables import plain_table
 
     most = {}
     for run in planned.runs:
@@ -91,12 +88,12 @@ def _show_plan(planned: Plan, *, as_json: bool) -> int:
         ]
         print(json.dumps(runs))
         return 0
-    table = plain_table(Text(f"Runs in {planned.root}, and what each does at most"), left=["arm", "runs"])
-    for head in most[planned.runs[0].arm.name]:
-        table.add_column(head.replace("optimizer ", "optimizer\n"), justify="right")
+    rows = []
     for name, numbers in most.items():
         states = Counter(run.state for run in planned.runs if run.arm.name == name)
-        found = "\n".join(f"{count} {state}" for state, count in states.items())
-        table.add_row(Text(name), found, *(f"{number:,}" for number in numbers.values()))
-    Terminal().print(table)
+        found = ", ".join(f"{count} {state}" for state, count in states.items())
+        rows.append([name, found, *(f"{number:,}" for number in numbers.values())])
+    heads = ("arm", "runs", *most[planned.runs[0].arm.name])
+    title = f"Runs in {planned.root}, and what each does at most"
+    show([blocks.table(title, heads, rows, left=2)])
     return 0

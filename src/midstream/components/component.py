@@ -195,6 +195,7 @@ class EngineConfig(ComponentConfig):
     in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
     tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
     service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
+    limits: ClassVar[str] = ""  # what a run with this engine cannot show, for the run's page
 
     @property
     def priced(self) -> bool:

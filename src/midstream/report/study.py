@@ -1,18 +1,15 @@
-"""Tables of a study: the mean of each number over seeds, with its interval."""
+"""The tables of a study: the mean of each number over seeds, with its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
-
-from midstream.report.evaluation_tables import plain_table
+from midstream.report import blocks
+from midstream.report.blocks import Block, text
 from midstream.report.numbers import t_interval
 
 CAPTION = "mean over seeds ± half-width of the 95% Student t interval"
-SHORT = 16  # characters of a name that leaves room for four numbers on a terminal of 80; else three
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,38 +27,28 @@ class StudyRow:
     signed: bool = False
 
 
-def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]:
-    """Arms side by side, each metric's mean over seeds with its interval: shares first, a few columns a table."""
-    tables: list[Table] = []
+def study_blocks(rows: Sequence[StudyRow], head: str, title: str) -> list[Block | None]:
+    """Arms side by side, each metric's mean over seeds with its interval: shares first, then other numbers."""
+    found: list[Block | None] = []
     for as_percent in (True, False):
         picked = [row for row in rows if row.as_percent == as_percent]
         metrics = list(dict.fromkeys(row.metric for row in picked))
-        columns = 4 if max((len(row.name) for row in picked), default=0) <= SHORT else 3
-        for start in range(0, len(metrics), columns):
-            shown = metrics[start : start + columns]
-            tables.append(_table([row for row in picked if row.metric in shown], shown, head))
-    if tables:
-        tables[0].title = Text(title)
-    return tables
-
-
-def _table(rows: Sequence[StudyRow], metrics: Sequence[str], head: str) -> Table:
-    table = plain_table(left=[head])
-    unit = "points" if any(row.signed for row in rows) else "percent"
-    table.caption = f"{unit}, {CAPTION}" if rows[0].as_percent else CAPTION
-    if any(row.interval for row in rows):
-        table.caption += "; of one seed, its value and its 95% interval over tasks"
-    if any(_same(row) for row in rows):
-        table.caption += "; (all): every seed has this value, so that there is no interval"
-    table.add_column("seeds", justify="right", no_wrap=True)
-    for metric in metrics:
-        table.add_column(Text(metric), justify="right")
-    for name in dict.fromkeys(row.name for row in rows):
-        found = {row.metric: row for row in rows if row.name == name}
-        seeds = sorted({len(row.values) for row in found.values()})
-        several = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-        table.add_row(Text(name), several, *(_interval(found.get(metric)) for metric in metrics))
-    return table
+        cells = []
+        for name in dict.fromkeys(row.name for row in picked):
+            of_arm = {row.metric: row for row in picked if row.name == name}
+            seeds = sorted({len(row.values) for row in of_arm.values()})
+            several = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+            cells.append([name, several, *(_interval(of_arm.get(metric)) for metric in metrics)])
+        found.append(blocks.table("" if any(found) else title, (head, "seeds", *metrics), cells))
+        if picked:
+            caption = CAPTION
+            if any(row.interval for row in picked):
+                caption += "; of one seed, its value and its 95% interval over tasks"
+            if any(_same(row) for row in picked):
+                caption += "; (all): every seed has this value, so that there is no interval"
+            unit = "points, " if any(row.signed for row in picked) else "percent, "
+            found.append(text(unit * as_percent + caption, "soft"))
+    return found
 
 
 def _same(row: StudyRow) -> bool:
@@ -72,8 +59,9 @@ def _same(row: StudyRow) -> bool:
 def _interval(row: StudyRow | None) -> str:
     if row is None or not row.values:
         return "-"
-    scale, digits = (100, 1) if row.as_percent else (1, 2)
+    scale = 100 if row.as_percent else 1
     middle, half = t_interval(row.values)
+    digits = 1 if row.as_percent else 2
     # Adding 0.0 turns the "-0.0" of a tiny loss into "+0.0".
     shown = f"{round(middle * scale, digits) + 0.0:{'+' if row.signed else ''}.{digits}f}"
     if _same(row):

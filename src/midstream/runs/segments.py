@@ -33,6 +33,11 @@ _SHOWN = 8
 Candidate = tuple[str, str, Callable[[], Trajectory]]  # a segment, a trajectory's id, and how to read it
 
 
+def result_name(set_name: str, sampling: str, step: int | None = None) -> str:
+    """The name of an evaluation's file of trajectories; `step` if a run evaluates a set at several."""
+    return f"{set_name}-{sampling.replace('=', '')}" + ("" if step is None else f"-{step}")
+
+
 def evaluation_name(name: str) -> str:
     """The name of an evaluation's segment; with a digest where `name` is too long or not fit for a file name."""
     safe = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name)[:_LONGEST_NAME]
@@ -172,14 +177,18 @@ class Segment:
         return (_parse(self.path, line) for line in self._lines())
 
     def at(self, places: Iterable[int]) -> Iterator[Trajectory]:
-        """The trajectories at `places`, which count from 0, in the order of the segment."""
-        wanted = set(places)
-        last = max(wanted, default=-1)
-        for place, line in enumerate(self._lines()):
-            if place > last:
-                return
-            if place in wanted:
-                yield _parse(self.path, line)
+        """The trajectories at `places`, which count from 0 and ascend."""
+        return (_parse(self.path, line) for line in self.lines(places))
+
+    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        """The lines at `places`, as `at` reads them; they are not validated."""
+        wanted = iter(places)
+        place = next(wanted, None)
+        for at, line in enumerate(self._lines()) if place is not None else ():
+            if at == place:
+                yield line
+                if (place := next(wanted, None)) is None:
+                    return
 
     def entries(self) -> Iterator[Entry]:
         """What lists show of each trajectory; they are not validated."""

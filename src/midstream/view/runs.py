@@ -20,9 +20,9 @@ from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.report.evaluation_tables import comparisons
+from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
-from midstream.report.trajectory_page import safe
+from midstream.report.trajectory import safe
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import NAME
 from midstream.runs.info import RunInfo

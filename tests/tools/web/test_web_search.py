@@ -15,7 +15,7 @@ from midstream.components.tables import parse_component
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call
-from midstream.report.run_results import tools_used
+from midstream.report.run import tools_used
 from midstream.tools.web import web_search
 from midstream.tools.web.web_search import MAX_QUERY, WebSearch, WebSearchConfig
 from support.api_server import Answer, Fault

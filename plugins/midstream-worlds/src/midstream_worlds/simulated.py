@@ -44,6 +44,11 @@ class SimulatedConfig(EngineConfig):
         price_completion_usd: dollars per million completion tokens
     """
 
+    limits = (
+        "A model is simulated: it follows rules that are known. What this shows is that the loop, the gate and its "
+        "statistics work; it says nothing about how much a real model gains."
+    )
+
     plays: Literal["agent", "reflector"]
     skill: float = Field(default=1.0, ge=0, le=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)

@@ -84,6 +84,12 @@ class TinyModelConfig(InProcessConfig):
     """
 
     tiny = True
+    limits = (
+        "The model has half a million parameters and a closed vocabulary: it acts in its made-up world and nowhere "
+        "else. Questions come from templates, and the test's differ from the training's in their places, facts and "
+        "numbers, not in their wording. What this shows is that the loop, the credit and the update work, on real "
+        "tools and held-out facts; it says nothing about how much a large model gains."
+    )
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)

@@ -1,22 +1,21 @@
-"""The page of a training run: results, curves, use of tools, the update, and what was counted."""
+"""A training run in blocks: results, curves, use of tools, the update, and what was counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from statistics import fmean
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report import blocks
-from midstream.report.blocks import Block, Section, chart, charts, curve, line, text
-from midstream.report.evaluation_tables import (
-    Comparison,
+from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, line, text
+from midstream.report.evaluation import (
+    all_evaluations,
+    before_and_after,
     comparisons,
     curves,
     families,
     is_greedy,
-    label,
-    loss,
     success,
     where,
 )
@@ -41,12 +40,13 @@ def training_page(
 ) -> tuple[str, list[Section]]:
     """The lead and the sections of a run; every list may be empty.
 
-    The first evaluated step is "before", the last "after"; evaluations without a step are listed as other policies.
+    The first evaluated step is "before", the last "after".
     """
-    warnings = [text(f"Step {step.step}: {words}", "warning") for step in metrics for words in step.warnings]
+    warnings = [text(f"Step {step.step}: {words}", "warn") for step in metrics for words in step.warnings]
     return lead(metrics, evaluations), [
         ("summary", "At a glance", [blocks.tiles(tiles(timings, evaluations))]),
         ("results", "Results", results_of(evaluations)),
+        ("evaluations", "All evaluations", all_evaluations(evaluations)),
         ("curves", "Training curves", [progress(metrics, evaluations), families_by_step(evaluations), parts(metrics)]),
         ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
         ("update", "The policy update", [update(metrics, timings), *warnings]),
@@ -114,63 +114,37 @@ def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]
     return found
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
 def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
-    """One before-after table a set, then the other policies that were evaluated, then every evaluation."""
-    found = [block for comparison in comparisons(evaluations) for block in before_and_after(comparison)]
-    outside = [result for result in evaluations if result.step is None]
-    found.append(_numbers("Other policies and evaluations outside the run's steps", outside))
-    return [*found, all_evaluations(evaluations)]
+    """A before-after table a set, the test set first, with the use of tools on it; and how sure all of them are."""
+    found, sure = list[Block | None](), list[str]()
+    for comparison in sorted(comparisons(evaluations), key=lambda each: each.before[0].set_name != "test"):
+        found += before_and_after(comparison)
+        if comparison.before[0].set_name == "test":
+            found.append(tool_shift(comparison.before, comparison.after))
+        both = [*comparison.before, *comparison.after]
+        if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
+            sure.append(f"±{max(widths) * 100:.1f} points on {where(both[0])}")
+    words = f"Each mean is known to about {', '.join(sure)} (95%). That covers the choice of tasks, not how another "
+    found.append(text(f"{words}training seed would turn out." if sure else "", "soft"))
+    return found if evaluations else [text("Nothing was evaluated on held-out tasks.", "soft")]
 
 
-def all_evaluations(evaluations: Sequence[EvaluationResult]) -> Block | None:
-    """Every evaluation as numbers, folded; a sentence without any."""
-    if not evaluations:
-        return text("Nothing was evaluated on held-out tasks.", "soft")
-    everything = _numbers("Every evaluation, in the order they were made", evaluations)
-    return blocks.fold(f"All {len(evaluations)} evaluations as numbers", everything)
-
-
-def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> Block | None:
-    names = ("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns")
-    rows = [
-        (
-            result.policy,
-            where(result),
-            result.sampling,
-            "-" if result.step is None else f"{result.step:,}",
-            percent(result.success),
-            f"{result.tasks:,}",
-            f"{result.errors:,}",
-            percent(result.tool_use.error_rate),
-            f"{result.turns_mean:.2f}",
-        )
-        for result in evaluations
+def tool_shift(before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]) -> Block | None:
+    """How turns were spent before and after, sampled at T=1: share of each tool, then tool errors and turns a run."""
+    sides = [[result for result in side if result.sampling == "T=1"] for side in (before, after)]
+    if not all(sides):
+        return None
+    names = dict.fromkeys(name for side in reversed(sides) for result in side for name in result.tool_use.share)
+    shares = {name: [mean([each.tool_use.share.get(name, 0.0) for each in side]) for side in sides] for name in names}
+    rows: list[list[Cell]] = [
+        [name, percent(first), percent(last), change(first, last)]
+        for name, (first, last) in sorted(shares.items(), key=lambda item: -(item[1][1] or 0.0))
     ]
-    return blocks.table(caption, names, rows, left=3)
-
-
-def before_and_after(comparison: Comparison) -> list[Block | None]:
-    """Success by family and in all on one set, before and after, with how sure that is and what is missing."""
-    both = [*comparison.before, *comparison.after]
-    kinds = [kind for kind, _, _ in comparison.by_kind()][::-1]
-    names = ["Family", *(f"{kind.capitalize()}: {head}" for kind in kinds for head in ("before", "after", "points"))]
-    rows: list[list[blocks.Cell]] = []
-    for family, tasks, shares in comparison.by_family():
-        cells: list[blocks.Cell] = [family or "All tasks"]
-        for first, last in reversed(shares):
-            cells += [percent(first), percent(last), blocks.shift(change(first, last))]
-        rows.append([*cells, f"{tasks:,}"])
-    ends = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
-    found = [blocks.table(f"Success on {where(both[0])}: {ends}.", [*names, "Tasks"], rows, totals=1)]
-    if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
-        sure = f"With this many tasks each mean is known to about ±{max(widths) * 100:.1f} points (95%). "
-        what = "That covers the choice of tasks, not how another training seed would turn out."
-        found.append(text(sure + what, "soft"))
-    lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
-    return [*found, text("; ".join(lost), "warning")]
+    rates = [mean([result.tool_use.error_rate for result in side]) for side in sides]
+    rows.append(["tool errors", *map(percent, rates), blocks.shift(change(*rates), good="-")])
+    first, last = (fmean(result.turns_mean for result in side) for side in sides)
+    rows.append(["turns a run", f"{first:.2f}", f"{last:.2f}", f"{last - first:+.2f}"])
+    return blocks.table("Use of tools, share of turns", ("tool", "before", "after", "change"), rows, totals=2)
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -191,7 +165,7 @@ def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationRes
     )
 
 
-def held_out(evaluations: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
+def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
     found = [
         (kind, results[0].set_name, _by_step(results))

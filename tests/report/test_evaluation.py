@@ -11,38 +11,45 @@ from rich.cells import cell_len
 
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import Terminal
-from midstream.report import evaluation_tables
-from midstream.report.evaluation_tables import evaluation_table, evaluation_view, summary_line
+from midstream.report import evaluation as module
+from midstream.report.draw import chosen, draw
+from midstream.report.evaluation import all_evaluations, evaluation_page, summary_line
+from support.evaluations import evaluated
 from support.fake_run import evaluation, evaluations
+from support.pages import found, keys, made, rows
 
 
 def test_before_is_the_first_evaluated_step_and_after_the_last():
-    [found] = evaluation_tables.comparisons(evaluations(300))
+    [found] = module.comparisons(evaluations(300))
     assert {result.step for result in found.before} == {0}
     assert {result.step for result in found.after} == {300}
     assert [result.sampling for result in found.after] == ["greedy", "T=1"]
 
 
 def test_one_evaluation_has_no_after():
-    [found] = evaluation_tables.comparisons([evaluation(0.0, 0)])
+    [found] = module.comparisons([evaluation(0.0, 0)])
     assert found.after == []
 
 
 def test_results_without_a_step_are_of_no_point_of_the_run():
-    assert evaluation_tables.comparisons([evaluation(0.0, None, policy="random")]) == []
+    assert module.comparisons([evaluation(0.0, None, policy="random")]) == []
 
 
 def test_success_is_averaged_over_seeds():
     seeds = [evaluation(0.0, 0).model_copy(update={"success": value}) for value in (0.2, 0.4)]
-    assert abs((evaluation_tables.success(seeds) or 0) - 0.3) < 1e-12
-    assert evaluation_tables.success([]) is None
-    assert evaluation_tables.success(seeds, "no such family") is None
+    assert abs((module.success(seeds) or 0) - 0.3) < 1e-12
+    assert module.success([]) is None
+    assert module.success(seeds, "no such family") is None
 
 
 def shown(renderable, width: int = 80) -> str:
     console = Terminal(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()
+
+
+def view(results):
+    return draw(chosen(evaluation_page(results)[1], "results", "notes"))
 
 
 def result(name: str = "bamboogle", **changes) -> EvaluationResult:
@@ -66,45 +73,45 @@ def row(text: str, name: str, table: int = 0) -> list[str]:
 
 def test_success_stands_with_its_interval_and_without_what_crashed():
     why = {"model answered 503: \x1bbusy": 2}
-    text = shown(evaluation_view([result(errors=3, success_without_errors=0.422, error_reasons=why)]))
+    text = shown(view([result(errors=3, success_without_errors=0.422, error_reasons=why)]))
     assert row(text, "bamboogle") == ["bamboogle", "125", "41.2%", "33.0–49.9", "3", "42.2%"]
     assert "3 of 125 tasks without a result, counted as wrong (42.2% without them)" in " ".join(text.split())
-    assert "\n           2 x model answered 503: \\x1bbusy\n" in text
+    assert "2 x model answered 503: \\x1bbusy" in text
     assert "by judge" not in text
     assert "$12.34" in text
     assert row(text, "bamboogle", 2) == ["bamboogle", "web_search", "310", *row(text, "bamboogle", 2)[3:]]
 
 
 def test_judged_and_rule_based_numbers_share_no_column():
-    text = shown(evaluation_view([result(), result("gaia", **JUDGED)]))
+    text = shown(view([result(), result("gaia", **JUDGED)]))
     head = next(line for line in text.splitlines() if "by rule" in line and "by judge" in line)
     rule_end, judge_end = head.index("by rule") + len("by rule"), head.index("by judge") + len("by judge")
     lines = {
         name: next(line for line in text.splitlines() if line.strip().startswith(name)) for name in ("bam", "gaia")
     }
-    assert lines["bam"][:rule_end].split()[-1] == "41.2%"
+    assert lines["bam"][:rule_end].split()[-2:] == ["41.2%", "33.0–49.9"]
     assert lines["bam"][:judge_end].split()[-1] == "-"
     assert lines["gaia"][:rule_end].split()[-1] == "41.2%", "the rule's word on the same answers"
-    assert lines["gaia"][:judge_end].split()[-1] == "52.0%"
-    assert row(text, "gaia")[4] == "27"
+    assert lines["gaia"][:judge_end].split()[-2:] == ["52.0%", "33.0–49.9"]
+    assert row(text, "gaia")[5] == "27"
     assert "exact match (bamboogle); judge (gpt-4o) (gaia)" in text
-    runs = shown(evaluation_table([result(), result("gaia", **JUDGED)]), 120)
+    runs = shown(draw(all_evaluations([result(), result("gaia", **JUDGED)])), 120)
     assert "judged" in runs
 
 
 def test_several_trials_have_a_table_of_their_own():
-    text = shown(evaluation_view([result(**TRIALS)]))
+    text = shown(view([result(**TRIALS)]))
     assert row(text, "bamboogle")[:4] == ["bamboogle", "125", "x", "3"]
     means = ["bamboogle", "3", "41.2%", "3.1%", "44.0%"]
     assert row(text, "bamboogle", 1) == [*means, "@2", "50.0%", "^2", "30.0%"]
     assert row(text, "@3") == ["@3", "55.0%", "^3", "25.0%"]
-    many = " ".join(shown(evaluation_view([result(trials=64, pass_at={2**n: 0.5 for n in range(7)})])).split())
+    many = " ".join(shown(view([result(trials=64, pass_at={2**n: 0.5 for n in range(7)})])).split())
     assert [many.count(f"@{2**n} 50.0%") for n in range(7)] == [0, 1, 1, 1, 1, 1, 1], "none is cut, none is twice"
-    assert "avg@k" not in shown(evaluation_view([result()]))
+    assert "avg@k" not in shown(view([result()]))
 
 
 def test_families_are_shown_where_there_are_several():
-    text = shown(evaluation_view([evaluation(1.0, 300)]))
+    text = shown(view([evaluation(1.0, 300)]))
     line = next(line for line in text.splitlines() if "chain of three" in line)
     assert line.split()[-3:] == ["80", "61.0%", "2.40"]
 
@@ -113,7 +120,7 @@ def test_families_are_shown_where_there_are_several():
 def test_everything_at_once_fits_the_terminal_and_cuts_no_number(width):
     everything = {**JUDGED, **TRIALS, "errors": 12, "tasks": 4326, "prompt_tokens": 10**9, "leaks": 7}
     sets = [result("2wikimultihopqa", **everything), result("a" * 60, **TRIALS, sampling="greedy")]
-    text = shown(evaluation_view(sets), width)
+    text = shown(view(sets), width)
     assert max(map(len, text.splitlines())) <= width
     if width == 80:
         assert "…" not in text
@@ -123,7 +130,7 @@ def test_everything_at_once_fits_the_terminal_and_cuts_no_number(width):
 
 @given(st.text(max_size=30))
 def test_no_name_steers_the_terminal_or_is_read_as_markup(name):
-    text = shown(evaluation_view([result(name, metric=name, sampling=name)]))
+    text = shown(view([result(name, metric=name, sampling=name)]))
     assert "\x1b" not in text
     assert max(map(cell_len, text.split("\n"))) <= 80
     if "[/red]" in name:
@@ -143,7 +150,34 @@ def test_the_tools_that_are_called_least_share_one_cell():
     use = result().tool_use.model_copy(
         update={"calls": {f"tool{n:02}": 100 - n for n in range(20)}, "share": {f"tool{n:02}": 0.05 for n in range(20)}}
     )
-    text = shown(evaluation_tables.tool_table([result(tool_use=use)]), width=2000)
+    text = shown(view([result(tool_use=use)]), width=2000)
     assert "tool15 85 (5%)" in text
     assert "tool16" not in text
     assert f"4 others {84 + 83 + 82 + 81} (20%)" in text
+
+
+def test_an_evaluation_s_page_has_its_numbers():
+    half = {f"t{place}": [float(place % 2)] for place in range(40)}
+    result, _ = evaluated({**half, "t40": [None]}, tools=("search",))
+    page = made(evaluation_page([result]))
+    assert keys(page) == ["summary", "results", "notes"]
+    (tiles,) = found(page, "tiles")
+    assert {tile["name"]: tile["value"] for tile in tiles["tiles"]} == {
+        "Success, held-out": "48.8%",
+        "Tokens": "0",
+        "Without a result": "1",
+    }
+    success = found(page, "table", "Success")[0]
+    assert rows(success)[0][0] == "held-out"
+    assert [column["align"] for column in success["columns"]][:2] == ["left", "right"]
+    assert any(
+        name == "errors" and "1 of 41 tasks without a result" in value
+        for name, value in found(page, "facts")[0]["facts"]
+    )
+    assert page["lead"].startswith("held-out T=1: success 48.8%")
+
+
+def test_without_results_an_evaluation_has_a_page_too():
+    page = made(evaluation_page([]))
+    assert keys(page) == ["results"]
+    assert page["lead"] == "No set has been evaluated yet."

@@ -1,4 +1,4 @@
-"""A practice run on screen and in its report, read from its directory."""
+"""Runs on screen and as pages, read from their directories."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from midstream.report.run_results import run_page
 
 from midstream.cli import main as cli
 from midstream.evaluation.settings import result_name
-from midstream.report.practice_data import practice_data
-from midstream.report.run_results import run_page
+from midstream.report.practice import read_practice
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
@@ -22,7 +22,7 @@ from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 def test_a_run_is_read_as_it_was_written(tmp_path):
     made = made_up(3)
     run = write_run(tmp_path / "run", made)
-    data = practice_data(run)
+    data = read_practice(run)
     assert list(data.updates) == made.updates
     assert data.library == made.library
     (paired,) = data.compared
@@ -53,7 +53,7 @@ def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
     run = write_run(tmp_path / "run", made)
     for path in run.trajectories.root.glob("step-*"):
         path.unlink()
-    data = practice_data(run)
+    data = read_practice(run)
     assert data.sources == {}
     assert f"Its rollouts: {made.library.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
 
@@ -108,7 +108,7 @@ def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
 def test_a_limit_that_was_passed_was_raised(tmp_path):
     made = made_up(2)  # 700 rollouts
     config = CONFIG.model_copy(update={"budget": BudgetConfig(rollouts=500, tokens=10_000_000)})
-    data = practice_data(write_run(tmp_path / "run", made, config=config))
+    data = read_practice(write_run(tmp_path / "run", made, config=config))
     assert (data.budget.rollouts, data.budget.tokens) == (None, 10_000_000)
 
 
@@ -118,15 +118,17 @@ def test_a_set_without_any_pair_is_named(tmp_path):
         result, trajectories = evaluations.evaluated({"q1": [score]}, step=step)
         run.trajectories.write(result_name("held-out", "T=1", step), trajectories)
         run.evaluations.append(result)
-    data = practice_data(run)
+    data = read_practice(run)
     assert data.compared == []
     assert data.notes[0].startswith("held-out T=1 is not compared: no task")
 
 
 @pytest.mark.parametrize(("engine", "said"), [("simulated", True), ("openai", False)])
-def test_a_report_on_made_up_models_says_that_they_are(tmp_path, engine, said):
-    run = write_run(tmp_path / "run", made_up(1), engine=engine)
-    assert ("is simulated" in practice_data(run).limits) == said
+def test_a_page_has_what_its_engines_cannot_show(tmp_path, engine, said):
+    page = run_page(write_run(tmp_path / "run", made_up(1), engine=engine))
+    (limits,) = [section for section in page["sections"] if section["key"] == "limits"]
+    assert "An interval shows how far the choice of tasks could move a result" in texts(limits)
+    assert ("is simulated" in texts(limits)) == said
 
 
 @pytest.mark.parametrize("resolved", [{}, {"practice": None}])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from midstream.core.metrics import EvaluationResult, StepMetrics, StreamMetrics
 from midstream.core.terminal import Terminal
 from midstream.report import blocks
-from midstream.report.evaluation_tables import evaluation_view
-from midstream.report.tables import run_summary
-from midstream.report.training_page import lead, parts, schedules, streams, training_page
+from midstream.report.draw import chosen, draw
+from midstream.report.evaluation import evaluation_page
+from midstream.report.training import lead, parts, schedules, streams, tool_shift, training_page
 from support.fake_run import evaluation, evaluations, metrics, timings
 from support.pages import found, keys, made, rows, texts
 from support.streams import MATH_PARTS
@@ -33,19 +33,20 @@ def line_of(value, title, place=0):
 
 def test_the_page_has_the_numbers_of_the_run():
     whole = page()
-    assert keys(whole) == ["summary", "results", "curves", "tools", "update", "counts"]
+    assert keys(whole) == ["summary", "results", "evaluations", "curves", "tools", "update", "counts"]
     (tiles,) = found(whole, "tiles")
     greedy = next(tile for tile in tiles["tiles"] if tile["name"] == "Success, greedy")
     assert (greedy["before"], greedy["value"]) == ("32.6%", "70.6%")
     (table,) = found(whole, "table", "Success on worlds/test")
     assert [column["name"] for column in table["columns"]][:4] == [
-        "Family", "Greedy: before", "Greedy: after", "Greedy: points",
+        "family", "tasks", "sampled before", "sampled after",
     ]  # fmt: skip
-    assert rows(table)[-1][:4] == ["All tasks", "32.6%", "70.6%", "+38.0"]
+    assert rows(table)[-1] == ["mean", "400", "25.6%", "63.6%", "+38.0", "32.6%", "70.6%", "+38.0"]
     assert [row["total"] for row in table["rows"]] == [False] * 5 + [True]
     counted = next(cells for cells in rows(table) if cells[0] == "count matching")
-    assert counted[3] == "−2.0"
-    assert [cell["tone"] for cell in table["rows"][4]["cells"] if isinstance(cell, dict)] == ["down", "down"]
+    assert counted[-1] == "-2.0"
+    tones = [cell["tone"] for cell in table["rows"][4]["cells"] if isinstance(cell, dict)]
+    assert tones == ["strong", "down", "strong", "down"]
 
 
 def test_every_chart_says_in_words_what_it_shows():
@@ -130,7 +131,7 @@ def test_the_lead_says_up_down_or_unknown():
 
 def test_missing_results_stand_below_the_table_as_a_warning():
     whole = page(results=[evaluation(0.0, 0), evaluation(1.0, 9, errors=12)])
-    (warning,) = [block["text"] for block in found(whole, "text") if block["tone"] == "warning"]
+    (warning,) = [block["text"] for block in found(whole, "text") if block["tone"] == "warn"]
     assert "12 of 400 tasks without a result, counted as wrong (73.6% without them)" in warning
 
 
@@ -156,7 +157,7 @@ def test_failed_requests_are_counted():
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_any_text_is_kept_as_it_is(text):
     whole = page(metrics(2), [evaluation(0.5, 3, policy=text).model_copy(update={"set_name": text})])
-    assert text in json.loads(json.dumps(found(whole, "table", "Every")[0]["rows"][0]["cells"]))
+    assert text in json.loads(json.dumps(found(whole, "table", "Evaluations")[0]["rows"][0]["cells"]))
 
 
 MEASURED = StreamMetrics(
@@ -172,9 +173,9 @@ def evaluated(**changes) -> EvaluationResult:
     return evaluation(1.0, 300).model_copy(update={"streams": MEASURED, "reward_parts": MATH_PARTS} | changes)
 
 
-def shown(renderable) -> str:
+def shown(found) -> str:
     console = Terminal(file=io.StringIO(), width=80)
-    console.print(renderable)
+    console.print(draw(found))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -204,23 +205,19 @@ def test_every_part_of_a_reward_of_several_has_its_curve():
 
 def test_runs_of_other_agents_show_none_of_it():
     assert (streams(metrics(3)), parts(metrics(3))) == ([], None)
-    text = shown(evaluation_view([evaluation(1.0, 300)]))
+    text = shown(chosen(evaluation_page([evaluation(1.0, 300)])[1], "results"))
     assert "Calls of the policy" not in text
     assert "Parts of the score" not in text
 
 
 def test_an_evaluation_says_how_its_policy_called_and_what_its_score_is_made_of():
-    text = shown(evaluation_view([evaluated()]))
+    text = shown(chosen(evaluation_page([evaluated()])[1], "results"))
     assert "Calls of the policy (reasoning in tokens)" in text
     assert ["worlds", "2.00", "75.0%", "41.5", "1.75", "75.0%"] in [line.split() for line in text.splitlines()]
     assert ["relaxed_format", "0.5"] in [line.split() for line in text.splitlines()]
-    assert "Parts of the score" not in shown(evaluation_view([evaluated(judged=True, metric="judge (m)")]))
-
-
-def test_a_run_s_summary_has_its_calls_and_parts():
-    text = " ".join(shown(run_summary("r", "artist", 3, steps(), [])).split())
-    assert "calls 2.00 calls a run, 75.0% of them with a result" in text
-    assert "its parts answer 2, relaxed format 0.5" in text
+    assert "Parts of the score" not in shown(
+        chosen(evaluation_page([evaluated(judged=True, metric="judge (m)")])[1], "results")
+    )
 
 
 def test_a_stage_is_a_number_and_a_schedule_of_a_tool_a_probability():
@@ -230,4 +227,54 @@ def test_a_stage_is_a_number_and_a_schedule_of_a_tool_a_probability():
         "tools.search.fails 25.0%",
     ]
     assert schedules(steps()) is None
-    assert "stage 3 " in " ".join(shown(run_summary("r", "deep", 3, staged, [])).split())
+
+
+SIDES = [[result for result in evaluations() if result.step == step] for step in (0, 300)]
+
+
+def test_the_use_of_tools_before_and_after():
+    table = tool_shift(*SIDES)
+    cells = {cells[0]: cells[1:] for cells in rows(table)}
+    assert cells["local_search"] == ["34.0%", "55.0%", "+21.0"]
+    assert cells["tool errors"] == ["24.0%", "2.0%", "-22.0"]
+    assert cells["turns a run"] == ["3.50", "2.40", "-1.10"]
+    assert [cell["tone"] for row in table["rows"] for cell in row["cells"] if isinstance(cell, dict)] == ["up"]
+    assert tool_shift(SIDES[0], []) is None
+
+
+def test_without_an_after_the_table_has_only_a_before():
+    (table,) = found(page(results=[evaluation(0.0, 0)]), "table", "Success on")
+    assert rows(table)[-1] == ["mean", "400", "32.6%", "-", "-"]
+
+
+def counted_in(steps, results=()) -> dict[str, tuple[str, str]]:
+    (table,) = found(page(steps, list(results)), "table", "Sums over all steps")
+    return {cells[0]: (cells[1], cells[2]) for cells in rows(table)}
+
+
+def test_what_was_lost_and_left_out_is_counted_and_what_did_not_happen_is_not():
+    counts = counted_in(metrics(), evaluations())
+    assert counts["Trajectories lost to errors"][0] == "6"
+    assert counts["Groups, broken"][0] == "3"
+    assert counts["Samples left out"] == ("7", "too_long")
+    calm = counted_in(metrics(1), [evaluation(1.0, 1)])
+    assert not any("equest" in name or "again" in name or "limit" in name or "split" in name for name in calm)
+
+
+def test_runs_that_context_or_time_ended_are_counted_where_there_were_any():
+    steps = [one.model_copy(update={"limits": {"context_limit": 3, "time_limit": 1}}) for one in metrics(2)]
+    (table,) = found(page(steps), "table", "Sums over all steps")
+    ended = [cells[1:] for cells in rows(table) if cells[0] == "Trajectories ended by a limit"]
+    assert ended == [["6", "context limit"], ["2", "time limit"]]
+    assert "limits" not in metrics(1)[0].model_dump_json()
+    assert StepMetrics.model_validate_json(steps[0].model_dump_json()) == steps[0]
+    result = evaluation(1.0, 1).model_copy(update={"stop_reasons": {"context_limit": 12, "verified": 3}})
+    assert "12 of 400 runs ended by a limit (context 12)" in shown(chosen(evaluation_page([result])[1], "notes"))
+
+
+def test_rows_that_were_split_are_counted_where_there_were_any():
+    steps = [one.model_copy(update={"rows_split": {"branch": 1, "reply changed": 4}}) for one in metrics(2)]
+    (table,) = found(page(steps), "table", "Sums over all steps")
+    split = [cells[1:] for cells in rows(table) if cells[0] == "Rows split from a conversation"]
+    assert split == [["2", "branch"], ["8", "reply changed"]]
+    assert "rows_split" not in metrics(1)[0].model_dump_json()
