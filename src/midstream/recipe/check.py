@@ -19,7 +19,7 @@ from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt

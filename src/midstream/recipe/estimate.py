@@ -19,7 +19,7 @@ from midstream.components.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.providers import price_of, prices_used
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import draw, is_dialogues, set_reward, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines

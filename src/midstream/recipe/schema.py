@@ -21,7 +21,7 @@ from midstream.components.registry import MODULES, agent_type, modules_of
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
-from midstream.evaluation import EvaluationConfig
+from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.files import merge, read_table, with_overrides

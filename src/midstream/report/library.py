@@ -10,7 +10,7 @@ from midstream.report.blocks import Block, Cell, cell, facts, heading, span_of, 
 from midstream.report.numbers import counted, gain, gains
 from midstream.training_free.commit import Version
 from midstream.training_free.feedback import Vote
-from midstream.training_free.library import Effect, Lesson, Library, Origin, size
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library, size
 from midstream.training_free.operations import Diff
 from midstream.training_free.validation import Validation
 
@@ -92,7 +92,7 @@ def size_of(library: Library) -> str:
     return f"{words}; {vetoed} vetoed" if vetoed else words
 
 
-def came_from(origin: Origin) -> str:
+def came_from(origin: LessonOrigin) -> str:
     """Who wrote a lesson, and from what."""
     who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
     parts = [f"{who}, update {origin.update}" if origin.update else who]
