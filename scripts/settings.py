@@ -26,8 +26,7 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.agents.session import SessionSettings
 from midstream.agents.session_agent import CommandSettings
 from midstream.components.component import Stage
-from midstream.components.kinds import GROUP, config_class
-from midstream.components.registry import COMPONENTS
+from midstream.components.kinds import COMPONENTS, GROUP, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.components.registry import modules_of
+from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.core.terminal import Terminal
