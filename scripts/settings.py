@@ -24,8 +24,7 @@ from pydantic_core import PydanticUndefined
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.components.component import Stage
-from midstream.components.kinds import GROUP, config_class
-from midstream.components.registry import COMPONENTS
+from midstream.components.kinds import COMPONENTS, GROUP, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
