@@ -114,12 +114,14 @@ def _described(
         from midstream.report.practice import practice_page, read_practice
 
         data = read_practice(run, whole=whole)
-        return *practice_page(data), data.samples
+        lead, sections = practice_page(data)
+        return lead, sections, list(data.samples)
     evaluations = run.evaluations.read(skip_damage)
     if info.kind == "evaluation":
-        return *evaluation_page(evaluations), []
-    records = run.metrics.read(skip_damage), run.timings.read(skip_damage)
-    return *training_page(*records, evaluations), samples(run) if whole else []
+        lead, sections = evaluation_page(evaluations)
+        return lead, sections, []
+    lead, sections = training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
+    return lead, sections, samples(run) if whole else []
 
 
 def _evaluated_agent(info: RunInfo) -> str:

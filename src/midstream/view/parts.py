@@ -51,7 +51,7 @@ class SegmentPart:
 
     def __init__(self, path: Path) -> None:
         self.path, self.damage, self._segment = path, "", Segment(path)
-        self.identity = (str(path), *identity(path.stat()))
+        self.identity: Hashable = (str(path), *identity(path.stat()))
         self.entries: list[Entry] = []
         try:
             for entry in self._segment.entries():
@@ -93,7 +93,7 @@ class JournalPart:
 
     def __init__(self, journal: JournalIndex, name: str) -> None:
         self.path, self.damage = journal.path, ""
-        self.identity = (str(journal.path), identity(journal.path.stat())[0], name)
+        self.identity: Hashable = (str(journal.path), identity(journal.path.stat())[0], name)
         self._starts, self.entries = journal.sets[name]
 
     def lines(self, places: Iterable[int]) -> Iterator[bytes]:
