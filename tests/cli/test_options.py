@@ -164,7 +164,7 @@ def test_a_key_that_is_not_set_is_named_before_any_work(capsys, tmp_path: Path, 
 
 
 def test_solve_needs_nothing_that_only_scores(monkeypatch):
-    monkeypatch.setattr(math, "installed", lambda names: False)
+    monkeypatch.setattr(math, "find_installed", lambda names: False)
     with Build(agent_recipe("artist-prompted")) as build:
         assert build.environment().reward.name == "exact match"
 

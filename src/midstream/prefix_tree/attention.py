@@ -334,4 +334,4 @@ BACKENDS: dict[Backend, Attention] = {
 }
 for _name in BACKENDS:
     AttentionInterface.register(implementation(_name), _attend)
-MASKS = (_mask, _gather_keys, _block_mask)  # each keeps the newest; `forward.using` clears them
+MASKS = (_mask, _gather_keys, _block_mask)  # each keeps the newest; `forward.use_backend` clears them

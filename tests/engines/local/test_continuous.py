@@ -66,7 +66,7 @@ def seen(monkeypatch) -> Seen:
                 assert {len(layer.keys) for layer in layers} == {len(self.rows)}
                 seen.slack.append(max(layer.keys.shape[2] for layer in layers) - longest)
 
-    monkeypatch.setattr(continuous, "Batch", Watched)
+    monkeypatch.setattr(continuous, "DecodingBatch", Watched)
     return seen
 
 

@@ -225,7 +225,7 @@ def test_a_model_that_fills_its_cache_in_its_own_way_is_padded(trie_always, monk
 
     model = model_of()
     assert choice_of(model).backend is not None
-    monkeypatch.setattr(prefill, "padded", strange)
+    monkeypatch.setattr(prefill, "prefill_padded", strange)
     refused = choice_of(model)
     assert refused.backend is None
     assert "fills its cache in its own way" in refused.reason

@@ -201,10 +201,10 @@ def test_a_pass_that_fails_leaves_nothing_half_written(trie_always, tiny_model, 
     async def play():
         engine.join(0)
         engine.join(1)
-        monkeypatch.setattr(prefill, "selected", broken)
+        monkeypatch.setattr(prefill, "select_tokens", broken)
         failed = await asyncio.gather(*(one(engine, order, 1, ["planner"]) for order in (0, 1)), return_exceptions=True)
         assert [type(each) for each in failed] == [EngineError] * 2
-        monkeypatch.setattr(prefill, "selected", select)
+        monkeypatch.setattr(prefill, "select_tokens", select)
         return await together(engine)
 
     assert drawn(asyncio.run(play())) == drawn(asyncio.run(together(engine_of(tiny_model))))
