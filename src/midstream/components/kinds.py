@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_args
+from typing import Any
 
 from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
 from midstream.components.own import load
@@ -122,7 +122,6 @@ OWN: dict[Kind, str] = {
 }
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUP = "midstream.components"
 
 _BASES: dict[Kind, type] = {

@@ -119,8 +119,8 @@ class TinyModelConfig(InProcessConfig):
         agent, name = recipe.agent, recipe.modules[recipe.trained].engine
         if where != f"engines.{name}":
             return
-        chat = isinstance(agent, InterleavedConfig) and load_template(agent.template).chat
-        if chat and not is_dialogues(recipe.tasks):
+        questions = not is_dialogues(recipe.tasks)
+        if questions and isinstance(agent, InterleavedConfig) and load_template(agent.template).chat:
             raise RecipeError(
                 f"agent.template = {agent.template!r} with a policy of engine {name!r}",
                 code="setting-conflict",
