@@ -75,7 +75,7 @@ def test_verify_knows_the_file(root: Path, capsys: pytest.CaptureFixture[str]) -
         add_feedback(root, {"part": PART, "id": "a", "vote": vote})
     assert main(["show", str(root), "--check", "--json"]) == 0
     files = {file["file"]: file["state"] for file in json.loads(capsys.readouterr().out)["files"]}
-    assert files["feedback.jsonl"] == "not checked"
+    assert files["feedback.jsonl"] == "ok"
     path = root / "feedback.jsonl"
     path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
     assert main(["show", str(root), "--check"]) == 1
