@@ -7,7 +7,6 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
@@ -24,10 +23,8 @@ from midstream.report.turn_rows import (
     observation_rows,
     outcome_words,
     output_part,
-    part_words,
     reply_parts,
     sequence_words,
-    stream_words,
     template_of,
     turn_parts,
     turn_rows,
@@ -220,14 +217,6 @@ def test_format_in_words():
     swapped = reply("<answer>1</answer><think>why</think><python>2</python>")
     one = math_stream().model_copy(update={"turns": math_stream().turns[:1], "closing_calls": (swapped,)})
     assert format_words(one, MATH) == "not strict: every part is there, not in order"
-
-
-def test_measures_in_words():
-    one = StreamMetrics(trajectories=4, calls=6, correct=3, reasoning_per_call=31.5, answered=4, steps_to_answer=1.5)
-    said = "1.50 calls a run, 50.0% of them with a result, 31.5 tokens of reasoning a call, 1.50 calls to an answer"
-    assert stream_words(one) == said
-    assert stream_words(StreamMetrics(trajectories=2)) == "0.00 calls a run, - of them with a result"
-    assert part_words({"tool_success": 0.5, "total": 2.0}) == "tool success 0.5, total 2"
 
 
 def test_the_page_marks_what_was_put_in_by_a_tone_and_by_a_sign():

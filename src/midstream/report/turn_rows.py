@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import JsonValue
 
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.metrics import StreamMetrics
 from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
@@ -38,7 +37,7 @@ from midstream.core.trajectory import (
     Turn,
     Verdict,
 )
-from midstream.report.numbers import counted, listed, number, percent, shorten, troubles
+from midstream.report.numbers import counted, listed, shorten, troubles
 
 _VOTE = 40  # characters of an answer among votes
 
@@ -333,21 +332,6 @@ def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
         if lacking := [f"{name} {pair[0]} of {pair[1]}" for name, pair in pairs if pair[0] != pair[1]]:
             lines.append(f"user turn {place}: {', '.join(lacking)}")
     return lines
-
-
-def stream_words(streams: StreamMetrics) -> str:
-    """What was measured of interleaved policies, in a line."""
-    words = [f"{streams.calls_mean:.2f} calls a run, {percent(streams.correct_rate)} of them with a result"]
-    if streams.reasoning_per_call is not None:
-        words.append(f"{number(streams.reasoning_per_call)} {streams.unit} of reasoning a call")
-    if streams.steps_to_answer is not None:
-        words.append(f"{streams.steps_to_answer:.2f} calls to an answer")
-    return ", ".join(words)
-
-
-def part_words(parts: Mapping[str, float]) -> str:
-    """Parts of a reward in a line."""
-    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in parts.items())
 
 
 def _malformed(block: Block, template: Template) -> str:

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.real:
         changes = [word for setting in options.overrides for word in ("--set", setting)]
         _ask_before_and_after(run, ["--recipe", name, "--model", str(model), *changes], console)
-    console.print(f"Report  {run.report_path}", highlight=False, soft_wrap=True)
+    console.print(f"\nReport  {run.report_path}", highlight=False, soft_wrap=True)
     console.print(f"View    midstream view {place}", highlight=False, soft_wrap=True)
     console.print(f"Limits  {LIMITS[name]}", highlight=False)
     console.print(Text("\nNext", "bold"))
