@@ -258,7 +258,7 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(
 def test_the_study_of_the_documentation_can_run_and_what_to_know_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (tmp_path / "group-size.toml").write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
     study = read_study(tmp_path / "group-size.toml")
     planned = plan(study, tmp_path, seeds=1)

@@ -229,14 +229,14 @@ def read_study(name: str | Path) -> StudyFile:
             f"there is no study {str(name)!r}",
             code="file-not-found",
             fix=did_you_mean(name, (file.stem for file in SHIPPED.glob("*.toml")))
-            + "midstream study --list, or a file like docs/study.md shows",
+            + "midstream study --list, or a file like docs/evaluation.md shows",
         )
     table, directory = read_toml(path), path.parent.resolve()
     if "arms" not in table and table.keys() & {"extends", "agent", "engines"}:
         raise RecipeError(
             f"{path} is a recipe; a study has [[arms]]",
             code="recipe-invalid",
-            fix=f'write a study whose arm names it: [[arms]] name = "first", recipe = "{path.name}"; docs/study.md',
+            fix=f'write a study with an arm of it: [[arms]] name = "first", recipe = "{path.name}"; docs/evaluation.md',
         )
     if "arms" not in table and (command := _PROGRAM.search(path.read_text(encoding="utf-8"))):
         raise _is_program(f"{path}", command[0])

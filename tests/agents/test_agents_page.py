@@ -1,4 +1,4 @@
-"""docs/agents.md shows every prompt as a model gets it; `MIDSTREAM_WRITE_SCREENS=1` writes the generated part."""
+"""docs/agents.md shows the planner's prompt as a model gets it; `MIDSTREAM_WRITE_SCREENS=1` writes it."""
 
 from __future__ import annotations
 
@@ -75,16 +75,14 @@ def requests() -> list[Request]:
 
 
 def generated() -> str:
-    """The prompts of the analyst, the second turn and the generator."""
-    asked = requests()
-    parts = []
-    for request, reply in [(asked[place], REPLIES[place]) for place in (0, 4, 5, 6, 7)]:
-        text = "\n\n".join(f"[{message.role}]\n{message.content}" for message in request.messages)
-        parts.append(f"### {request.role.capitalize()}\n\n````text\n{text}\n\n[assistant]\n{reply}\n````\n")
-    return "\n" + "\n".join(parts)
+    """The planner's prompt in the second turn, and its reply."""
+    request, reply = requests()[4], REPLIES[4]
+    assert request.role == "planner"
+    text = "\n\n".join(f"[{message.role}]\n{message.content}" for message in request.messages)
+    return f"\n````text\n{text}\n\n[assistant]\n{reply}\n````\n"
 
 
-def test_the_page_shows_the_prompts_as_they_are():
+def test_the_page_shows_the_prompt_as_it_is():
     head, mark, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
     if os.environ.get("MIDSTREAM_WRITE_SCREENS"):
         PAGE.write_text(head + MARK + generated(), encoding="utf-8")

@@ -63,10 +63,9 @@ class TinyTextConfig(InProcessConfig):
     """A language model in open text that is made here, small enough to learn from nothing on a laptop.
 
     Attributes:
-        weights: `atlas`: the model that comes with midstream, warm-started on the atlas (recipe `text-start`), of the
-            default sizes; `copying`: new weights that copy; or the directory of a saved model, such as a run's
-            `policy`, relative to the working directory, which has its own sizes
-        hidden_size: width; 128 with 4 layers and 4 heads is 1 M parameters, 256, 6, 8 are 5 M, 512, 6, 16 are 21 M
+        weights: `atlas`: the model that comes with midstream (recipe `text-start`); `copying`: new weights that copy;
+            or the directory of a saved model, relative to the working directory
+        hidden_size: width; with layers and heads, 128, 4, 4 is 1 M parameters; 256, 6, 8 are 5 M; 512, 6, 16 are 21 M
         layers: depth
         heads: attention heads
         max_positions: the most tokens of prompt and completion together

@@ -181,7 +181,7 @@ class Limits(Settings):
     Attributes:
         fetch_s: seconds of one fetch, redirects included
         headers_s: seconds to the beginning of a response
-        max_kb: kilobytes of a page, as sent and decompressed; a longer page is cut, and the result says so
+        max_kb: kilobytes of a page, as sent and decompressed; a longer page is cut
         redirects: the most redirects
         ports: the ports that an address may name
         allow_private: hosts that are not public but may be fetched, as addresses write them: `["127.0.0.1",

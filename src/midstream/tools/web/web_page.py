@@ -106,7 +106,7 @@ class PageParser:
     """Parses each page in its own process, a few at once, within `parse_s` seconds of wall-clock time.
 
     Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
-    (docs/benchmarks.md), and only killing the process stops that. It starts without our environment: a parser of
+    (benchmarks/README.md), and only killing the process stops that. It starts without our environment: a parser of
     untrusted pages should not hold keys.
     """
 

@@ -1,4 +1,4 @@
-"""docs/own-tool.md: every block, in the page's order, in one directory, as a reader would run it."""
+"""docs/tools.md, "Your own tool": every block, in the page's order, in one directory, as a reader would run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from support.llm_server import AgentFlowReplies, LLMServer
 
-PAGE = Path(__file__).parents[1] / "docs" / "own-tool.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tools.md"
+PART = PAGE.read_text(encoding="utf-8").partition("\n## MCP servers\n")[0]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -109,7 +110,7 @@ def read(shop, tmp_path_factory):
     """The page as it was read to its end."""
     with LLMServer(play) as model:
         reader = Reader(tmp_path_factory.mktemp("reader"), shop, model.base_url)
-        for language, block in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        for language, block in BLOCK.findall(PART):
             reader.read(language, block)
     return reader
 
