@@ -143,7 +143,7 @@ def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str,
             rows = [row for row in rows if row not in rows_of(base).values()]
         for shared, _ in bases if rows else ():
             anchor = re.sub(r"[^\w\- ]", "", shared.lower()).replace(" ", "-")
-            rows.append(f'| [more]({page}#{anchor}) | | the settings of "{shared.replace("`", "")}" |')
+            rows.append(f"| more: [{shared}]({page}#{anchor}) | | |")
         body = titles[places[title]] if title in places else ""
         without = re.sub(re.escape(HEAD) + r"(\|.*\n)*", "\0", body)
         if without.count("\0") != bool(rows):
