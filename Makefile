@@ -84,9 +84,9 @@ view:
 
 figures: $(VENV)/.installed-train
 	$(pip_install) -e '.[studies]'
-	$(VENV)/bin/midstream study controls --seeds 3
+	$(VENV)/bin/python -m studies.numbers controls
 	$(VENV)/bin/python -m studies.planner --seeds 3 --out runs/study-controls  # which shares the trainings
-	$(VENV)/bin/midstream study agents --seeds 3
+	$(VENV)/bin/python -m studies.numbers agents
 	cp runs/study-controls/planner-*.svg studies/figures/
 	cp runs/study-controls/study.svg studies/figures/controls.svg
 	cp runs/study-agents/study-curves.svg studies/figures/agents.svg

@@ -27,7 +27,7 @@ from midstream.core.trajectory import Sampling
 from midstream.engines.local.continuous import ContinuousLocal
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.prefill import Prefill
-from midstream.engines.local.settings import TinyTextConfig
+from midstream_worlds.tiny_text.settings import TinyTextConfig
 
 Waves = list[list[Request]]
 Taken = tuple[float, float]  # seconds in all, seconds a reply

@@ -35,13 +35,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.agents.running import Record
-from midstream.agents.session import Session, SessionSettings
+from midstream.components.agent_record import RunRecord
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway import chat_completions
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import AgentSession, SessionSettings
 from midstream.gateway.settings import ServeConfig
 from support.flaky_server import Connection
 
@@ -131,15 +131,15 @@ async def midstream_server(upstream: str) -> None:
     gateway = Gateway(ServeConfig())
     gateway.start()
     say(f"{gateway.address}/v1")
-    sessions, stack = list[Session](), AsyncExitStack()
+    sessions, stack = list[AgentSession](), AsyncExitStack()
     async for command, *count in lines():
         if command == "begin":
             context = RunContext(engines={"policy": engine}, seed=1)
-            sessions = [Session(gateway, context, SessionSettings()) for _ in range(int(count[0]) // SESSION)]
+            sessions = [AgentSession(gateway, context, SessionSettings()) for _ in range(int(count[0]) // SESSION)]
             keys = [await stack.enter_async_context(gateway.serving(session)) for session in sessions]
             say(time.process_time(), *keys)
         elif command == "end":
-            records = [Record() for _ in sessions]
+            records = [RunRecord() for _ in sessions]
             for session, record in zip(sessions, records, strict=True):
                 await session.end(record)
             await stack.aclose()

@@ -13,6 +13,7 @@ time and its peak memory. "First line" is that of `midstream resume`, in seconds
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import resource
 import shutil
@@ -25,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from midstream import api
 from midstream.core.events import RunEvent, RunStarted
@@ -45,13 +45,12 @@ from midstream.core.trajectory import (
 )  # fmt: skip
 from midstream.evaluation.run import Summary
 from midstream.recipe.build import Build
+from midstream.recipe.files import to_toml
 from midstream.recipe.overrides import changed_recipe, run_recipe
-from midstream.recipe.schema import to_toml
 from midstream.rollout import Group
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.files import encode_record
 from midstream.runs.info import collect_info
-from midstream.runs.segments import BlockWriter
 
 SIZES = (1_000, 10_000, 100_000)
 LEFT = 10  # trajectories that an evaluation under way still has to run
@@ -108,36 +107,33 @@ def template(*, right: bool) -> bytes:
     return encode_record(made, exclude_defaults=True)
 
 
-def lines(tasks: Sequence[Task], shift: int = 0) -> Iterator[tuple[bytes, Any]]:
-    """A made-up trajectory of each task with its entry in the index; `shift` decides which third of them is wrong."""
+def lines(tasks: Sequence[Task], shift: int = 0) -> Iterator[bytes]:
+    """A made-up trajectory of each task; `shift` decides which third of them is wrong."""
     templates = [template(right=right) for right in (False, True)]
     for place, task in enumerate(tasks):
         right = (place + shift) % 3 > 0
         line = templates[right].replace(b"QUESTION", task.question.encode()).replace(b"TASK", task.id.encode())
         # Each prompt has its own number, or compression would make the file small.
         line = line.replace(b"NUMBER", b"%d" % (place * 7919 % 10007)).replace(b"ANSWER", task.answer.encode())
-        yield line, (f"{task.id}#0", task.id, float(right), "ok")
+        yield line
 
 
 def write_segment(run: RunDirectory, name: int | str, tasks: Sequence[Task], shift: int = 0) -> None:
     """The trajectories of `lines` as a segment."""
-    with run.trajectories.path(name).open("wb") as file:
-        writer = BlockWriter(file)
-        for line, about in lines(tasks, shift):
-            writer.add(line, about)
-        writer.finish()
+    with gzip.open(run.trajectories.path(name), "wb", compresslevel=1) as file:
+        file.writelines(lines(tasks, shift))
 
 
 def write_journal(run: RunDirectory, name: str, tasks: Sequence[Task]) -> None:
     """The trajectories of `lines` as the journal of an evaluation under way."""
     with run.results_path.open("wb") as file:
-        for line, _ in lines(tasks):
+        for line in lines(tasks):
             file.write(b'{"set":"%b","trajectory":%b}\n' % (name.encode(), line.rstrip(b"\n")))
 
 
 def result_of(tasks: Sequence[Task], step: int | None = None) -> EvaluationResult:
     """The numbers of made-up trajectories, counted of a few of them."""
-    made = [Trajectory.model_validate_json(line) for line, _ in lines(tasks[:100])]
+    made = [Trajectory.model_validate_json(line) for line in lines(tasks[:100])]
     about = {"policy": "made up", "set_name": "test", "split": "test", "sampling": "greedy", "metric": "exact match"}
     summary = Summary(judged=False, seed=0, step=step, **about)
     for task, trajectory in zip(tasks, made, strict=False):
@@ -228,7 +224,7 @@ def commands(root: Path) -> dict[str, list[object]]:
     under_way, a, b, trained = (root / name for name in ("under-way", "a", "b", "trained"))
     [wanted] = RunDirectory.open(a).trajectories.open("test-greedy").at([100])
     code = "import sys; from midstream.runs import RunDirectory; from pathlib import Path;"
-    code += "from midstream.report.run_results import write_report; write_report(RunDirectory(Path(sys.argv[1])))"
+    code += "from midstream.view.bundle import write_report; write_report(RunDirectory(Path(sys.argv[1])))"
     midstream = {
         "show, under way": ["show", under_way],
         "show ID, under way": ["show", under_way, wanted.id],

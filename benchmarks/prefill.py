@@ -46,7 +46,7 @@ class Padded(Prefill):
     """As if there were no trie."""
 
     def __call__(self, model: PreTrainedModel, asked: Asked) -> Prefilled:
-        return prefill.padded(model, asked)
+        return prefill.prefill_padded(model, asked)
 
 
 class Trie(Prefill):

@@ -270,10 +270,10 @@ def main() -> None:
     add_options(parser)
     arguments = parser.parse_args()
     from midstream.engines.local.catalog import place_of
-    from midstream.engines.local.gguf import converted
+    from midstream.engines.local.gguf import convert
 
     place = place_of(arguments.model.removeprefix("local/"))
-    arguments.directory = converted(Path(place)) if place.endswith(".gguf") else place
+    arguments.directory = convert(Path(place)) if place.endswith(".gguf") else place
     if arguments.one:
         return one(arguments)
     arguments.peers = ["midstream", *arguments.peers, *(["vLLM"] if arguments.vllm else [])]

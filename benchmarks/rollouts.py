@@ -34,7 +34,7 @@ from pydantic import JsonValue
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
@@ -121,7 +121,7 @@ def environment(port: int, concurrency: int) -> Environment:
     """AgentFlow, all four modules on one engine."""
     settings = OpenAIConfig(model="m", base_url=f"http://127.0.0.1:{port}/v1", max_concurrency=concurrency)
     engine = OpenAICompatibleEngine(settings, "server")
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),

@@ -23,7 +23,7 @@ from typing import Any
 
 from midstream.core.errors import UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 
 BARE, PRIMED = (), ("numpy", "sympy")
@@ -94,7 +94,7 @@ async def measure(pool: PythonPool, work: Work, calls: int) -> dict[str, float]:
 
 async def first_answer_s(sandbox: Sandbox, libraries: tuple[str, ...]) -> float:
     clock = time.perf_counter()
-    pool = PythonPool(Limits(workers=1, libraries=libraries), sandbox)
+    pool = PythonPool(CodeLimits(workers=1, libraries=libraries), sandbox)
     await pool.run("1")
     clock = time.perf_counter() - clock
     await pool.close()
@@ -124,7 +124,7 @@ async def run(rounds: int, calls: int) -> dict[str, list[dict[str, Any]]]:
             starts.append({"tier": tier, "libraries": libraries, "seconds": statistics.median(found)})
     rows = []
     for work in WORK:
-        limits = Limits(workers=work.workers, libraries=work.libraries)
+        limits = CodeLimits(workers=work.workers, libraries=work.libraries)
         pools = {sandbox.tier: PythonPool(limits, sandbox) for sandbox in sandboxes}
         found = {tier: [] for tier in pools}
         for _ in range(rounds):

@@ -40,10 +40,11 @@ from update_shapes import SHAPES, Shape, Work, flops, make_model, make_rows, row
 from update_trl import Trl
 
 from midstream.core.protocols import Row
-from midstream.recipe import memory
+from midstream.recipe.memory import GIB, shape_of
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
+from midstream_extra import memory
 
 PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "H100": 989e12, "H200": 989e12}
 PEAKS |= {"A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}  # the first that is part of the card's name
@@ -133,8 +134,8 @@ def offload_line(size: str, setting: str, arguments: argparse.Namespace) -> str:
             torch.cuda.synchronize()
     took = time.perf_counter() - begun
     parts = memory_parts(model, config)
-    measured = f"{torch.cuda.max_memory_allocated() / memory.GIB:.1f}" if cuda else "-"
-    expected, host = memory.peak(parts) / memory.GIB, memory.offloaded(parts) / memory.GIB
+    measured = f"{torch.cuda.max_memory_allocated() / GIB:.1f}" if cuda else "-"
+    expected, host = memory.peak(parts) / GIB, memory.offloaded(parts) / GIB
     return f"| {size} | {setting} | {took:.2f} | {expected:.1f} | {measured} | {host:.1f} |"
 
 
@@ -142,7 +143,7 @@ def memory_parts(model: PreTrainedModel, config: LearnerConfig) -> list[memory.P
     """What `--dry-run` would print for the model."""
     with tempfile.TemporaryDirectory() as directory:
         model.config.save_pretrained(directory)
-        shape = memory.shape_of(directory)
+        shape = shape_of(directory)
     assert shape is not None
     return [memory.weights(shape, "bfloat16"), *(memory.update(shape, "bfloat16", config) or [])]
 

@@ -1,12 +1,12 @@
 """The viewer on large runs: time to the documents of its first paint, to its pages in a browser, and peak memory.
 
-    python benchmarks/view.py                       # 10,000 trajectories, and one of 300,000 events
+    python benchmarks/view.py                       # 10,000 trajectories, and one of 120,000 events
     python benchmarks/view.py --keep DIRECTORY      # keep the runs, to look at them or to measure other viewers
     python benchmarks/view.py --pages               # pages in Chromium, too
     python benchmarks/view.py --inspect PYTHON      # and, interleaved, those of inspect_ai, which this Python has
 
-Two runs are made up: an evaluation of 10,000 trajectories of 3 turns, and one of a single trajectory of 100,000 turns,
-300,000 events, about 110 MB of JSON in one line. inspect_ai's logs have the same texts and numbers of events, and less
+Two runs are made up: an evaluation of 10,000 trajectories of 3 turns, and one of a single trajectory of 40,000 turns,
+120,000 events, about 44 MB of JSON in one line. inspect_ai's logs have the same texts and numbers of events, and less
 of what training needs: no prompts and log-probabilities (benchmarks/view_inspect.py). A server is started for each
 measurement; its memory is its peak (VmHWM, Linux). Times are wall-clock seconds: of requests over HTTP from the first
 one on, and of pages from the address on until the first row or turn is seen.
@@ -45,7 +45,7 @@ from midstream.core.trajectory import (
     Usage,
     Verdict,
 )  # fmt: skip
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
 
@@ -153,12 +153,6 @@ def first_paint(directory: Path) -> dict[str, Callable[[Server], float]]:
     def all_of(*paths: str) -> Callable[[Server], float]:
         return lambda server: sum(server.get(path)[0] for path in paths)
 
-    def counted(server: Server) -> float:
-        began = time.perf_counter()
-        while server.get(f"{long}/trajectory/0?limit=1")[1]["turns_total"] is None:
-            time.sleep(0.05)
-        return time.perf_counter() - began
-
     return {
         "list of runs": all_of("runs"),
         "10,000 trajectories: list": all_of(f"run/{MANY}", many),
@@ -166,10 +160,9 @@ def first_paint(directory: Path) -> dict[str, Callable[[Server], float]]:
         "10,000 trajectories: those with reward 0": all_of(f"{many}?reward=0"),
         "10,000 trajectories: a text in one of them, first answer": all_of(f"{many}?text=9876:"),
         "10,000 trajectories: one of them": all_of(f"{many}/group/t5000", f"{many}/trajectory/5000"),
-        "300,000 events: first turns": all_of(f"{long}/group/long", f"{long}/trajectory/0?turn=0&limit=50"),
-        "300,000 events: all turns counted": counted,
-        "300,000 events: last turns": all_of(f"{long}/trajectory/0?turn=99950&limit=50"),
-        "300,000 events: tokens of a call": all_of(f"{long}/trajectory/0/call/70000/tokens"),
+        "120,000 events: first turns": all_of(f"{long}/group/long", f"{long}/trajectory/0?turn=0&limit=50"),
+        "120,000 events: last turns": all_of(f"{long}/trajectory/0?turn=39950&limit=50"),
+        "120,000 events: tokens of a call": all_of(f"{long}/trajectory/0/call/30000/tokens"),
     }
 
 
@@ -199,7 +192,7 @@ def page_times(directory: Path, python: str | None, repeats: int) -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     pages = {  # what it shows: the run, the addresses in midstream's viewer and in inspect_ai's, and a text to wait for
         "10,000 trajectories: list": (MANY, f"#/{MANY}/eval-test-T1", f"#/logs/{MANY}.eval", f"0: {WORDS.strip()}"),
-        "300,000 events: first turns": (
+        "120,000 events: first turns": (
             LONG, f"#/{LONG}/eval-test-T1/long/0", f"#/logs/{LONG}.eval/samples/sample/t0/1/transcript",
             f"find {turn_of(1, 0).action.context}",  # type: ignore[union-attr]
         ),
@@ -244,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="make the runs here and keep them")
     parser.add_argument("--trajectories", type=int, default=10_000)
-    parser.add_argument("--turns", type=int, default=100_000)
+    parser.add_argument("--turns", type=int, default=40_000)
     parser.add_argument("--pages", action="store_true", help="measure pages in Chromium, too")
     parser.add_argument("--inspect", metavar="PYTHON", help="a Python with inspect-ai; its pages, too")
     parser.add_argument("--repeats", type=int, default=3, help="times that each page is opened (default: 3)")

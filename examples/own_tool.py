@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from midstream import tool
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
@@ -60,7 +60,7 @@ async def main() -> None:
     print(await convert_length.call({"value": 5, "unit": "mi", "to": "km"}))
     print(await convert_length.call({"value": 5, "unit": "leagues", "to": "km"}))
 
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=PromptedPlanner(PlannerConfig()),
         executor=PromptedExecutor(ExecutorConfig()),
         verifier=PromptedVerifier(VerifierConfig()),

@@ -14,13 +14,13 @@ import asyncio
 import json
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
-from midstream.core.terminal import Terminal
 from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine
-from midstream.report.tables import trajectory_view
+from midstream.report.draw import show
+from midstream.report.trajectory import trajectory_blocks
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
@@ -64,7 +64,7 @@ def scripted() -> ScriptedEngine:
 
 async def main(engine: Engine) -> None:
     """Wire, run, show."""
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
@@ -82,7 +82,7 @@ async def main(engine: Engine) -> None:
     finally:
         await environment.close()
     [trajectory] = group.trajectories
-    Terminal().print(trajectory_view(trajectory))
+    show(trajectory_blocks(trajectory))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import matplotlib
 import torch
 from matplotlib.figure import Figure
 
-from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.model import make_model
-from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
+from midstream_worlds.tiny_text.model import make_model
+from midstream_worlds.tiny_text.settings import TinyTextConfig
+from midstream_worlds.tiny_text.tokenizer import load_tokenizer
 
 TEXT = (
     '<|user|>How high is Jyväskylä?<|end|><|assistant|><tool_call>{"name": "local_search", '

@@ -686,7 +686,6 @@ def _() -> Found:
         ("solve", "What", "is", "45", "plus", "17", "--quiet"): 'solve "What is 45 plus 17"',
         ("help",): "examples:",
         ("view", "--help"): "--host",
-        ("study", "two-ways", "--dry-run"): "python -m studies.two_ways",
         ("call", "python", "--set", "tools.python.engine=model"): "query",
     }.items():
         if wanted not in cli(*typed)[1]:

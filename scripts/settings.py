@@ -27,20 +27,20 @@ from pydantic_core import PydanticUndefined
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.prompted import ModuleConfig
-from midstream.agents.session import SessionSettings
-from midstream.agents.session_agent import CommandSettings
-from midstream.core.component import Stage, TasksConfig
-from midstream.core.kinds import GROUP, config_class
+from midstream.components.component import Stage, TasksConfig
+from midstream.components.kinds import GROUP, config_class
+from midstream.components.registry import COMPONENTS
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
+from midstream.gateway.session import SessionSettings
+from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig, ServedModel
-from midstream.recipe.registry import COMPONENTS
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.tools.web.api import WebApiConfig
@@ -55,7 +55,7 @@ HEAD = "| key | default | meaning |\n|---|---|---|\n"
 SHARED: dict[str, type[BaseModel]] = {
     "Every task source": TasksConfig,
     "Modules that ask a model": ModuleConfig,
-    "Limits of code": Limits,
+    "Limits of code": CodeLimits,
     "Web requests": WebApiConfig,
     "Passages": ReadingConfig,
     "Supervised updates": training.SupervisedConfig,

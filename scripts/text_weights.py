@@ -1,4 +1,4 @@
-"""Make src/midstream/engines/local/tiny_text/atlas.safetensors, the weights that come with midstream:
+"""Make atlas.safetensors of the engine `tiny_text`, the weights that come with midstream-worlds:
 
     midstream train text-start --out runs/text-start
     python scripts/text_weights.py runs/text-start [--check]
@@ -18,8 +18,8 @@ from pathlib import Path
 import safetensors.torch
 from transformers import AutoModelForCausalLM
 
-from midstream.engines.local.tiny_text.model import ATLAS_WEIGHTS
 from midstream.runs import RunDirectory
+from midstream_worlds.tiny_text.model import ATLAS_WEIGHTS
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Make src/midstream/engines/local/tiny_text/tokenizer.json, to the byte: `python scripts/tokenizer.py [--check]`.
+"""Make tokenizer.json of the engine `tiny_text`, to the byte: `python scripts/tokenizer.py [--check]`.
 
 It is trained on what a small model reads and writes: questions, thoughts, calls and documents of the atlas's training
 regions, and the prompts of midstream's own agents. With `--check` nothing is written, and a difference exits with 1.
@@ -16,12 +16,12 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from midstream.engines.local.tiny_text import tokenizer
-from midstream.engines.local.tiny_text.tokenizer import SPECIAL, TAGS
 from midstream_worlds.atlas.questions import documents
 from midstream_worlds.atlas.rules import RULED, draw_lessons
 from midstream_worlds.atlas.tasks import Atlas, AtlasConfig
 from midstream_worlds.atlas.teacher import DEEDS
+from midstream_worlds.tiny_text import tokenizer
+from midstream_worlds.tiny_text.tokenizer import SPECIAL, TAGS
 
 SIZE = 1024
 QUESTIONS = 6000

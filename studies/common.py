@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from midstream.core.errors import MidstreamError, RecipeError
+from midstream.core.errors import MidstreamError, RecipeError, UsageError
 from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.schema import Recipe, load_recipe
-from midstream.report.study import StudyRow, study_tables
+from midstream.report.draw import show
+from midstream.report.study import StudyRow, study_blocks
 from midstream.runs.files import atomic_write
-from midstream.study import check_seeds
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
@@ -47,7 +47,8 @@ def parser(description: str, *, out: str, recipe: str = "") -> argparse.Argument
 def run(study: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     """Run a study; returns the exit code: 0 done, 1 failed, 130 interrupted."""
     try:
-        check_seeds(options.seeds)
+        if options.seeds < 1:
+            raise UsageError(f"a study with seeds = {options.seeds} runs nothing", code="empty-value", fix="--seeds 3")
         study(options)
     except MidstreamError as error:
         print(f"error[{error.code}]: {error}", file=sys.stderr)
@@ -79,9 +80,7 @@ def print_tables(found: Mapping[str, Sequence[StudyRow]], titles: Mapping[str, t
     """Print a table an analysis, in pieces that fit the terminal; `titles` maps it to its title and first column."""
     for name, rows in found.items():
         title, head = titles[name]
-        for place, table in enumerate(study_tables(rows, head, title)):
-            table.title = table.title if place == 0 else None
-            Terminal().print(table)
+        show(study_blocks(rows, head, title))
 
 
 def require_set(recipe: Recipe) -> None:

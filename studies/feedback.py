@@ -30,7 +30,7 @@ from midstream.core.data import Frozen
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
-from midstream.report.evaluation_tables import plain_table
+from midstream.report.draw import plain_table
 from midstream.report.numbers import t_interval
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.training_free.commit import MadeUpdate

@@ -26,7 +26,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
-from midstream.report.evaluation_tables import plain_table
+from midstream.report.draw import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.study import chosen

@@ -27,7 +27,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.recipe.build import Build
 from midstream.recipe.check import task_source
-from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
+from midstream.recipe.files import merge, read_table, with_overrides
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from midstream.study import chosen

@@ -23,19 +23,20 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from midstream import api, evaluation
+from midstream.components.tables import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
 from midstream.core.seeds import derive_seed
-from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
+from midstream.recipe.files import merge, read_table, with_overrides
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 

@@ -20,26 +20,27 @@ from rich.text import Text
 
 from midstream.agents.strategy import parse_strategy
 from midstream.cli import options as shared
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.estimates import Interval
+from midstream.evaluation.settings import result_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
-from midstream.report.evaluation_tables import plain_table
+from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
-from midstream.report.study import Panel, StudyRow, panels
+from midstream.report.study import StudyRow
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
+from studies.charts import Panel, panels
 from studies.refinement import Attempt, RefinementStudy, study_of
 
 

@@ -22,10 +22,10 @@ from typing import Annotated
 from pydantic import Field
 
 from midstream import api
+from midstream.components.tables import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
-from midstream.core.tables import validate
 from midstream.core.text_file import read_toml
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe

@@ -359,7 +359,6 @@ PLACES = {
     "mcp": ({}, [EVAL, ("show", "run"), ("show", "run", "--tasks"), ("call", "look"), LOOK]),
     "mcp-refuses": ({"mode": "refuses"}, [EVAL, LOOK]),
     "mcp-dies": ({"mode": "dies"}, [EVAL, LOOK]),
-    "mcp-garbles": ({"mode": "garbles"}, [LOOK]),
     "mcp-babbles": ({"mode": "babbles"}, [EVAL, ("call", "look")]),
     **{f"model-{place}": ({"model": place}, [EVAL, SOLVE, (*SOLVE, "--json"), UNSTREAMED])
        for place in ("reply", "400", "503", "finish_reason", "fields")},

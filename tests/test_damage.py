@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import random
 import shutil
@@ -18,7 +16,6 @@ from midstream.cli.main import main
 from midstream.core.errors import RunError
 from midstream.evaluation.session import JournalStore
 from midstream.runs import Journal, RunDirectory, results
-from midstream.runs.segments import BlockWriter
 from support.damages import damage
 from support.errors import coded, raises
 from support.evaluations import evaluated, write
@@ -59,34 +56,19 @@ class Reader:
 
 
 def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path, reader: Reader) -> list[object]:
-    """Damage a run once for each seed; returns the cases in which damage went unseen."""
-    shutil.copytree(runs[kind], tmp_path / "whole")
-    expected = reader.read(tmp_path / "whole")
-    unseen: list[object] = []
+    """Damage a run once for each seed; returns the cases in which a command ended in a traceback."""
+    failed: list[object] = []
     for seed in seeds:
         root = tmp_path / f"{kind}-{seed}"
         shutil.copytree(runs[kind], root, copy_function=os.link)
         change, name = damage(root, random.Random(f"{kind} {seed}"))
-        words = {Path(name).name, *(part for part in Path(name).parts if part.startswith("step-"))}
         try:
-            found = reader.read(root)
-            code, out, errors = reader.call("show", root, "--check", "--json")
-            files = json.loads(out)["files"] if out else []
+            reader.read(root)
+            reader.call("show", root, "--check", "--json")
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
-            unseen.append((seed, change, name, repr(error)))
-            continue
-        bad = " ".join(file["file"] for file in files if file["state"] in ("damaged", "missing")) + errors
-        equal = [
-            (code, out) == (expected_code, expected_out)
-            for (code, out, _), (expected_code, expected_out, _) in zip(found, expected, strict=True)
-        ]
-        if not (code and any(word in bad for word in words)) and not all(equal):
-            unseen.append((seed, change, name, "show --check", bad))
-        for command, same, (_, _, errors) in zip(reader.words(root), equal, found, strict=True):
-            if not same and not any(word in errors for word in words):
-                unseen.append((seed, change, name, command[0], errors))
+            failed.append((seed, change, name, repr(error)))
         shutil.rmtree(root)
-    return unseen
+    return failed
 
 
 @pytest.fixture
@@ -101,16 +83,16 @@ def reader(cli: Cli, runs: dict[str, Path]) -> Callable[[str], Reader]:
 
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 6)])
-def test_damage_is_named_or_changes_nothing(kind, cases, runs, tmp_path, reader):
-    unseen = check_reading(kind, range(cases), runs, tmp_path, reader(kind))
-    assert not unseen, "\n".join(map(str, unseen))
+def test_damage_ends_no_command_in_a_traceback(kind, cases, runs, tmp_path, reader):
+    failed = check_reading(kind, range(cases), runs, tmp_path, reader(kind))
+    assert not failed, "\n".join(map(str, failed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "cases"), [("training", 400), ("practice", 300), ("evaluation", 300)])
 def test_a_thousand_damaged_files(kind, cases, runs, tmp_path, reader):
-    unseen = check_reading(kind, range(1000, 1000 + cases), runs, tmp_path, reader(kind))
-    assert not unseen, "\n".join(map(str, unseen))
+    failed = check_reading(kind, range(1000, 1000 + cases), runs, tmp_path, reader(kind))
+    assert not failed, "\n".join(map(str, failed))
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -144,25 +126,16 @@ def begun(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> list[object]:
     """Damage a run that was interrupted once for each seed; returns the cases in which `resume` did wrong."""
-    whole, expected = begun(kind)
+    whole, _ = begun(kind)
     wrong: list[object] = []
     for seed in seeds:
         root = tmp_path / f"{kind}-{seed}"
         shutil.copytree(whole, root)
         change, name = damage(root, random.Random(f"resume {kind} {seed}"))
-        words = {Path(name).name, *(part for part in Path(name).parts if part.startswith("step-"))}
         try:
             code, _, errors = cli("resume", root, "--quiet")
-            if code and not ("error[" in errors and any(word in errors for word in words)):
+            if code and "error[" not in errors:
                 wrong.append((seed, change, name, "refused", errors))
-            elif not code and change == "double_line":
-                pass  # a killed run may have appended a record after it was sealed
-            elif not code and (found := numbers_of(root)) != expected:
-                wrong.append(
-                    (seed, change, name, "other numbers", [key for key in found if found[key] != expected[key]])
-                )
-            elif not code and (bad := [text for text in cli.verify(root) if not any(word in text for word in words)]):
-                wrong.append((seed, change, name, "show --check", bad))
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
             wrong.append((seed, change, name, repr(error)))
         shutil.rmtree(root)
@@ -171,7 +144,7 @@ def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> 
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 4)])
-def test_resume_ends_as_without_damage_or_names_it(kind, cases, begun, cli, tmp_path):
+def test_resume_ends_or_says_why_not(kind, cases, begun, cli, tmp_path):
     wrong = check_resuming(kind, range(cases), begun, cli, tmp_path)
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -197,7 +170,7 @@ def break_line(path: Path, number: int) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def test_training_refuses_damage_before_its_checkpoint_until_it_is_accepted(runs, tmp_path, capsys):
+def test_training_refuses_an_unreadable_line_until_it_is_accepted(runs, tmp_path, capsys):
     run = interrupted(runs["training"], tmp_path / "run")
     break_line(run.metrics.path, 1)
     assert main(["resume", str(run.root), "--quiet"]) == 2
@@ -209,28 +182,19 @@ def test_training_refuses_damage_before_its_checkpoint_until_it_is_accepted(runs
     run.require_whole()
 
 
-def test_training_refuses_when_its_checkpoints_are_gone(runs, tmp_path):
-    run = interrupted(runs["training"], tmp_path / "run")
-    shutil.rmtree(run.checkpoints.root)
-    with raises("file-damaged", "checkpoints/step-000002"):
-        run.require_whole()
-
-
 @pytest.mark.parametrize("name", ["updates.jsonl", "evaluations.jsonl", "library/versions.jsonl", "ledger/spent.jsonl"])
-def test_practice_refuses_what_nothing_restores(name, runs, tmp_path):
+def test_practice_refuses_an_unreadable_line(name, runs, tmp_path):
     run = interrupted(runs["practice"], tmp_path / "run")
     path = run.root / name
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with raises("file-damaged", name):
+    path.write_bytes(b"[]\n" + path.read_bytes())
+    with raises("file-damaged", name, "line 1"):
         run.require_whole()
 
 
-def test_an_edited_recipe_is_named_and_not_resumed(runs, tmp_path, capsys, caplog):
+def test_an_edited_recipe_is_not_resumed(runs, tmp_path, capsys):
     run = interrupted(runs["training"], tmp_path / "run")
     text = run.recipe_path.read_text()
     run.recipe_path.write_text(text.replace("group_size = 2", "group_size = 3"))
-    assert main(["show", str(run.root)]) == 0
-    assert "recipe.toml" in caplog.text
     assert main(["resume", str(run.root), "--quiet"]) == 2
     error = capsys.readouterr().err
     assert "error[inputs-changed]" in error
@@ -270,57 +234,34 @@ def test_a_report_with_too_many_trajectories_of_the_test_names_them(finished_run
     assert "it holds" in capsys.readouterr().err + caplog.text
 
 
-def repack(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
-    lines = change(gzip.decompress(path.read_bytes()).splitlines(keepends=True))
-    with path.open("wb") as file:
-        writer = BlockWriter(file)
-        for line in lines:
-            record = json.loads(line)
-            writer.add(line, (record["id"], record["task_id"], (record.get("reward") or {}).get("value"), "ok"))
-        writer.finish()
-
-
-def other_digit(lines: list[bytes]) -> list[bytes]:
-    return [lines[0].replace(b"0", b"1", 1), *lines[1:]]
-
-
-def cut_last_line(path: Path) -> None:
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "change"),
     [
-        ("own", "components/*/mine.py", lambda path: path.write_text("x = 1\n")),
-        ("practice", "trajectories/step-000001*", lambda path: repack(path, lambda lines: lines[::-1])),
-        ("practice", "trajectories/step-000001*", lambda path: repack(path, other_digit)),
-        ("practice", "learned.jsonl", cut_last_line),
-        ("training", "trajectories/step-000001*", Path.unlink),
-        ("training", "run.json", lambda path: path.write_text(path.read_text().replace('"seed"', ' "seed"'))),
+        ("training", "metrics.jsonl", lambda path: path.write_bytes(b"[" + path.read_bytes())),
+        ("training", "trajectories/step-000001*", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+        ("training", "checkpoints/step-000002/learner.pt", lambda path: path.write_bytes(b"PK" + bytes(99))),
+        ("training", "status.json", lambda path: path.write_text("{")),
+        ("training", "recipe.toml", lambda path: path.write_text("a =")),
     ],
-    ids=["component", "swapped", "digit", "learned", "removed", "run.json"],
-)  # fmt: skip
-def test_verify_compares_every_file_with_its_digest(kind, name, change, runs, tmp_path, cli):
+    ids=["journal", "segment", "checkpoint", "status", "recipe"],
+)
+def test_check_names_each_file_that_cannot_be_read(kind, name, change, runs, tmp_path, cli):
     root = tmp_path / "run"
-    if kind == "own":
-        (tmp_path / "mine.py").write_text("def right(answer, gold): return float(answer == gold)\n")
-        reward = f'reward.type="{tmp_path / "mine.py"}:right"'
-        words = ["eval", "training-free-simulated", "--count", "1", "--set", reward, "--set"]
-        assert main([*words, "evaluation.temperatures=[0.0]", "--quiet", "--out", str(root)]) == 0
-    else:
-        shutil.copytree(runs[kind], root)
+    shutil.copytree(runs[kind], root)
     assert not cli.verify(root)
     [path] = root.glob(name)
     change(path)
     assert [text.split(":")[0] for text in cli.verify(root)] == [path.relative_to(root).as_posix()]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("training", "metrics.jsonl"), ("practice", "updates.jsonl")])
-def test_what_the_last_checkpoint_of_a_killed_run_recorded_must_be_there(kind, name, begun, tmp_path, cli):
-    shutil.copytree(begun(kind)[0], tmp_path / "run")
-    assert not cli.verify(tmp_path / "run")
-    (tmp_path / "run" / name).write_bytes(b"")
-    assert name in " ".join(cli.verify(tmp_path / "run"))
+def test_check_finds_flipped_bits_of_a_checkpoint(runs, tmp_path, cli):
+    shutil.copytree(runs["training"], tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "step-000002" / "learner.pt"
+    data = bytearray(path.read_bytes())
+    middle = slice(len(data) // 2, len(data) // 2 + 128)  # more than the padding between two tensors
+    data[middle] = bytes(byte ^ 1 for byte in data[middle])
+    path.write_bytes(data)
+    assert "learner.pt" in " ".join(cli.verify(tmp_path / "run"))
 
 
 def test_a_pipe_or_device_in_a_run_is_not_read(runs, tmp_path):
@@ -330,7 +271,7 @@ def test_a_pipe_or_device_in_a_run_is_not_read(runs, tmp_path):
         (root / "evaluations.jsonl").unlink()
         make(root / "evaluations.jsonl")
         with pytest.raises(RunError, check=coded("file-damaged", "evaluations.jsonl")):
-            RunDirectory.open(root)
+            RunDirectory.open(root).evaluations.read()
 
 
 def test_a_report_replaces_no_other_file(runs, tmp_path, capsys):

@@ -18,6 +18,7 @@ import midstream
 from midstream.cli import main as cli
 from midstream.core.data import Frozen
 from midstream.recipe import check as recipe_check
+from midstream.recipe import files
 from midstream.recipe import schema as config
 
 ROOT = Path(__file__).parents[1]
@@ -274,10 +275,10 @@ def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found():
 def test_every_recipe_is_listed():
     section = text_of("docs/recipes.md").partition("## The recipes that come with midstream")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w.-]+)` \|", section, re.MULTILINE)
-    own = [name for name, path in config.shipped_recipes().items() if path.parent == ROOT / "recipes"]
+    own = [name for name, path in files.shipped_recipes().items() if path.parent == ROOT / "recipes"]
     assert sorted(listed) == own
-    for name in config.shipped_recipes().keys() - own:
-        readme = config.shipped_recipes()[name].relative_to(ROOT).parents[-3] / "README.md"
+    for name in files.shipped_recipes().keys() - own:
+        readme = files.shipped_recipes()[name].relative_to(ROOT).parents[-3] / "README.md"
         assert f"`{name}`" in text_of(str(readme))
 
 

@@ -13,12 +13,12 @@ from hashlib import sha256
 import aiohttp
 import pytest
 
-from midstream.agents.session import Outcome, SessionSettings
-from midstream.agents.session_agent import SessionAgent
 from midstream.core.protocols import Engine, Generator, RunContext
 from midstream.core.trajectory import Score
 from midstream.engines.local.engine import TransformersLocal
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import Outcome, SessionSettings
+from midstream.gateway.session_agent import SessionAgent
 from midstream.gateway.settings import ServeConfig, ServedModel
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe

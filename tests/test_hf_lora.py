@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from midstream.cli.main import main
-from midstream.core.kinds import register
+from midstream.components.kinds import register
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.schema import shipped_recipes
+from midstream.recipe.files import shipped_recipes
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig

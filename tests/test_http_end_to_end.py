@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from midstream.cli.main import main
-from midstream.core.kinds import register
+from midstream.components.kinds import register
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.pretrained import load_model
 from midstream.runs import RunDirectory

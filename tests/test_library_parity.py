@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.components.registry import MODULES as AGENTS_MODULES
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import MODULES as AGENTS_MODULES
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory

@@ -15,7 +15,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.rendering import smaller_memories
 from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
@@ -71,7 +71,7 @@ def run(
             config = OpenAIConfig(model="m", base_url=server.base_url, **(settings or {}))
             engine = OpenAICompatibleEngine(config, "server")
             trained = OpenAICompatibleEngine(config.model_copy(update={"token_ids": True}), "trained")
-            agent = AgentFlow(
+            agent = AgentFlowLoop(
                 planner=prompted.PromptedPlanner(prompted.PlannerConfig(sampling=sampling)),
                 executor=prompted.PromptedExecutor(prompted.ExecutorConfig(sampling=sampling)),
                 verifier=prompted.PromptedVerifier(prompted.VerifierConfig(sampling=sampling)),

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import History, read_updates
 from support.practice_sessions import SMALL, TINY, counting, die, differences, killed_after, practise, trajectories

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.kinds import config_class, registered
+from midstream.components.kinds import config_class, registered
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build

@@ -19,7 +19,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Trajectory
@@ -83,7 +83,7 @@ def environment(
     engines: Mapping[str, Engine], *, turns: int = 5, answer_s: float = 60.0, sampling: Any = None, **config: Any
 ) -> Environment:
     chosen = sampling or dict.fromkeys(MODULES, Sampling(temperature=0.5))
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig(sampling=chosen["planner"])),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig(sampling=chosen["executor"])),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig(sampling=chosen["verifier"])),

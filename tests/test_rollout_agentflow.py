@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
@@ -100,7 +100,7 @@ class Lockstep:
 
 
 def agentflow(engine: Any, tool: Tool, *, max_turns: int = 5, reward: Any = None, **config: Any) -> Environment:
-    agent = AgentFlow(
+    agent = AgentFlowLoop(
         planner=CompactPlanner(CompactConfig()),
         executor=SingleArgumentExecutor(),
         verifier=FormVerifier(),
@@ -176,7 +176,7 @@ def test_no_module_tool_or_engine_sees_the_answer():
     engine, archive = FreeEngine(), Archive()
     plain = agentflow(engine, archive)
     flow = plain.agent
-    assert isinstance(flow, AgentFlow)
+    assert isinstance(flow, AgentFlowLoop)
     flow.planner, flow.executor, flow.verifier, flow.generator = map(
         Spy, (flow.planner, flow.executor, flow.verifier, flow.generator)
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.agentflow import AgentFlowLoop
+from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.own_agent import own_agent
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import OVER, Dialogues, RunContext, UserTurn
@@ -203,12 +203,12 @@ class Talker(Silent):
     dialogues = True
 
 
-class OwnStream(Interleaved):
+class OwnStream(InterleavedLoop):
     def __init__(self) -> None:
         pass
 
 
-class OwnFlow(AgentFlow):
+class OwnFlow(AgentFlowLoop):
     def __init__(self) -> None:
         pass
 

@@ -16,7 +16,7 @@ import pytest
 from midstream import api
 from midstream import trackers as trackers_module
 from midstream.cli.main import main
-from midstream.core import own
+from midstream.components import own
 from midstream.core.errors import BudgetError, MidstreamError
 from midstream.core.events import (
     BudgetSpent,

@@ -25,7 +25,7 @@ _NAMES = {
     "core.protocols": "Engine Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
-    "agents.session": "Outcome",
+    "gateway.session": "Outcome",
     "interface.agents": "AgentFlow Interleaved OwnAgent agent degraded simulated",
     "report.comparison": "Comparison",
     "interface.results": "Run",
@@ -54,7 +54,7 @@ __all__ = sorted(" ".join(_NAMES.values()).split())  # pyright: ignore[reportUns
 # fmt: off
 if TYPE_CHECKING:
     # isort: off
-    from midstream.agents.session import Outcome as Outcome
+    from midstream.gateway.session import Outcome as Outcome
     from midstream.core.errors import (
         EngineError as EngineError, InfrastructureError as InfrastructureError,
         MidstreamError as MidstreamError, RecipeError as RecipeError, RewardError as RewardError,

@@ -33,21 +33,24 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from midstream.core import lessons, own
-from midstream.core.component import EngineConfig
+from midstream.components import own
+from midstream.components.component import EngineConfig
+from midstream.components.registry import MODULES
+from midstream.core import lessons
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
 from midstream.evaluation.run import every_set, metric_of, separate_learned
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, has_results, reopen, task_digests
+from midstream.evaluation.settings import result_name
 from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
+from midstream.recipe.files import shipped_recipes, to_toml, with_overrides
 from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
@@ -64,14 +67,7 @@ from midstream.recipe.overrides import (
     run_table,
     validation_recipe,
 )
-from midstream.recipe.schema import (
-    MODULES,
-    Recipe,
-    parse_recipe,
-    shipped_recipes,
-    to_toml,
-    with_overrides,
-)
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.serving import served
 from midstream.recipe.sessions import parts_of, refuse_strategy, require_sets, session_of, validation_settings
 from midstream.report.progress import print_warnings
@@ -94,7 +90,7 @@ from midstream.training_free.validation import validate as measure_library
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
-    from midstream.training.trial import Trial
+    from midstream.training.trial import RecipeTrial
 
 _SETTINGS_SHOWN = 3
 
@@ -131,7 +127,7 @@ def train(
     return _train(root, run, recipe, record=record, replay=replay, track=track, listener=listener)
 
 
-def try_training(recipe: Recipe | str) -> Trial:
+def try_training(recipe: Recipe | str) -> RecipeTrial:
     """Play some tasks and make one step of a recipe, which is thrown away, to see if training can work.
 
     Raises `UsageError` for a recipe that trains no weights, or begins with a warm start.
@@ -145,10 +141,10 @@ def try_training(recipe: Recipe | str) -> Trial:
         )
     with Build(recipe) as build:
         parts = parts_of(build)
-        from midstream.training.trial import measured  # needs torch, which `parts_of` has checked
+        from midstream.training.trial import measure  # needs torch, which `parts_of` has checked
 
         use_threads(recipe, learns=True)
-        return asyncio.run(measured(parts))
+        return asyncio.run(measure(parts))
 
 
 def resume(
@@ -283,12 +279,11 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    source, _, step = _opened(source, changes)
-    recipe = agent_recipe(source, **changes)
+    recipe = agent_recipe(_opened(source, changes)[0], **changes)
     question = _readable(question, recipe)
     with answering(
         source,
-        step=step,
+        recipe,
         temperature=temperature,
         unsafe=unsafe,
         record=record,
@@ -313,6 +308,7 @@ def _readable(question: str, recipe: Recipe) -> str:
 @contextmanager
 def answering(
     source: Source | Path,
+    recipe: Recipe | None = None,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
@@ -320,16 +316,15 @@ def answering(
     replay: Path | None = None,
     listener: Listener = print_warnings,
     continuous: bool = False,
-    step: int | None = None,
     **changes: Unpack[AgentChanges],
 ) -> Iterator[tuple[Environment, RunCoroutine, int]]:
     """The agent of a recipe or run, built to answer questions: what a rollout needs, what runs it, and the seed.
 
-    Arguments as of `solve`. `continuous`: engines in this process answer each request as it comes, so that questions
-    may come at any time; a strategy is refused.
+    Arguments as of `solve`. `recipe`: that of the agent, if the caller has it. `continuous`: engines in this process
+    answer each request as it comes, so that questions may come at any time; a strategy is refused.
     """
-    source, run, named_step = _opened(source, changes)
-    recipe = agent_recipe(source, **changes)
+    source, run, step = _opened(source, changes)
+    recipe = recipe or agent_recipe(source, **changes)
     if continuous:
         refuse_strategy(recipe)
     named = str(run.root) if run else source if isinstance(source, str) else recipe.name
@@ -361,7 +356,7 @@ def answering(
         _require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine, step=named_step if step is None else step, listener=listener)
+            step = load_weights(build, run, run_coroutine, step=step, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
         _check_proven(build, _weights_digest(run, step), listener)
@@ -407,7 +402,7 @@ def export(
 
     Args:
         run: the run directory, or its path.
-        format: "trl", "verl", "sft", "parquet", or one of an installed package.
+        format: "trl", "sft", "parquet", or one of an installed package.
         out: the new file.
         part: a pattern of parts of the run, e.g. "step-*"; by default all that the format is for.
         module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
@@ -629,8 +624,8 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             "agent.filter.votes stays as it is",
         )
     check_own(run, build.resolved, correct=True)
-    for path in own.paths(build.resolved):
-        if path.is_relative_to(run.own_dir.resolve()):
+    for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
+        if path is not None and path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
@@ -653,7 +648,6 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
         if changed <= set(own.references(rewards)):
             if correct:
                 write_info(run, run.info().model_copy(update={"own": now}))
-                run.seal(begun=True)
             return
     if changed:
         raise RunError(
@@ -825,7 +819,7 @@ def load_weights(
 
     found = None
     if step is None or step in run.checkpoints.steps():
-        found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+        found = load_policy(build.policy.learner, run, max_step=step)
     if found is None or step not in (None, found):
         there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
         raise RunError(

@@ -47,7 +47,7 @@ from midstream.core.protocols import (
     Tool,
     ToolRun,
 )
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
@@ -101,7 +101,7 @@ class Environment:
     sandbox: str = ""
     lessons: Lessons = field(default_factory=dict)
     dialogues: Dialogues | None = None
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     sampling: Sampling | float | None = None  # see `RunContext`
 
     async def close(self) -> None:

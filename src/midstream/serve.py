@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.agents.session import SessionSettings
 from midstream.core.errors import RewardError, StorageError, needs_extra
 from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.protocols import Reward
@@ -26,8 +25,9 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
 from midstream.core.version import __version__
 from midstream.engines.mcp_client import client_session
-from midstream.gateway.forms import Answered, Asked, FormError, changing
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
+from midstream.gateway.session import SessionSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
@@ -180,13 +180,13 @@ class _WithAnswer:
 
 
 @dataclass
-class _Reply:
-    answered: Answered
+class _AgentReply:
+    reply: ChatReply
     delivered: bool = False
 
 
 class AnsweringAgent:
-    """An agent that answers each request with a run of its own (`gateway.server.Served`)."""
+    """An agent that answers each request with a run of its own (`gateway.server.SessionHandle`)."""
 
     names: Sequence[str] = ("midstream",)
 
@@ -210,28 +210,28 @@ class AnsweringAgent:
         [group] = await rollout(self.environment, [task], seed=seed, listener=listen)
         return group.trajectories[0]
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Step) -> _Reply:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Step) -> _AgentReply:
         """Answer a chat. Raises `FormError` if the run was lost, and for tools: the agent has its own."""
-        if asked.tools:
+        if chat.tools:
             raise FormError("unsupported_parameter", "this agent has its own tools: leave them out", "tools")
-        if name := changing(asked.options) or ("response_format" if asked.json_schema else None):
+        if name := find_changing(chat.options) or ("response_format" if chat.json_schema else None):
             raise FormError("unsupported_parameter", "this agent asks its models in its own way: leave it out", name)
-        ended = await self.run(question_of(asked.messages), step)
+        ended = await self.run(question_of(chat.messages), step)
         if ended.error is not None:
             raise FormError("agent-failed", ended.error.line, None, status=503)
         if ended.held_back:
             raise FormError("answer-held-back", f"agent.filter: {ended.held_back}", None, status=422)
         usage = usage_of(ended.calls)
-        answered = Answered(
+        reply = ChatReply(
             id=f"{ended.seed:016x}",
-            model=asked.model,
+            model=chat.model,
             created=now(),
             text=ended.answer or "",
             finish="stop",
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
-        return _Reply(answered)
+        return _AgentReply(reply)
 
     async def take_reward(self, body: Any) -> None:
         """Nothing learns here, so that a reward is refused."""

@@ -21,7 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.components.component import ComponentConfig, Context, Kind
+from midstream.components.own_settings import class_settings, object_settings
+from midstream.components.tables import parse_component
 from midstream.core.errors import BudgetError, UsageError
 from midstream.core.events import (
     BudgetSpent,
@@ -32,9 +34,7 @@ from midstream.core.events import (
     StepFinished,
     UpdateFinished,
 )
-from midstream.core.own_settings import class_settings, object_settings
 from midstream.core.protocols import Tracker
-from midstream.core.tables import parse_component
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.protocols import ModuleContext, RunContext, ToolResult
@@ -102,8 +102,8 @@ class Echo:
     async def close(self) -> None: ...
 
 
-def agent(modules: Any, **config: Any) -> AgentFlow:
-    return AgentFlow(
+def agent(modules: Any, **config: Any) -> AgentFlowLoop:
+    return AgentFlowLoop(
         planner=modules, executor=modules, verifier=modules, generator=modules, config=LoopConfig(**config)
     )
 
@@ -537,7 +537,7 @@ class Thinks:
 
 
 def analyzed(modules: Modules, analyst: Thinks) -> Trajectory:
-    flow = AgentFlow(
+    flow = AgentFlowLoop(
         planner=modules, executor=modules, verifier=modules, generator=modules, analyst=analyst,
         config=LoopConfig(max_turns=2),
     )  # fmt: skip
@@ -636,6 +636,6 @@ def test_the_agent_keeps_nothing_of_a_run():
     before = dict(vars(flow))
     task = Task(id="t", question="q", answer="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AgentFlow, "__setattr__", lambda self, name, value: pytest.fail(f"{name} set on the agent"))
+        patch.setattr(AgentFlowLoop, "__setattr__", lambda self, name, value: pytest.fail(f"{name} set on the agent"))
         asyncio.run(flow.run(task, RunContext(tools=[Jitter(name="jitter")], seed=1)))
     assert vars(flow) == before

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from midstream.agents.calls import ToolCall, read_calls, tools_by_name
+from midstream.agents.calls import WrittenCall, read_calls, tools_by_name
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ToolResult
 from midstream.core.stream import Block
@@ -49,12 +49,12 @@ CODE = Tank("python", parameters={"type": "object", "properties": {"code": {"typ
 TOOLS = {"fill": Tank(), "status": Tank("status", parameters={"type": "object", "properties": {}})}
 
 
-def read(body: str, template: Template = JSON, tool: str = "", closed: bool = True) -> list[ToolCall]:
+def read(body: str, template: Template = JSON, tool: str = "", closed: bool = True) -> list[WrittenCall]:
     tools = {"python": CODE} if template is TEXT else TOOLS
     return read_calls([Block(kind="call", body=body, tool=tool, closed=closed)], template, tools)
 
 
-def problem(call: ToolCall) -> str:
+def problem(call: WrittenCall) -> str:
     return call.unreadable or (call.command.error if call.command and call.command.error else "")
 
 

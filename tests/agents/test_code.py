@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.prompted import (
     ExecutorConfig,
     GeneratorConfig,
@@ -203,7 +203,7 @@ def solve(program: str) -> Trajectory:
     async def go() -> Trajectory:
         engine = ScriptedEngine(lambda request: {**REPLIES, "executor": program}[request.role])
         tool = search()
-        agent = AgentFlow(
+        agent = AgentFlowLoop(
             planner=PromptedPlanner(PlannerConfig()),
             executor=PromptedExecutor(CONFIG),
             verifier=PromptedVerifier(VerifierConfig()),

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from pydantic import JsonValue
 
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.errors import (
     DeadlineError,
     EngineError,
@@ -440,7 +440,7 @@ def test_what_does_not_fit_is_a_recipe_error(code, engine, settings):
 
 
 def test_agentflow_holds_no_dialogue():
-    agent = AgentFlow(planner=NOBODY, executor=NOBODY, verifier=NOBODY, generator=NOBODY, config=LoopConfig())
+    agent = AgentFlowLoop(planner=NOBODY, executor=NOBODY, verifier=NOBODY, generator=NOBODY, config=LoopConfig())
     with pytest.raises(UnsupportedError) as caught:
         asyncio.run(agent.run(Task(id="t", question="", answer=""), RunContext(dialogue=Talk(["Hello."], [[]]))))
     assert caught.value.code == "dialogues-not-supported"

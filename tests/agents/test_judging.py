@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import RunContext, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
@@ -78,7 +78,7 @@ def judged(prompt: str) -> bool:
 
 async def run(base_url: str) -> list[Trajectory]:
     engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=base_url, max_attempts=1), "server")
-    flow = AgentFlow(
+    flow = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.core.protocols import Request, RunContext, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
@@ -63,7 +63,7 @@ REPLIES = [
 def requests() -> list[Request]:
     """The requests of one run: analyst, two turns, generator."""
     engine = ScriptedEngine(REPLIES)
-    flow = AgentFlow(
+    flow = AgentFlowLoop(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),

@@ -12,8 +12,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
-from midstream.engines.openai import prices
-from midstream.engines.openai.prices import price_of
+from midstream.engines.openai import settings as openai_settings
+from midstream.engines.openai.providers import price_of
 from midstream.evaluation import result_name
 from midstream.recipe.overrides import recipe_changes, run_recipe
 from midstream.report.progress import Progress
@@ -238,7 +238,7 @@ def test_a_run_that_was_trained_again_in_place_is_refused(finished_run, tmp_path
 
 
 def changed_copy(checkpoint: Path, place: Path) -> None:
-    shutil.copytree(checkpoint, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("MANIFEST.json"))
+    shutil.copytree(checkpoint, place, dirs_exist_ok=True)
     (place / "other").write_text("the weights are others\n")
 
 
@@ -491,7 +491,7 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     path.write_text(RECIPE.format(base_url=server.base_url).replace('model = "scripted"', 'model = "gpt-4o"'))
     words = ("eval", path, "--tasks", questions, "--count", "2", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(prices, "LOOPBACK", ())
+        patch.setattr(openai_settings, "LOOPBACK", ())
         code, _, err = run(capsys, *words, "--out", tmp_path / "unpriced")
     assert (code, "prices  " in err) == (0, False)
     code, out, err = run(capsys, *words, "--out", tmp_path / "priced")

@@ -99,7 +99,7 @@ def test_every_lesson_is_shown_with_its_origin_counters_and_effect(library, run_
     assert "2 lessons, about " in out
     assert "1 vetoed" in out
     assert "proven for scripted (0123456789ab)" in out
-    effect = "effect +3.1 (-1.9 to +8.1) points, 64 pairs; used in 40 rollouts; helped 9, harmed 2"
+    effect = "effect +3.1 (-1.9 to +8.1) points, 64 pairs; used in 40 rollouts, helped 9, harmed 2"
     origin = "scripted, update 1; tasks t1 t2; rollouts t1#0 t1#1 it paid"
     assert f"L1 Look numbers up before you calculate. {effect} {origin}" in out
     assert "executor L2 Round to whole numbers." in out
@@ -116,7 +116,7 @@ def test_a_bundle_is_shown_with_its_effect_and_what_only_it_has_shown(library, t
     _, out, _ = library("show", tmp_path / "l.json")
     assert "tested together: L1 L2 and 1 other change: +14.6 (+3.0 to +26.0) points, 32 pairs" in out
     assert out.count("accepted only as a part of its bundle") == 1
-    assert "+2.0 (-2.0 to +6.0) points, 64 pairs; accepted only as a part of its bundle" in out
+    assert "+2.0 (-2.0 to +6.0) points, 64 pairs, accepted only as a part of its bundle" in out
 
 
 def test_programs_get_all_of_it(library, run_path, capsys):
@@ -142,7 +142,7 @@ def test_what_holds_no_library_is_refused(library, tmp_path, action):
 def test_versions_say_who_made_them_and_what_they_changed(library, edit, run_path):
     edit(run_path, f"{FIRST}\n{SECOND}", FIRST.replace("active", "pinned"))
     _, out, _ = library("versions", run_path)
-    assert "1 start 0 no 2 learning 1 2 yes 3 edit 1 no delete L2; pin L1" in out
+    assert "1 0 start no 2 2 learning 1 yes 3 1 edit no delete L2; pin L1" in out
     assert [one["by"] for one in json.loads(library("versions", run_path, "--json")[1])] == [
         "start",
         "learning",

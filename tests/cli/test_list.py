@@ -12,8 +12,8 @@ import pytest
 
 from midstream.cli import list as command
 from midstream.cli.main import main
-from midstream.core.kinds import KINDS, config_class, registered
-from midstream.recipe.schema import shipped_recipes
+from midstream.components.kinds import KINDS, config_class, registered
+from midstream.recipe.files import shipped_recipes
 from midstream.sources.benchmarks import BENCHMARKS
 from support.errors import printed
 

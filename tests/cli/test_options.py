@@ -11,7 +11,7 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.cli.options import parse_amount, parse_count
-from midstream.core import kinds
+from midstream.components import kinds
 from midstream.core.seeds import SEED_MEANING
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import agent_recipe

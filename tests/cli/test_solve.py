@@ -17,8 +17,8 @@ import pytest
 import midstream as ms
 from midstream.cli.main import main
 from midstream.core.trajectory import ErrorInfo, Trajectory
+from midstream.recipe.files import shipped_recipes, to_toml
 from midstream.recipe.overrides import agent_recipe, set_server
-from midstream.recipe.schema import shipped_recipes, to_toml
 from support.errors import coded, printed
 from support.fake_run import lost
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from midstream.core.schedule import Probability, Progress, Schedule
+from midstream.core.schedule import Probability, RunProgress, Schedule
 
 probabilities = st.floats(0, 1)
 read = TypeAdapter(Probability).validate_python
@@ -23,7 +23,7 @@ read = TypeAdapter(Probability).validate_python
 )
 def test_values_at_the_ends_and_in_the_middle(shape, values):
     schedule = Schedule(start=0.1, end=0.7, shape=shape)
-    found = [schedule.at(Progress(step=step, steps=200, success=0.25)) for step in (0, 100, 200)]
+    found = [schedule.at(RunProgress(step=step, steps=200, success=0.25)) for step in (0, 100, 200)]
     assert found == pytest.approx(values, abs=1e-15)
 
 
@@ -31,19 +31,19 @@ def test_released_codes_values():
     """ZeroSearch's `dynamic_threshold` with start 0, end 0.5, base 4, 203 steps."""
     schedule = Schedule(start=0.0, end=0.5)
     expected = [0.5 * (4 ** (step / 203) - 1) / 3 for step in range(204)]
-    assert [schedule.at(Progress(step=step, steps=203)) for step in range(204)] == pytest.approx(expected, abs=1e-15)
+    assert [schedule.at(RunProgress(step=step, steps=203)) for step in range(204)] == pytest.approx(expected, abs=1e-15)
 
 
 @given(probabilities, probabilities, st.integers(0, 300), st.integers(0, 200), probabilities)
 def test_every_value_lies_between_the_ends(start, end, step, steps, success):
     for shape in ("exponential", "linear", "success"):
-        value = Schedule(start=start, end=end, shape=shape).at(Progress(step=step, steps=steps, success=success))
+        value = Schedule(start=start, end=end, shape=shape).at(RunProgress(step=step, steps=steps, success=success))
         assert min(start, end) - 1e-12 <= value <= max(start, end) + 1e-12
 
 
 def test_a_number_is_constant():
     assert read(0.3) == Schedule(start=0.3)
-    assert {read(0.3).at(Progress(step=step, steps=9)) for step in range(10)} == {0.3}
+    assert {read(0.3).at(RunProgress(step=step, steps=9)) for step in range(10)} == {0.3}
 
 
 @pytest.mark.parametrize("wrong", [1.5, -0.1, True, "often", {"start": 0, "end": 2}, {"shape": "cosine"}, {"base": 1}])

@@ -10,8 +10,9 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import refuse_secrets, without_secrets
+from midstream.recipe.files import read_table, shipped_recipes, with_overrides
 from midstream.recipe.overrides import set_server
-from midstream.recipe.schema import load_recipe, read_table, shipped_recipes, with_overrides
+from midstream.recipe.schema import load_recipe
 from support.errors import coded
 
 HEX = "5b1d9e0c77aa41f3"

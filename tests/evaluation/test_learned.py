@@ -12,14 +12,14 @@ from midstream import api
 from midstream.core.errors import UsageError
 from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
-from midstream.evaluation import result_name
 from midstream.evaluation.leakage import learned_tasks, record_learned
+from midstream.evaluation.settings import result_name
 from midstream.recipe.library import learned_keys
 from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.sources.questions import Fields, make_task
-from midstream.training_free.library import Lesson, Library, Origin
+from midstream.training_free.library import Lesson, LessonOrigin, Library
 from midstream.training_free.library_text import to_json
 from support.errors import coded
 from support.practised import write_recipe
@@ -46,7 +46,7 @@ def test_a_file_that_a_model_is_named_by_is_no_library(tmp_path):
 
 def library_file(path: Path, *tasks: str) -> Path:
     path.write_text(
-        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=Origin(tasks=tasks)),), next_number=2))
+        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=LessonOrigin(tasks=tasks)),), next_number=2))
     )
     return path
 

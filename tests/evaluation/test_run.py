@@ -14,8 +14,8 @@ from midstream.core.metrics import EvaluationResult, FamilyResult
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
-from midstream.evaluation import EvaluationConfig, SetConfig, evaluate, sampling_name
-from midstream.evaluation.run import SetEvaluation
+from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, Group, RolloutConfig
 from support.evaluations import summarize

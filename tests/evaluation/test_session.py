@@ -12,9 +12,9 @@ from midstream.core.errors import BudgetError, EngineError, InfrastructureError,
 from midstream.core.events import Note, RunEvent, RunFinished
 from midstream.core.protocols import RunContext
 from midstream.core.trajectory import Action, Call, Trajectory, Turn
-from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, check_unchanged, evaluate_set
+from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.info import collect_info

@@ -17,7 +17,7 @@ from midstream.runs.info import EvaluationInfo, collect_info
 from support.errors import raises
 from support.spoken import ASKED, agent, chat, spoken, spoken_run
 
-FORMATS = {"trl": "jsonl", "sft": "jsonl", "verl": "parquet", "parquet": "parquet"}
+FORMATS = {"trl": "jsonl", "sft": "jsonl", "parquet": "parquet"}
 
 
 @pytest.fixture
@@ -114,27 +114,12 @@ def test_parquet_holds_every_trajectory_as_columns_and_whole(run):
     assert (row["prompt_tokens"], row["completion_tokens"], row["duration_s"]) == (40, 10, 2.5)
 
 
-def test_verl_has_a_row_for_each_task_with_the_mean_reward_of_its_runs(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    run = RunDirectory.create(tmp_path / "run", collect_info("mine", 3, agent("mine")), "")
-    dialogue = spoken("t9", 1.0).model_copy(update={"gold": None})
-    run.trajectories.write(1, [spoken("t1", 1.0), spoken("t1", 0.0), spoken("t2", 0.5), dialogue])
-    done = api.export(run, "verl", tmp_path / "tasks.parquet")
-    assert (done.rows, done.left_out) == (2, {"without a question with an answer": 1})
-    first, second = parquet.read_table(done.path).to_pylist()
-    assert first["prompt"] == [{"role": "user", "content": ASKED[1].content}]
-    assert (first["data_source"], first["ability"]) == ("midstream/mine", "add")
-    assert first["reward_model"] == {"style": "rule", "ground_truth": "112"}
-    assert (first["extra_info"]["attempts"], first["extra_info"]["reward_mean"]) == (2, 0.5)
-    assert (second["extra_info"]["index"], second["extra_info"]["split"]) == (1, "train")
-
-
 def test_what_cannot_be_written_is_refused(run, tmp_path):
     written(run, "trl")
     with raises("file-exists"):
         written(run, "trl")
     with raises("file-format", ".parquet"):
-        api.export(run, "verl", tmp_path / "verl.jsonl")
+        api.export(run, "parquet", tmp_path / "table.jsonl")
     with raises("unknown-name", "banana", "sft"):
         api.export(run, "banana", tmp_path / "x")
     with raises("nothing-to-export", "step-9*"):
@@ -178,18 +163,3 @@ def test_trl_reads_its_rows_and_conversations(run, tmp_path):
     assert text.endswith(
         "<tool_response>\n105\n</tool_response><|im_end|>\n<|im_start|>assistant\nIt is 112.<|im_end|>\n"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_verl_reads_its_tasks(run, tmp_path):
-    reason = "verl is not installed\nfix: pip install verl (its package needs ray, tensordict and hydra)"
-    rl_dataset = pytest.importorskip("verl.utils.dataset.rl_dataset", reason=reason, exc_type=ImportError)
-    omegaconf = pytest.importorskip("omegaconf")
-    from support.small_tokenizers import CHATML, byte_pairs
-
-    config = omegaconf.OmegaConf.create({"cache_dir": str(tmp_path), "filter_overlong_prompts_workers": 1})
-    rows = rl_dataset.RLHFDataset(str(written(run, "verl")), byte_pairs(CHATML), config)
-    batch = rl_dataset.collate_fn([rows[0], rows[1]])
-    assert [model["ground_truth"] for model in batch["reward_model"]] == ["112", "112"]
-    assert list(batch["raw_prompt"][0]) == [{"role": "user", "content": ASKED[1].content}]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from midstream.gateway.anthropic_messages import error, events, read, write
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 
 ADD = {
     "name": "add",
@@ -95,7 +95,7 @@ def test_every_setting() -> None:
         thinking={"type": "enabled", "budget_tokens": 1024},
     )
     plain = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-    assert read(body) == Asked(
+    assert read(body) == ChatRequest(
         model="m",
         messages=read(asked()).messages,
         tools=({"type": "function", "function": plain},),
@@ -158,7 +158,7 @@ def test_refusals(change: dict[str, Any], code: str, param: str) -> None:
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
 
 
-def test_a_reply(full: Answered) -> None:
+def test_a_reply(full: ChatReply) -> None:
     assert write(full) == {
         "id": "msg_7",
         "type": "message",
@@ -179,7 +179,7 @@ def test_a_reply(full: Answered) -> None:
     assert (silent["stop_reason"], silent["content"]) == ("end_turn", [{"type": "text", "text": ""}])
 
 
-def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
+def test_a_stream_adds_up_to_the_reply(full: ChatReply) -> None:
     start, *blocks, delta, stop = data_of(events(full, read(asked(stream=True))))
     message = start["message"]
     for data in blocks:
@@ -206,7 +206,7 @@ def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
     assert [data["type"] for data in blocks].count("content_block_stop") == len(message["content"])
 
 
-def test_a_reply_can_be_sent_back(full: Answered) -> None:
+def test_a_reply_can_be_sent_back(full: ChatReply) -> None:
     said = {"role": "assistant", "content": write(full)["content"]}
     message = read(asked(messages=[said, {"role": "user", "content": "Thanks."}])).messages[0]
     assert (message.role, message.content) == ("assistant", full.text)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.gateway.chat_completions import events, read, write
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 
@@ -93,7 +93,7 @@ def test_every_setting() -> None:
         unknown={"a": 1},
         parallel_tool_calls=False,
     )
-    assert read(body) == Asked(
+    assert read(body) == ChatRequest(
         model="m",
         messages=read(asked()).messages,
         tools=(ADD,),
@@ -181,7 +181,7 @@ def test_a_body_that_is_no_object() -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_type", None)
 
 
-def test_a_reply_is_one_of_the_library(full: Answered) -> None:
+def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
     chat = pytest.importorskip("openai.types.chat")
     reply = chat.ChatCompletion.model_validate(write(full), strict=True)
     choice = reply.choices[0]
@@ -194,7 +194,7 @@ def test_a_reply_is_one_of_the_library(full: Answered) -> None:
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
-def test_a_stream_adds_up_to_the_reply(full: Answered, include_usage: bool) -> None:
+def test_a_stream_adds_up_to_the_reply(full: ChatReply, include_usage: bool) -> None:
     chat = pytest.importorskip("openai.types.chat")
     request = read(asked(stream=True, stream_options={"include_usage": include_usage}))
     chunks = [chat.ChatCompletionChunk.model_validate(data, strict=True) for data in data_of(events(full, request))]
@@ -214,6 +214,6 @@ def test_a_stream_adds_up_to_the_reply(full: Answered, include_usage: bool) -> N
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
 
 
-def test_a_reply_can_be_sent_back(full: Answered) -> None:
+def test_a_reply_can_be_sent_back(full: ChatReply) -> None:
     message = write(full)["choices"][0]["message"]
     assert read(asked(messages=[message])).messages[0].wire() == message

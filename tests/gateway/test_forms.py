@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.trajectory import Sampling
 from midstream.gateway import anthropic_messages, chat_completions, responses
-from midstream.gateway.forms import Asked, FormError, pieces, sse
+from midstream.gateway.forms import ChatRequest, FormError, pieces, sse
 
 APIS = [chat_completions, responses, anthropic_messages]
 
@@ -36,7 +36,7 @@ JSON = st.recursive(
 def check(api: ModuleType, body: Any) -> None:
     """Read a body; what is accepted must be usable, and a refusal must be possible to send."""
     try:
-        asked: Asked = api.read(body)
+        asked: ChatRequest = api.read(body)
     except FormError as error:
         refusal = error
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from midstream.gateway import anthropic_messages, chat_completions, responses
-from midstream.gateway.forms import Answered, FormError
+from midstream.gateway.forms import ChatReply, FormError
 
 APIS = {
     "/v1/chat/completions": chat_completions,
@@ -22,7 +22,7 @@ HI: Any = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def address(full: Answered) -> Iterator[str]:
+def address(full: ChatReply) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         """Answers every request with the same reply; one whose model is "broken" breaks after its stream began."""
 
@@ -61,7 +61,7 @@ def address(full: Answered) -> Iterator[str]:
     server.server_close()
 
 
-def test_openai_chat_completions(address: str, full: Answered) -> None:
+def test_openai_chat_completions(address: str, full: ChatReply) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     reply = client.chat.completions.create(model="m", messages=HI).choices[0].message
@@ -83,7 +83,7 @@ def test_openai_chat_completions(address: str, full: Answered) -> None:
         list(client.chat.completions.create(model="broken", messages=HI, stream=True))
 
 
-def test_openai_responses(address: str, full: Answered) -> None:
+def test_openai_responses(address: str, full: ChatReply) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     reply = client.responses.create(model="m", input="Hi")
@@ -105,7 +105,7 @@ def test_openai_responses(address: str, full: Answered) -> None:
         list(client.responses.create(model="broken", input="Hi", stream=True))
 
 
-def test_anthropic_messages(address: str, full: Answered) -> None:
+def test_anthropic_messages(address: str, full: ChatReply) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)
     asked: Any = {"model": "m", "max_tokens": 8, "messages": HI}

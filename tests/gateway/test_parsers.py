@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.engines.openai.tool_calls import with_calls
+from midstream.engines.openai.reply import with_calls
 from midstream.gateway.parsers import PARSERS
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,10}", fullmatch=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 from midstream.gateway.responses import events, read, write
 
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -91,7 +91,7 @@ def test_every_setting() -> None:
         background=False,
     )
     plain = {key: ADD[key] for key in ("name", "description", "parameters")}
-    assert read(body) == Asked(
+    assert read(body) == ChatRequest(
         model="m",
         messages=read(asked()).messages,
         tools=({"type": "function", "function": plain},),
@@ -144,7 +144,7 @@ def test_refusals(change: dict[str, Any], code: str, param: str) -> None:
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
 
 
-def test_a_reply_is_one_of_the_library(full: Answered) -> None:
+def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
     library = pytest.importorskip("openai.types.responses")
     response = library.Response.model_validate(write(full), strict=True)
     assert (response.id, response.status, response.output_text) == ("resp_7", "completed", full.text)
@@ -158,7 +158,7 @@ def test_a_reply_is_one_of_the_library(full: Answered) -> None:
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
+def test_a_stream_adds_up_to_the_reply(full: ChatReply) -> None:
     library = pytest.importorskip("openai.types.responses")
     event = TypeAdapter(library.ResponseStreamEvent)
     data = data_of(events(full, read(asked(stream=True))))
@@ -182,7 +182,7 @@ def test_a_stream_adds_up_to_the_reply(full: Answered) -> None:
         assert (own[0]["type"], own[-1]["type"]) == ("response.output_item.added", "response.output_item.done")
 
 
-def test_a_reply_can_be_sent_back(full: Answered) -> None:
+def test_a_reply_can_be_sent_back(full: ChatReply) -> None:
     [message] = read(asked(input=write(full)["output"])).messages
     assert (message.role, message.content) == ("assistant", full.text)
     assert message.fields == {

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from midstream.agents.running import Record
-from midstream.agents.session import Session, SessionSettings
+from midstream.components.agent_record import RunRecord
 from midstream.core.errors import UsageError
 from midstream.core.protocols import RunContext
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import AgentSession, SessionSettings
 from midstream.gateway.settings import ServeConfig
 from support.gateway_sessions import Model, ask, chat, client, open_session
 
@@ -132,7 +132,7 @@ def test_a_client_that_sends_without_end_is_cut_off():
 def test_keys_of_others():
     async def both():
         async with open_session() as (gateway, session, url), client() as http:
-            other = Session(gateway, RunContext(engines={"policy": Model()}, seed=2), SessionSettings())
+            other = AgentSession(gateway, RunContext(engines={"policy": Model()}, seed=2), SessionSettings())
             async with gateway.serving(other) as key:
                 mine = url.rpartition("/")[2]
                 cases = {
@@ -209,7 +209,7 @@ def test_chunks_and_pipelines():
 
     one, three, session = asyncio.run(both())
     assert (one, three) == (1, 3)
-    assert [asking.delivered for asking in session._asked] == [True] * 4
+    assert [pending.delivered for pending in session._requests] == [True] * 4
 
 
 def test_slow_bodies_block_nobody():
@@ -343,7 +343,7 @@ def test_a_session_that_ends_answers_what_is_under_way_with_409():
         async with open_session(model) as (_, session, url), client() as http:
             asking = asyncio.ensure_future(ask(http, url))
             await asyncio.sleep(0.1)
-            await session.end(Record())
+            await session.end(RunRecord())
             return [
                 (status, shown["error"]["code"]) for status, shown in (await asking, await ask(http, url, chat("b")))
             ]
@@ -421,7 +421,7 @@ def test_256_sessions_take_little_memory():
             http = await stack.enter_async_context(client())
             urls = []
             for number in range(256):
-                session = Session(gateway, RunContext(engines={"policy": model}, seed=number), SessionSettings())
+                session = AgentSession(gateway, RunContext(engines={"policy": model}, seed=number), SessionSettings())
                 urls.append(gateway.url(await stack.enter_async_context(gateway.serving(session))))
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             for call in range(4):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import midstream as ms
+from midstream.components.own import load
 from midstream.core.events import Note
-from midstream.core.own import load
 from midstream.core.task import task_keys
 from midstream.evaluation.leakage import learned_tasks
 from support.counting import LESSON, counting, write_questions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.prefix_tree.stages import LEAST_SHARE, SLACK, Stage, stages_of
+from midstream.prefix_tree.stages import LEAST_SHARE, SLACK, TreeStage, stages_of
 from midstream.prefix_tree.tree import tree_of
 from support.tries import SEQUENCES, batches
 
@@ -85,7 +85,7 @@ def test_whole_subtrees_keep_the_budget(sequences, budget):
 @given(batches())
 def test_what_fits_is_one_stage(sequences):
     tree = tree_of(sequences)
-    assert stages_of(tree, tree.unique) == (Stage(0, len(tree.segments), 0, tree.unique),)
+    assert stages_of(tree, tree.unique) == (TreeStage(0, len(tree.segments), 0, tree.unique),)
 
 
 @given(batches(), budgets, st.data())

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from midstream.prefix_tree.forward import using
+from midstream.prefix_tree.forward import use_backend
 from midstream.prefix_tree.support import Choice, choose
 
 SIZES = {
@@ -109,6 +109,6 @@ def test_the_model_is_left_as_it_was():
     before = model.config._attn_implementation
     choose(model)
     assert model.config._attn_implementation == before
-    with using(model, "dense"):
+    with use_backend(model, "dense"):
         assert model.config._attn_implementation == "midstream_dense"
     assert model.config._attn_implementation == before

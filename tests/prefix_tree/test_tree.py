@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.prefix_tree.tree import Segment, common_prefix, tree_of
+from midstream.prefix_tree.tree import TreeSegment, common_prefix, tree_of
 from support.tries import SEQUENCES, batches, prefixes
 
 
@@ -107,7 +107,8 @@ def test_a_batch_by_hand():
     assert tree.ids.tolist() == [1, 2, 3, 4, 5, 9]
     assert tree.positions.tolist() == [0, 1, 2, 3, 3, 2]
     assert tree.segments == (
-        Segment(0, 2, 6, -1), Segment(2, 3, 5, 0), Segment(3, 4, 4, 1), Segment(4, 5, 5, 1), Segment(5, 6, 6, 0),
+        TreeSegment(0, 2, 6, -1), TreeSegment(2, 3, 5, 0), TreeSegment(3, 4, 4, 1), TreeSegment(4, 5, 5, 1),
+        TreeSegment(5, 6, 6, 0),
     )  # fmt: skip
     assert [path.tolist() for path in tree.paths] == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5], [0, 1]]
     assert (tree.total, tree.unique, tree.pairs) == (13, 6, 1 + 2 + 3 + 4 + 4 + 3)

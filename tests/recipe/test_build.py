@@ -7,12 +7,12 @@ import asyncio
 import pytest
 import torch
 
+from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
-from midstream.core.kinds import registered
 from midstream.core.protocols import Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
@@ -292,8 +292,9 @@ def test_what_a_source_cannot_give_is_found_before_a_model_is_loaded(tmp_path, o
 
 
 def test_a_set_that_cannot_be_drawn_is_found_before_anything_starts(ten_steps):
-    with pytest.raises(RecipeError, check=coded("too-few-tasks", "'lookup'")):
-        check(recipe(ten_steps, 'evaluation.sets=[{name="test", per_family=300, families=["lookup"]}]'))
+    chosen = recipe(ten_steps, 'evaluation.sets=[{name="test", per_family=300, families=["lookup"]}]')
+    with Build(chosen) as build, pytest.raises(RecipeError, check=coded("too-few-tasks", "'lookup'")):
+        parts_of(build)
 
 
 def test_a_prompt_file_that_loses_sharing_is_named(tmp_path):

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError
-from midstream.core.tables import parse_component
 from midstream.recipe import check as recipe_check
+from midstream.recipe import estimate
 from midstream.recipe import schema as config
-from midstream.recipe.estimate import batches_of, describe, judges, set_size
+from midstream.recipe.build import Build
+from midstream.recipe.estimate import judges
+from midstream.recipe.files import read_table
 from midstream.recipe.memory import GIB, promised_bytes
-from midstream.recipe.schema import parse_recipe, read_table
+from midstream.recipe.schema import parse_recipe
 from midstream.runs import RunDirectory
 from support.errors import coded
 from support.hf_models import save_chat_model
@@ -90,6 +93,19 @@ def planned(tmp_path):
         return recipe
 
     return load
+
+
+def of_build(function):
+    """A function of a build as one of its recipe."""
+
+    def called(recipe, *values, **options):
+        with Build(recipe) as build:
+            return function(build, *values, **options)
+
+    return called
+
+
+batches_of, describe, set_size = map(of_build, (estimate.batches_of, estimate.describe, estimate.set_size))
 
 
 def counted(lines):
@@ -320,7 +336,7 @@ def test_other_commands_print_the_recipe_alone(capsys):
 
 def test_a_streams_memory_is_that_of_all_its_tokens(capsys):
     assert main(["train", "search-r1-7b", "--dry-run"]) == 0
-    assert "64 rows x (5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
+    assert "64 rows x 5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
 
 
 def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
@@ -328,7 +344,7 @@ def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
     shape = json.loads((directory / "config.json").read_text())
     out = capsys.readouterr().out
-    assert f"logits: {12_000 * shape['vocab_size']:,} at a time" in out
+    assert f"{12 * 12_000 * shape['vocab_size']:,} of logits" in out
 
 
 def test_the_memory_of_an_unknown_model_is_unknown(capsys):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from midstream.recipe.schema import shipped_recipes
+from midstream.recipe.files import shipped_recipes
 
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 FILES = [*shipped_recipes().values()]

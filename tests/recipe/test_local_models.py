@@ -9,8 +9,8 @@ import pytest
 from midstream.engines.local.catalog import cache_directory
 from midstream.interface.agents import AgentFlow
 from midstream.recipe import overrides
+from midstream.recipe.files import read_table
 from midstream.recipe.overrides import agent_recipe, changed_recipe, evaluation_recipe, local_engine
-from midstream.recipe.schema import read_table
 from support.errors import raises
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import MidstreamError
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, parse_recipe, read_table, shipped_recipes, to_toml
+from midstream.recipe.files import read_table, shipped_recipes, to_toml
+from midstream.recipe.schema import load_recipe, parse_recipe
 
 RECIPES = [*shipped_recipes()]
 HOSTILE: list[Any] = [

@@ -9,7 +9,7 @@ import pytest
 from midstream import api
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Sampling
-from midstream.evaluation import sampling_name
+from midstream.evaluation.settings import sampling_name
 from midstream.recipe.build import Build, prompt_notes
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe

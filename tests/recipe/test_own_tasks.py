@@ -9,8 +9,9 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.text_file import parse_toml
 from midstream.recipe.check import check, set_reward
+from midstream.recipe.files import to_toml
 from midstream.recipe.overrides import changed_recipe, evaluation_recipe
-from midstream.recipe.schema import parse_recipe, to_toml
+from midstream.recipe.schema import parse_recipe
 
 ROWS = '''
 def rows():

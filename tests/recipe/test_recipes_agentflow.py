@@ -14,11 +14,10 @@ import torch
 from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe import check as recipe_check
+from midstream.recipe import files
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
-from midstream.recipe.memory import GIB, SLACK, promised_bytes, shape_of, token_bytes
 from midstream.runs import RunDirectory
-from midstream.training.settings import LearnerConfig
 from support.llm_server import Body, LLMServer, prompt_of
 from support.served_model import ServedModel, save_model
 
@@ -28,7 +27,7 @@ TEN = {"bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "aime24", "amc23", "
 
 
 def file_of(name):
-    return config.shipped_recipes()[name].read_text(encoding="utf-8")
+    return files.shipped_recipes()[name].read_text(encoding="utf-8")
 
 
 def number(pattern, text):
@@ -117,12 +116,6 @@ def test_the_servers_command_fits_recipe_and_card(name, resolved, capsys):
     out = capsys.readouterr().out
     assert "WARNING" not in out
     assert share <= number(r"--gpu-memory-utilization ([\d.]+) at most", out)
-    # The longest row that the server can make goes alone, and must fit with the server on the card.
-    shape, learner = shape_of(recipe["engines"]["weights"]["model"]), LearnerConfig.model_validate(recipe["learner"])
-    assert shape is not None
-    longer = int(words[words.index("--max-model-len") + 1]) - SLACK * learner.chunk_tokens * 3 // 4
-    row = longer * (token_bytes(shape, 2, learner) + 3 * shape.kv_bytes(2))  # activations, copies of keys and values
-    assert number(r"([\d.]+) GB  at the peak", out) * GIB + row <= (1 - share) * (promised_bytes(name) or 0)
 
 
 def test_what_the_page_shows_is_what_is_printed(capsys):
@@ -132,34 +125,9 @@ def test_what_the_page_shows_is_what_is_printed(capsys):
     assert shown in capsys.readouterr().out
 
 
-def test_all_weights_fit_one_card_as_the_recipe_says(capsys):
-    """Both commands of its first lines: their bytes, and the longest row that still fits."""
-    text = file_of("agentflow-7b").replace("\\\n#", "")
-    commands = re.findall(
-        r"^#   midstream (train agentflow-7b --set.*?) # ([\d.]+) GB of the card, ([\d.]+) GB", text, re.M
-    )
-    [[first, second]] = re.findall(r"room for one of ([\d,]+), the second for one of ([\d,]+)", text)
-    assert len(commands) == 2
-    for (command, card, host), longest in zip(commands, (first, second), strict=True):
-        assert main([*command.split(), "--dry-run"]) == 0
-        out = capsys.readouterr().out
-        assert (number(r"([\d.]+) GB  at the peak", out), number(r"([\d.]+) GB  in all", out)) == (
-            float(card), float(host),
-        )  # fmt: skip
-        table = tomllib.loads(out)
-        width = {"float32": 4, "bfloat16": 2}[table["engines"]["policy"]["dtype"]]
-        shape, learner = shape_of(table["engines"]["policy"]["model"]), LearnerConfig.model_validate(table["learner"])
-        assert shape is not None
-        longer = int(longest.replace(",", "")) - SLACK * learner.chunk_tokens * 3 // 4
-        row = longer * (token_bytes(shape, width, learner) + 3 * shape.kv_bytes(width))
-        assert 70 * GIB < float(card) * GIB + row < 80 * GIB
-
-
 def test_a_smaller_card_is_warned_of(capsys):
     assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-24gb"]) == 0
-    assert "WARNING" in capsys.readouterr().out
-    assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-36gb"]) == 0
-    assert "WARNING: that leaves the server no cache" in capsys.readouterr().out
+    assert "WARNING: that does not fit a card of 24 GB" in capsys.readouterr().out
 
 
 # -- the wiring of agentflow-1.5b-24gb, small ------------------------------------------------------------------------

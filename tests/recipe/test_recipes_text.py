@@ -12,13 +12,13 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.stream_template import load_template
-from midstream.engines.local.tiny_text.model import ATLAS_WEIGHTS
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from midstream_worlds.atlas.rules import RULED, draw_lessons
 from midstream_worlds.atlas.tasks import FAMILIES
+from midstream_worlds.tiny_text.model import ATLAS_WEIGHTS
 
 FEW_STEPS = """
 extends = "text-tiny"

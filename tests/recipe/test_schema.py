@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import SEED_MEANING
-from midstream.evaluation import EvaluationConfig
+from midstream.evaluation.settings import EvaluationConfig
 from midstream.recipe.check import check
-from midstream.recipe.schema import (
-    find_recipe,
-    load_recipe,
-    merge,
-    parse_recipe,
-    read_table,
-    shipped_recipes,
-    to_toml,
-    with_overrides,
-)
+from midstream.recipe.files import find_recipe, merge, read_table, shipped_recipes, to_toml, with_overrides
+from midstream.recipe.schema import load_recipe, parse_recipe
 from support.errors import coded, raises
 
 

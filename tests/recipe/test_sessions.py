@@ -12,7 +12,8 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import check_work, practice_parts_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
@@ -139,7 +140,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
     [
         (["practice.reflector.engine=nobody"], "unknown-engine", "practice.reflector.engine = 'nobody'"),
         (['practice.critic={engine="nobody"}'], "unknown-engine", "practice.critic.engine = 'nobody'"),
-        (["practice.group_size=1"], "setting-conflict", "practice.group_size = 1"),
+        (["practice.group_size=1"], "recipe-invalid", "group_size = 1"),
         (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
         (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
         (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),

@@ -134,7 +134,7 @@ def test_a_practice_run_writes_each_update_once_and_never_wraps():
     assert "warning: practice.budget.updates = 4 were [bold]made[/bold]" in log
     third = next(line for line in log if line.startswith("update 3/4"))
     spent = "1,050 of 3,000 rollouts, 1.23M tokens, $0.6300 of $5.00"
-    assert f"3 accepted, 2 rejected, 2 refused | 4 lessons | {spent}" in third
+    assert f"changes 3 accepted, 2 rejected, 2 refused | lessons 4 | spent {spent}" in third
     assert "lost replies 1" in third
 
 
@@ -150,8 +150,8 @@ def test_an_evaluation_writes_few_lines():
     assert log[1] == "bamboogle T=0.7 (1/2): 40 runs, 10 of them done before"
     so_far = [line.split(" | ") for line in log if "so far" in line]
     assert [line[0] for line in so_far] == ["12/40", "16/40", "20/40", "24/40", "39/40"]
-    assert so_far[-1][1:3] == ["success so far 35.9%", "0 errors"]
-    assert so_far[-1][4] == "$7.00"
+    assert so_far[-1][1:3] == ["success so far 35.9%", "errors 0"]
+    assert so_far[-1][4] == "cost $7.00"
     assert log[-3].startswith("aime T=1: success 40.0%")
     assert log[-1] == "gaia T=0.7 (2/2): 40 runs"
 
@@ -194,7 +194,15 @@ PANELS = {
         "8 accepted, 9 rejected, 8 refused, 3 pending",
         "uniform groups 6, broken groups 2, lost replies 1, lost pairs 8",
     ),
-    "evaluation": ("1/40", "0.0% so far", "counted as wrong", "python", "$7.00", "41 of 80 runs", "gaia T=0.7"),
+    "evaluation": (
+        "1/40",
+        "success so far  0.0%",
+        "counted as wrong",
+        "python",
+        "$7.00",
+        "41 of 80 runs",
+        "gaia T=0.7",
+    ),
 }
 
 

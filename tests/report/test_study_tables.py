@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.terminal import Terminal
-from midstream.report.study import StudyRow, study_tables
+from midstream.report.draw import draw
+from midstream.report.study import StudyRow, study_blocks
 
 
-def shown(renderable: object, width: int = 80) -> str:
+def shown(rows: list[StudyRow], head: str = "control", width: int = 80) -> str:
     console = Terminal(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
+    console.print(draw(study_blocks(rows, head, "A study")))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -31,36 +32,33 @@ def test_a_table_shows_mean_and_interval_of_every_arm():
         StudyRow(name="flow-grpo", metric="sampled success", values=(0.6, 0.6, 0.6)),
         StudyRow(name="shuffled reward", metric="greedy success", values=(0.3,)),
     ]
-    [table] = study_tables(rows, "control", "")
-    text = shown(table, 100)
+    text = shown(rows, width=100)
     assert cells(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "(all)"]
     assert cells(text, "shuffled reward") == ["1", "30.0", "(one", "seed)", "-"]
     assert "Student t" in text
     assert "every seed has this value" in " ".join(text.split())
-    [table] = study_tables([StudyRow(name="x", metric="success", values=(0.7, 0.7001))], "control", "")
-    assert cells(shown(table), "x") == ["2", "70.0", "±", "0.1"], "which is at most its half-width"
-    assert "this value" not in shown(table)
+    text = shown([StudyRow(name="x", metric="success", values=(0.7, 0.7001))])
+    assert cells(text, "x") == ["2", "70.0", "±", "0.1"], "which is at most its half-width"
+    assert "this value" not in text
 
 
 def test_numbers_that_are_no_shares_stand_as_they_are_in_a_table_of_their_own():
     rows = [StudyRow(name="10", metric="reward", values=(0.5, 0.5)), tokens(10, 11.0, 12.0), tokens(20, 9.5)]
-    shares, numbers = (shown(table) for table in study_tables(rows, "step", "Over training"))
+    shares, _, numbers = shown(rows, "step").partition("percent, mean")
     assert cells(shares, "10") == ["2", "50.0", "(all)"]
     assert cells(numbers, "10") == ["2", "11.50", "±", "6.35"]
     assert cells(numbers, "20") == ["1", "9.50", "(one", "seed)"]
-    assert "percent" in shares
     assert "percent" not in numbers
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(["10", "a planner with a long name"]))
 def test_tables_fit_a_terminal_and_leave_no_metric_out(metrics: int, seeds: int, name: str):
     rows = [StudyRow(name=name, metric=f"metric {i}", values=(0.5,) * seeds) for i in range(metrics)]
-    texts = [shown(table) for table in study_tables(rows, "planner", "Planners")]
-    assert all(len(line) <= 80 for text in texts for line in text.splitlines())
-    assert sum(text.count("50.0") for text in texts) == metrics
+    text = shown(rows, "planner")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.count("50.0") == metrics
 
 
 def test_a_number_that_no_seed_has_is_a_dash():
     rows = [StudyRow(name="a", metric="recovered", values=()), StudyRow(name="a", metric="errors", values=(0.1, 0.1))]
-    [table] = study_tables(rows, "control", "")
-    assert cells(shown(table), "a") == ["0", "to", "2", "-", "10.0", "(all)"]
+    assert cells(shown(rows), "a") == ["0", "to", "2", "-", "10.0", "(all)"]

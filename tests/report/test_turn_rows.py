@@ -11,8 +11,9 @@ from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
-from midstream.report.run_results import side_by_side
-from midstream.report.tables import trajectory_view
+from midstream.report.draw import draw, plain
+from midstream.report.run import side_by_side
+from midstream.report.trajectory import trajectory_blocks
 from midstream.report.turn_rows import (
     LEGEND,
     Row,
@@ -24,7 +25,6 @@ from midstream.report.turn_rows import (
     outcome_words,
     output_part,
     part_words,
-    plain,
     reply_parts,
     sequence_words,
     stream_words,
@@ -99,7 +99,7 @@ CALLING = Template.model_validate(
 
 def shown(trajectory: Trajectory, template: Template | None = MATH, width: int = 80) -> str:
     console = Terminal(file=io.StringIO(), width=width)
-    console.print(trajectory_view(trajectory, template=template))
+    console.print(draw(trajectory_blocks(trajectory, template)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.core.stream_template import Marks, load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.artist import FunctionCalling, FunctionCallingConfig
+from midstream.rewards.artist import ArtistFunctionCalling, FunctionCallingConfig
 from support.marked_streams import Output, stream
 
 TASK = Task(id="t", question="Fill the tank.", answer="")
@@ -24,7 +24,7 @@ GOOD = [THINK + CALL, OUT, "Done."]
 
 
 def score(run: Trajectory, *, gated: bool = False) -> Score:
-    reward = FunctionCalling(FunctionCallingConfig(gated=gated), TEMPLATE)
+    reward = ArtistFunctionCalling(FunctionCallingConfig(gated=gated), TEMPLATE)
     return asyncio.run(reward.score(TASK, run))
 
 
@@ -81,7 +81,7 @@ def test_hand_computed_cases(case):
 def test_marks_with_the_names_of_tools_count_whichever_tool_they_name():
     named = TEMPLATE.model_copy(update={"call": Marks(open="<call {tool}>", close="</call {tool}>")})
     run = stream("<call fill_tank>", outcome={"success": False})
-    found = asyncio.run(FunctionCalling(FunctionCallingConfig(), named).score(TASK, run))
+    found = asyncio.run(ArtistFunctionCalling(FunctionCallingConfig(), named).score(TASK, run))
     assert found.parts["relaxed_format"] == 0.025
 
 

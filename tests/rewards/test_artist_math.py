@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics, stream_metrics
@@ -18,7 +18,7 @@ from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
-from midstream.rewards.artist import ArtistMathConfig, Math
+from midstream.rewards.artist import ArtistMath, ArtistMathConfig
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.numeric import Numeric
 from midstream.tools.python import PythonConfig, PythonTool
@@ -33,7 +33,7 @@ OUT = Output("5")
 
 
 def score(run: Trajectory, *, gated: bool = False, template: str = "artist-math", task: Task = TASK) -> Score:
-    reward = Math(ArtistMathConfig(answer="exact_match", gated=gated), ExactMatch(), load_template(template))
+    reward = ArtistMath(ArtistMathConfig(answer="exact_match", gated=gated), ExactMatch(), load_template(template))
     return asyncio.run(reward.score(task, run))
 
 
@@ -143,7 +143,9 @@ def test_what_the_rule_reports_is_kept_and_half_right_is_not_right():
     run = stream(THINK + CALL, OUT, THINK + ANSWER, answer="5")
     half, gated = (
         asyncio.run(
-            Math(ArtistMathConfig(gated=gated), Reporting(judged=True), load_template("artist-math")).score(TASK, run)
+            ArtistMath(ArtistMathConfig(gated=gated), Reporting(judged=True), load_template("artist-math")).score(
+                TASK, run
+            )
         )
         for gated in (False, True)
     )
@@ -155,10 +157,10 @@ def test_what_the_rule_reports_is_kept_and_half_right_is_not_right():
 
 
 def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
-    reward = Math(ArtistMathConfig(answer="numeric", gated=True), Numeric(), load_template("artist-math"))
+    reward = ArtistMath(ArtistMathConfig(answer="numeric", gated=True), Numeric(), load_template("artist-math"))
     assert reward.name == "ARTIST math, gated (numeric match)"
     assert not reward.judged
-    assert Math(ArtistMathConfig(), StubReward(judged=True), load_template("artist-math")).judged
+    assert ArtistMath(ArtistMathConfig(), StubReward(judged=True), load_template("artist-math")).judged
     reward.check(TASK)
     with pytest.raises(RecipeError, check=coded("task-unfit", "'t'", "'Paris'")):
         reward.check(TASK.model_copy(update={"answer": "Paris"}))
@@ -167,7 +169,7 @@ def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
 def play(*replies: str, max_turns: int = 10) -> Trajectory:
     """What the real loop leaves of a policy that says this, with the real Python tool."""
     policy, config = ModelPolicy(PolicyConfig()), StreamConfig(max_turns=max_turns)
-    agent = Interleaved(policy=policy, template=load_template("artist-math"), config=config)
+    agent = InterleavedLoop(policy=policy, template=load_template("artist-math"), config=config)
 
     async def run() -> Trajectory:
         tool = PythonTool(PythonConfig(workers=1, libraries=()), sandbox("unsafe"))

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.component import Component
+from midstream.components.component import Component
+from midstream.components.kinds import rules
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, RewardError
-from midstream.core.kinds import rules
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.rewards.composite import Composite, PerTask
 from support.errors import coded
 from support.rollouts import StubReward

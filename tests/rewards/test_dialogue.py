@@ -13,7 +13,7 @@ from midstream.core.protocols import Reward
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score
-from midstream.rewards.artist import FunctionCalling, FunctionCallingConfig
+from midstream.rewards.artist import ArtistFunctionCalling, FunctionCallingConfig
 from midstream.rewards.dialogue import DialogueSuccess
 from support.errors import coded
 from support.marked_streams import stream
@@ -50,7 +50,7 @@ def test_what_else_the_check_found_is_reported_and_texts_are_not():
 )
 @pytest.mark.parametrize(
     "make",
-    [DialogueSuccess, lambda: FunctionCalling(FunctionCallingConfig(), load_template("artist-function-calling"))],
+    [DialogueSuccess, lambda: ArtistFunctionCalling(FunctionCallingConfig(), load_template("artist-function-calling"))],
 )
 def test_a_missing_or_malformed_outcome_is_an_error_that_names_it(
     outcome: dict[str, Any], value: str, make: Callable[[], Reward]

@@ -12,9 +12,9 @@ import pytest
 from midstream.core.answers import extract
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.game24 import Game24
-from midstream.rewards.multiple_choice import MultipleChoice, chosen
+from midstream.rewards.multiple_choice import MultipleChoice, find_choice
 from midstream.rewards.numeric import Numeric
-from midstream.rewards.statement import unboxed
+from midstream.rewards.statement import unbox
 from support.forms import forms, misjudged
 
 RULES = {
@@ -34,7 +34,7 @@ def test_a_form_that_is_right_chooses_no_other_option():
     failed = [
         f"{gold} | {form}"
         for gold, form, metadata, right in forms("multiple_choice")
-        if right and chosen(unboxed(extract(form)), metadata["options"], metadata["question"]) != {gold}
+        if right and find_choice(unbox(extract(form)), metadata["options"]) != {gold}
     ]
     assert failed == []
 

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from midstream.components.kinds import rules
 from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
-from midstream.core.kinds import rules
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import FILE, VERDICT, Judge, JudgeConfig, Verdict, read_verdict, verdict_file
+from midstream.rewards.judge import FILE, VERDICT, Judge, JudgeConfig, JudgeVerdict, read_verdict, verdict_file
 from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.errors import coded
@@ -390,8 +390,8 @@ def test_every_rule_can_go_with_a_judge():
 
 # --- the cache of verdicts -------------------------------------------------------------------------------------------
 
-RIGHT = Verdict(correct=True, calls=(Call(role="judge", completion="yes \u2028"),))
-WRONG = Verdict(correct=False, calls=())
+RIGHT = JudgeVerdict(correct=True, calls=(Call(role="judge", completion="yes \u2028"),))
+WRONG = JudgeVerdict(correct=False, calls=())
 WRITER = """
 import sys
 from pathlib import Path

@@ -253,6 +253,6 @@ def test_tier_arithmetic_is_refused():
 
 
 def test_without_math_verify_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(math, "installed", lambda names: launch.installed(("no_such_library",)))
+    monkeypatch.setattr(math, "installed", lambda names: launch.find_installed(("no_such_library",)))
     with pytest.raises(UnsupportedError, check=coded("missing-extra", "Math-Verify")):
         make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.rewards.multiple_choice import MultipleChoice, chosen
+from midstream.rewards.multiple_choice import MultipleChoice, find_choice
 from support.errors import coded
 from support.rules import value
 
@@ -44,8 +44,7 @@ def chooses(answer, gold, options=None):
         "Option B is right",
         "I ruled out A; so I choose B because C is not likely",
         "I choose B.",
-        "A patient like this has (B).",
-        "B. The patient is young; colon cancer is less likely.",
+        "B. The patient is young.",
         "I think the answer is A. Let me check.\nAnswer: B",
     ],
 )
@@ -70,7 +69,6 @@ def test_chosen(answer, gold):
         "(A) (B)",
         "A/B",
         "The answer is A or B",
-        "The answer is A. The answer is B.",
         "Both A and B",
         "B. Hemolytic anaemia",
         "A. Oral ulcers",
@@ -90,15 +88,14 @@ def test_chosen(answer, gold):
         "The answer is E",
         "Ａ",
         "It is not option A but option B",  # right for a person: a judge's work
-        "The answer is B. No, the answer is A.",
     ],
 )
 def test_not_chosen(answer):
     assert [chooses(answer, gold) for gold in "ABCD"] == [0.0] * 4
 
 
-def test_what_is_left_of_denials_is_chosen():
-    assert [chooses("(B) is incorrect; (A)", gold) for gold in "ABCD"] == [1, 0, 0, 0]
+def test_of_several_answers_the_last_counts():
+    assert [chooses("The answer is B. No, the answer is A.", gold) for gold in "ABCD"] == [1, 0, 0, 0]
 
 
 def test_letters_in_option_texts_choose_nothing():
@@ -109,7 +106,7 @@ def test_letters_in_option_texts_choose_nothing():
 
 def test_options_of_the_same_text_are_all_right():
     same = {"A": "yes", "B": "Yes.", "C": "no"}
-    assert [chooses(answer, "A", same) for answer in ("A", "B", "yes", "C", "A or B", "A or C")] == [1, 1, 1, 0, 1, 0]
+    assert [chooses(answer, "A", same) for answer in ("A", "B", "yes", "C", "A or C")] == [1, 1, 1, 0, 0]
 
 
 def test_numbers_in_options_are_compared_as_numbers():
@@ -121,7 +118,7 @@ def test_numbers_in_options_are_compared_as_numbers():
 
 def test_a_letter_is_a_letter_before_it_is_a_text():
     options = {"A": "B", "B": "x"}
-    assert [chooses(answer, "A", options) for answer in ("A", "B", "x", "A. B")] == [1, 0, 0, 0]  # two letters
+    assert [chooses(answer, "A", options) for answer in ("A", "B", "x", "A. B")] == [1, 0, 0, 1]
     assert [chooses(answer, "B", options) for answer in ("B", "x", "B. x", "A")] == [1, 1, 1, 0]
 
 
@@ -139,4 +136,4 @@ def test_a_gold_answer_that_is_no_option_is_named():
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("part", ["A", "A, ", "(B) ", "if ", "B? ", "answer\n", "is B is ", "if x was ", "⟦", "24 "])
 def test_long_answers_take_no_time(part):
-    chosen(part * 7_000 + "B", OPTIONS | {"E": "24"})
+    find_choice(part * 7_000 + "B", OPTIONS | {"E": "24"})

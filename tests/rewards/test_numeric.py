@@ -50,7 +50,7 @@ READ = {
     "x = 1,000": 1000,
     "There are 5.\nSo the answer is 2": 2,
     "42, that is 42": 42,
-    "forty-two": 42,
+    "twelve": 12,
     "1 000": 1000,
     "1 1/2": Fraction(3, 2),
 }

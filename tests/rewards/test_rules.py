@@ -6,9 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from midstream.components.kinds import registered
 from midstream.core.answers import words
-from midstream.core.kinds import registered
-from midstream.recipe import registry  # noqa: F401 - registers them
 from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
 from midstream.rewards.gaia import Gaia
 from midstream.rewards.game24 import Game24

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.answers import extract
-from midstream.rewards.statement import Statement, conclusion, in_latex, meaning, plain, state, unboxed
+from midstream.rewards.statement import Statement, answer_value, conclusion, in_latex, plain, state, unbox
 
 
 @given(
@@ -15,8 +15,8 @@ from midstream.rewards.statement import Statement, conclusion, in_latex, meaning
 )
 def test_extracting_twice_is_extracting_once(parts):
     """Agents extract, and rules extract again: another agent may not have."""
-    once = unboxed(extract("".join(parts)))
-    assert unboxed(extract(once)) == once
+    once = unbox(extract("".join(parts)))
+    assert unbox(extract(once)) == once
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,20 @@ def test_extracting_twice_is_extracting_once(parts):
     ],
 )
 def test_unboxed(answer, inside):
-    assert unboxed(answer) == inside
+    assert unbox(answer) == inside
 
 
 def test_answers_mean_the_same_where_their_words_do():
     for left, right in [("The 1,000 m", "1000 M."), ("so: <answer>7</answer>", "7"), ("−5", "- 5"), ("?!", "?!")]:
-        assert meaning(left) == meaning(right)
+        assert answer_value(left) == answer_value(right)
     for left, right in [("-5", "5"), ("7", "8"), ("?!", "!?"), ("<answer></answer>", "7")]:
-        assert meaning(left) != meaning(right)
+        assert answer_value(left) != answer_value(right)
 
 
 @pytest.mark.parametrize(
     ("reply", "read", "result"),
     [
-        (r"It is $\boxed{\text{Paris}}$.", unboxed, r"\text{Paris}"),
+        (r"It is $\boxed{\text{Paris}}$.", unbox, r"\text{Paris}"),
         ("**L’Aquila**, I’m sure", plain, "L'Aquila, I'm sure"),
         ("So the answer is: Paris", conclusion, "Paris"),
         ("**5½ × 2**", in_latex, r" 5 \frac{1}{2} \times 2 "),
@@ -66,4 +66,4 @@ def test_the_table_of_the_module(reply, read, result):
 
 def test_long_replies_take_no_time():
     for part in ("*", "\\", "\\boxed{", "\\boxed{5} ", "not ", ". answer ", ". ", "{", "{}", "\\boxed{{", "\\boxed 5"):
-        conclusion(plain(unboxed(part * 50_000)))
+        conclusion(plain(unbox(part * 50_000)))

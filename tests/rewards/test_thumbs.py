@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.tables import parse_component
+from midstream.components.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.build import Build

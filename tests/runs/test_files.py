@@ -10,9 +10,7 @@ from midstream.core.errors import StorageError
 from midstream.core.trajectory import Observation
 from midstream.runs.files import (
     atomic_write,
-    digest_of,
     encode_record,
-    file_damage,
     fsync_directory,
     open_file,
     storage_error,
@@ -145,21 +143,3 @@ def test_a_link_is_refused_and_its_target_stays(tmp_path):
     with raises("file-damaged", link):
         Journal(link)
     assert target.read_bytes() == b"torn"
-
-
-def test_a_digest_of_a_file_that_grows_covers_its_first_part(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"first")
-    digest = digest_of(path)
-    assert file_damage(path, digest) is None
-    (link := path.with_name("link")).symlink_to(path)
-    assert file_damage(link, digest) is not None
-    path.write_bytes(b"first, second")
-    assert file_damage(path, digest, grows=True) is None
-    assert file_damage(path, digest) is not None
-    path.write_bytes(b"forst, second")
-    assert file_damage(path, digest, grows=True) is not None
-    path.write_bytes(b"firs")
-    assert file_damage(path, digest, grows=True) is not None
-    path.unlink()
-    assert file_damage(path, digest, grows=True) is not None

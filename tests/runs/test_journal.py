@@ -12,12 +12,9 @@ from midstream.core.errors import StorageError
 from midstream.core.metrics import StepTiming
 from midstream.runs.journal import (
     Journal,
-    Records,
-    cut_at_damage,
     filter_records,
     read_models,
     read_records,
-    skip_damage,
 )
 from support.errors import raises
 
@@ -161,7 +158,7 @@ def test_appended_records_are_readable_before_close(tmp_path):
     journal.close()
 
 
-def test_a_line_that_cannot_be_read_is_named_and_cut_with_what_follows(tmp_path):
+def test_a_line_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     write(path, *({"i": index} for index in range(5)))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -169,23 +166,6 @@ def test_a_line_that_cannot_be_read_is_named_and_cut_with_what_follows(tmp_path)
     damage = []
     assert [record["i"] for _, _, record in read_records(path, damage.append)] == [0, 1, 4]
     assert [error.what.split("line ")[1].split()[0] for error in damage] == ["3"]
-    cut_at_damage(path)
-    assert [record["i"] for record in read(path)] == [0, 1]
-    before = path.read_bytes()
-    cut_at_damage(path)
-    assert path.read_bytes() == before
-
-
-def test_records_that_are_more_than_a_run_writes_are_not_read(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-    tracemalloc.start()
-    with raises("file-damaged", path):
-        Records(path, StepTiming).read(skip_damage)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 def test_reading_keeps_one_block_in_memory(tmp_path):

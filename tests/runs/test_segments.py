@@ -1,10 +1,11 @@
 import gzip
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory, Turn
-from midstream.runs.segments import Segments, _about, _parse
+from midstream.runs.segments import Entry, Segments, _entry, _parse
 from support.errors import raises
 
 
@@ -35,6 +36,37 @@ def test_only_the_chosen_trajectories_are_read(segments):
     assert [chosen.id for chosen in segments.read(1, {"b#1", "gone"})] == ["b#1"]
 
 
+def test_a_page_an_entry_and_the_whole_are_the_same(segments):
+    written = [trajectory(f"t{number}") for number in range(40)]
+    segments.write("new", written)
+    segment = segments.open("new")
+    assert list(segment) == segments.read("new") == written
+    assert len(segment) == len(written)
+    assert list(segment.at([0, 1, 17, 39])) == [written[place] for place in (0, 1, 17, 39)]
+    assert list(segment.at([])) == []
+    assert [entry.id for entry in segment.entries()] == [each.id for each in written]
+
+
+def test_zcat_reads_a_segment(segments):
+    segments.write(1, [trajectory("a"), trajectory("é\u2028")])
+    shown = subprocess.run(["gzip", "-dc", segments.path(1)], check=True, capture_output=True).stdout
+    assert shown.decode().splitlines()[0] == trajectory("a").model_dump_json(exclude_defaults=True)
+
+
+def test_an_error_while_writing_leaves_the_old_segment(segments):
+    segments.write("new", [trajectory("a")])
+    before = segments.path("new").read_bytes()
+
+    def broken():
+        yield trajectory("b")
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        segments.write("new", broken())
+    assert segments.path("new").read_bytes() == before
+    assert [path.name for path in segments.root.iterdir()] == ["eval-new.jsonl.gz"]
+
+
 def test_empty_segment(segments):
     segments.write(1, [])
     assert segments.read(1) == []
@@ -57,7 +89,7 @@ def test_names(segments):
     assert Segments(segments.root / "gone").steps() == []
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b"x" + b, lambda b: gzip.compress(b"{")])
+@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"x" + b, lambda b: gzip.compress(b"{")])
 def test_damage_is_named(segments, damage):
     segments.write(1, [trajectory("a")])
     path = segments.path(1)
@@ -112,8 +144,8 @@ def test_none_found(filled, wanted):
 
 def test_a_line_that_is_no_trajectory_is_listed_as_an_error_and_cannot_be_read():
     good = trajectory("a").model_dump_json(exclude_defaults=True).encode()
-    assert _about(good) == ("a", "t", 1.0, "ok")
+    assert _entry(good) == Entry("a", "t", 1.0, "ok")
     for line in (good[:-9], b"[]", b'{"id": "a"}', b'{"id": "a", "task_id": "t", "reward": 3}'):
-        assert _about(line) == ("", "", None, "error")
+        assert _entry(line) == Entry("", "", None, "error")
         with raises("file-damaged", "part"):
             _parse(Path("part"), line)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.tiers import choose
 
 IMAGE = os.environ.get("MIDSTREAM_DOCKER_IMAGE", "")
@@ -37,7 +37,7 @@ def test_a_container_holds_code_and_goes_with_the_pool():
     before = containers()
 
     async def go() -> None:
-        pool = PythonPool(Limits(libraries=(), timeout_s=1.0), sandbox)
+        pool = PythonPool(CodeLimits(libraries=(), timeout_s=1.0), sandbox)
         for code, (reason, text) in CASES.items():
             result = await pool.run(code)
             assert (result.reason, text in result.text) == (reason, True), (code, result)

@@ -22,7 +22,7 @@ import pytest
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 from support.hostile_corpus import CORPUS, HONEST, parse
 from support.hostile_run import NOT_CONFINED, UNSUPPORTED, make_sure
@@ -178,7 +178,7 @@ def test_a_worker_killed_in_mid_call_is_an_error_of_that_call_alone(watch: Watch
     sandbox = need(tier)
 
     async def go() -> None:
-        pool = PythonPool(Limits(workers=1, libraries=()), sandbox)
+        pool = PythonPool(CodeLimits(workers=1, libraries=()), sandbox)
         before = descendants()
         assert (await pool.run("1")).text == "1"
         worker = descendants() - before

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from midstream.sandbox import launch
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, attempt, choose
 from support.errors import raises
 
-LIMITS = Limits(memory_mb=100, disk_mb=7, libraries=())
+LIMITS = CodeLimits(memory_mb=100, disk_mb=7, libraries=())
 linux = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
 
 # Imitates `docker run`: keeps its options, then starts the command in bubblewrap as a daemon would in a container.
@@ -176,7 +176,7 @@ def test_packages_are_where_the_libraries_are(monkeypatch: pytest.MonkeyPatch, t
     (place / "module_of_mine.py").touch()
     monkeypatch.syspath_prepend(str(place))
     names = ("lib_of_mine", "module_of_mine", "no_such_library", "math", "json")
-    assert launch.installed(names) == ("lib_of_mine", "module_of_mine", "math", "json")
+    assert launch.find_installed(names) == ("lib_of_mine", "module_of_mine", "math", "json")
     assert str(place) in launch.package_directories(["lib_of_mine"])
     assert str(place) in launch.package_directories(["module_of_mine.inner"])
     assert str(place) not in launch.package_directories(["json"])

@@ -16,7 +16,7 @@ import pytest
 from midstream.core.errors import SandboxError
 from midstream.sandbox import worker as worker_module
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.settings import CodeLimits, Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker
 from support.errors import raises
@@ -632,7 +632,7 @@ def test_arithmetic_tier():
 
 def test_arithmetic_needs_no_process(monkeypatch: pytest.MonkeyPatch):
     async def go() -> None:
-        pool = PythonPool(Limits(workers=2), Sandbox(tier="arithmetic"))
+        pool = PythonPool(CodeLimits(workers=2), Sandbox(tier="arithmetic"))
         assert {result.text for result in await asyncio.gather(*(pool.run("6 * 7") for _ in range(8)))} == {"42"}
         assert processes(pool) == []
         await pool.close()

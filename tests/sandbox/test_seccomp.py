@@ -152,7 +152,7 @@ def test_what_the_list_leaves_out(name: str):
 def test_in_a_process_of_its_own():
     code = (
         "import os\nfrom midstream.sandbox.inside import seccomp\nfrom midstream.sandbox.inside.kernel import control\n"
-        "control(38, 1)\nseccomp.Filter().install(os.getpid())\n"
+        "control(38, 1)\nseccomp.SeccompFilter().install(os.getpid())\n"
         "for attempt in (os.fork, lambda: os.kill(os.getppid(), 0), lambda: os.chmod('/dev/null', 0), os.setsid,\n"
         "                lambda: os.memfd_create('a'), lambda: os.pidfd_open(os.getpid())):\n"
         "    try: print(attempt())\n    except OSError as error: print(error.errno)\n"
@@ -170,6 +170,6 @@ def test_in_a_process_of_its_own():
 
 
 def test_how_many_calls_are_allowed_is_reported():
-    assert seccomp.Filter().calls == len(numbers(PLAIN, MACHINE)) + len(numbers(CHECKED, MACHINE)) > 100
+    assert seccomp.SeccompFilter().calls == len(numbers(PLAIN, MACHINE)) + len(numbers(CHECKED, MACHINE)) > 100
     assert set(seccomp.checks()) == set(numbers(CHECKED, "x86_64")) == set(numbers(CHECKED, "aarch64")) | {"open"}
     assert "-" not in {entry.split()[1] for line in syscalls.PLAIN.split("\n") if line for entry in line.split("|")}

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from midstream.sandbox import code_runner
-from midstream.sandbox.settings import Limits
+from midstream.sandbox.settings import CodeLimits
 
 NUMBERS = ("workers", "timeout_s", "memory_mb", "disk_mb", "output_limit")
 WRONG: list[dict[str, object]] = [
@@ -20,7 +20,7 @@ WRONG: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("limits", [Limits, code_runner.CodeRunnerConfig])
+@pytest.mark.parametrize("limits", [CodeLimits, code_runner.CodeRunnerConfig])
 @pytest.mark.parametrize("settings", WRONG, ids=str)
 def test_wrong_limits_are_refused(limits, settings):
     with pytest.raises(ValidationError, match=next(iter(settings))):
@@ -28,4 +28,4 @@ def test_wrong_limits_are_refused(limits, settings):
 
 
 def test_a_library_may_be_a_module_of_a_package():
-    assert Limits(libraries=("numpy.linalg",)).libraries == ("numpy.linalg",)
+    assert CodeLimits(libraries=("numpy.linalg",)).libraries == ("numpy.linalg",)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from midstream.interface.results import Run
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import read_updates
+from midstream_worlds.tiny_text.tokenizer import load_tokenizer
 from support.llm_server import Body, LLMServer, prompt_of
 
 pytestmark = pytest.mark.skipif(

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.components.kinds import register
 from midstream.core.errors import EngineError, UnsupportedError
-from midstream.core.kinds import register
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate

@@ -23,19 +23,19 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from midstream.agents.session import SessionSettings
-from midstream.agents.session_agent import GIVEN, FunctionSessionAgent
 from midstream.cli.main import main
+from midstream.components.kinds import register
+from midstream.components.own_settings import OwnFunction
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.kinds import register
-from midstream.core.own_settings import OwnFunction
-from midstream.core.protocols import Request, RunContext
+from midstream.core.protocols import Request, RunContext, Weights
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.engines.openai.server import adapter_name
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import SessionSettings
+from midstream.gateway.session_agent import GIVEN, FunctionSessionAgent
 from midstream.gateway.settings import ServeConfig
 from midstream.runs import RunDirectory
 from midstream.tools.local_search import Document, LocalSearch
@@ -235,7 +235,7 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
     greedy, largest = [], 0.0
     for version, seed in [(0, 1), (1, 2), (1, 3), (2, 4)]:
         model, export = adapter(model_directory, seed)
-        asyncio.run(lora.hand_over(engine, export, tmp_path, version))
+        asyncio.run(engine.use_weights(Weights(version=version, codec=local.codec, export=export, directory=tmp_path)))
         calls = ask(engine, *requests)
         prompts = [(tuple(local.codec.encode(one)), one) for one in requests]
         expected = [ids for ids, _ in generate(model, prompts, end_ids=local.codec.end_ids)]
@@ -254,13 +254,15 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
     assert served_models(url) == ["m"]
 
 
-def test_adapters_that_cannot_be_loaded_say_why(url, model_directory, tmp_path):
+def test_adapters_that_cannot_be_loaded_say_why(url, local, model_directory, tmp_path):
     with pytest.raises(EngineError, match="No adapter found") as caught:
         asyncio.run(engine_for(url).use_adapter(1, tmp_path / "nothing"))
     assert "shared disk" in caught.value.fix
     _, export = adapter(model_directory, seed=1, rank=16)
     with pytest.raises(EngineError, match="rank 16 is greater") as caught:
-        asyncio.run(lora.hand_over(engine_for(url), export, tmp_path, 1))
+        asyncio.run(
+            engine_for(url).use_weights(Weights(version=1, codec=local.codec, export=export, directory=tmp_path))
+        )
     assert "--max-lora-rank" in caught.value.fix
     assert served_models(url) == ["m"]
 
@@ -343,7 +345,7 @@ def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, 
     assert [path.name.split("-")[1] for path in kept] == ["2", "3"]
     before, after = ((path / "adapter_model.safetensors").read_bytes() for path in kept)
     assert before != after
-    assert served_models(url) == ["m", lora.name_of(kept[-1])]
+    assert served_models(url) == ["m", adapter_name(kept[-1])]
     trained = PeftModel.from_pretrained(load_model(str(model_directory), "float32", "cpu")[0], kept[-1]).eval()
     served = engine_for(url)
     asyncio.run(served.use_adapter(3, kept[-1]))

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.component import Component
+from midstream.components.component import Component
+from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.kinds import registered
 from midstream.recipe import check as recipe_check
 from midstream.recipe.check import task_source
-from midstream.recipe.schema import parse_recipe, read_table
+from midstream.recipe.files import read_table
+from midstream.recipe.schema import parse_recipe
 from midstream.sources.benchmarks import BENCHMARKS, BenchmarkConfig
 from midstream.sources.finite import SPLITS
 from support.errors import coded
@@ -326,14 +327,14 @@ def test_a_released_question_has_the_id_that_it_has_elsewhere(tmp_path):
 
 def test_what_has_no_use_is_refused(tmp_path):
     with pytest.raises(RecipeError, check=coded("unknown-benchmark", "'zebra'")):
-        make(BenchmarkConfig(name="zebra"))
+        BenchmarkConfig(name="zebra").check_recipe("tasks", None)
     for settings in ({"name": "gazetteer", "file": "a.json"}, {"name": "hotpotqa", "file": "a.json", "revision": "x"}):
         with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for")):
-            make(BenchmarkConfig(**settings))
+            BenchmarkConfig(**settings).check_recipe("tasks", None)
     with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for revision and instruction")):
-        make(BenchmarkConfig(name="gazetteer", revision="x", instruction=""))
+        BenchmarkConfig(name="gazetteer", revision="x", instruction="").check_recipe("tasks", None)
     with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for instruction")):
-        make(BenchmarkConfig(name="gameof24", instruction="Be brief."))
+        BenchmarkConfig(name="gameof24", instruction="Be brief.").check_recipe("tasks", None)
 
 
 def test_a_file_is_one_split(tmp_path):

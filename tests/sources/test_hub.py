@@ -127,7 +127,7 @@ def test_what_was_downloaded_before_is_known(tmp_path, monkeypatch):
 DOWNLOAD = """
 import json
 from midstream.core.errors import UsageError
-from midstream.core.tables import parse_component
+from midstream.components.tables import parse_component
 from midstream.recipe.check import task_source
 found = {}
 for name in ("bamboogle", "gpqa", "simpleqa"):

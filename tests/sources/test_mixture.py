@@ -7,10 +7,11 @@ from collections import Counter
 
 import pytest
 
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError
-from midstream.core.tables import parse_component
 from midstream.recipe.check import check, task_source
-from midstream.recipe.schema import parse_recipe, read_table, to_toml
+from midstream.recipe.files import read_table, to_toml
+from midstream.recipe.schema import parse_recipe
 from support.errors import coded
 
 

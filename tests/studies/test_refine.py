@@ -20,6 +20,7 @@ import midstream as ms
 from midstream import api
 from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
+from midstream.recipe.build import Build
 from midstream.recipe.estimate import counts
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.runs import RunDirectory
@@ -113,11 +114,9 @@ def test_with_an_early_stop_the_votes_are_the_same(tmp_path: Path):
 
 
 def test_the_estimate_counts_agent_runs(capsys: pytest.CaptureFixture[str]):
-    recipe = evaluation_recipe(str(EXAMPLE), strategy=STRATEGY, count=10)
-    assert {key: counts(recipe, training=False)[key] for key in ("trajectories", "calls")} == {
-        "trajectories": 10,
-        "calls": 150,
-    }
+    with Build(evaluation_recipe(str(EXAMPLE), strategy=STRATEGY, count=10)) as build:
+        found = counts(build, training=False)
+    assert (found["trajectories"], found["calls"]) == (10, 150)
     assert main(["eval", str(EXAMPLE), "--strategy", STRATEGY, "--count", "10", "--dry-run"]) == 0
     assert "15 agent runs" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from studies.two_ways import Runs, TwoWaysFile, main
 
-from midstream.core.tables import validate
+from midstream.components.tables import validate
 from midstream.core.text_file import read_toml
 from midstream.recipe.schema import load_recipe
 from midstream_worlds.both import Both, BothConfig

@@ -9,8 +9,8 @@ from typing import Any
 from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Score, Trajectory, Turn
-from midstream.evaluation import result_name
 from midstream.evaluation.run import Summary
+from midstream.evaluation.settings import result_name
 from midstream.rollout import Group
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info

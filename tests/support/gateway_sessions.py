@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 
 from midstream.agents.own_agent import own_agent
-from midstream.agents.session import Session, SessionSettings
-from midstream.agents.session_agent import CommandSettings
 from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.gateway.server import Gateway
+from midstream.gateway.session import AgentSession, SessionSettings
+from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.rollout import Environment, RolloutConfig, rollout
 
@@ -110,11 +110,11 @@ async def open_session(
     serve: ServeConfig | None = None,
     sampling: Sampling | float | None = None,
     **settings: Any,
-) -> AsyncIterator[tuple[Gateway, Session, str]]:
+) -> AsyncIterator[tuple[Gateway, AgentSession, str]]:
     """A gateway, a session in it, and the session's address."""
     gateway = Gateway(serve or ServeConfig())
     context = RunContext(engines={"policy": engine or Model()}, seed=1, sampling=sampling)
-    session = Session(gateway, context, SessionSettings(**settings))
+    session = AgentSession(gateway, context, SessionSettings(**settings))
     try:
         async with gateway.serving(session) as key:
             yield gateway, session, gateway.url(key)

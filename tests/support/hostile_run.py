@@ -16,7 +16,7 @@ from typing import Any
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 from support.hostile_corpus import CORPUS, DISK_MB, HONEST, MEMORY_MB, Snippet
 from support.hostile_watch import Watch, descendants, within
@@ -33,9 +33,9 @@ class NotConfined(Exception):
     """The sandbox let something harmless pass, so nothing hostile is tried."""
 
 
-def limits(slow: bool = False) -> Limits:
+def limits(slow: bool = False) -> CodeLimits:
     timeout_s = 0.04 if slow else 1.0
-    return Limits(workers=1, timeout_s=timeout_s, memory_mb=MEMORY_MB, disk_mb=DISK_MB, libraries=())
+    return CodeLimits(workers=1, timeout_s=timeout_s, memory_mb=MEMORY_MB, disk_mb=DISK_MB, libraries=())
 
 
 async def make_sure(sandbox: Sandbox, tier: str, note: str) -> None:

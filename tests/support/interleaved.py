@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.protocols import Engine, Request, RunContext, Tool, ToolResult, UserTurn
 from midstream.core.stream_template import Template, load_template
@@ -161,7 +161,7 @@ def play(
     named = load_template(template) if isinstance(template, str) else template
     sampling = PolicyConfig().sampling.model_copy(update={"max_tokens": reply_tokens})
     writer = policy or ModelPolicy(PolicyConfig(sampling=sampling))
-    agent = Interleaved(policy=writer, template=named, config=StreamConfig(tools=dict(names or {}), **config))
+    agent = InterleavedLoop(policy=writer, template=named, config=StreamConfig(tools=dict(names or {}), **config))
     own = [Shout()] if tools is None and talk is None else list(tools or ())
     limit = None if deadline_s is None else time.monotonic() + deadline_s
     engines = {} if engine is None else {"policy": engine}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from midstream.training_free.library import Effect, Lesson, Library, Origin, State, proven, with_lessons
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library, State, proven, with_lessons
 from midstream.training_free.operations import Operation
 
 MODULES = ("planner", "executor")
@@ -34,7 +34,7 @@ texts = st.sampled_from(SENSIBLE + HOSTILE) | st.text(max_size=30)
 ids = st.integers(1, 9).map("L{}".format)
 counts = st.integers(0, 5)
 effects = st.none() | st.builds(Effect, mean=st.floats(-1, 1), interval=st.just((-0.5, 0.5)), pairs=counts)
-origins = st.builds(Origin, source=st.sampled_from(["learned", "person"]), update=counts)
+origins = st.builds(LessonOrigin, source=st.sampled_from(["learned", "person"]), update=counts)
 lessons = st.builds(
     Lesson,
     id=ids,

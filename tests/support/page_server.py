@@ -52,7 +52,6 @@ RAW_DEFLATE = zlib.compressobj(wbits=-15)
 FIXED: dict[str, bytes] = {
     "/article": head() + ARTICLE,
     "/gzip": head(Content_Encoding="gzip") + gzip.compress(ARTICLE),
-    "/x-gzip": head(Content_Encoding="X-GZIP") + gzip.compress(ARTICLE),
     "/deflate": head(Content_Encoding="deflate") + zlib.compress(ARTICLE),
     "/raw-deflate": head(Content_Encoding="deflate") + RAW_DEFLATE.compress(ARTICLE) + RAW_DEFLATE.flush(),
     "/brotli": head(Content_Encoding="br") + b"\x0b\x02\x80hello\x03",

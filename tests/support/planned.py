@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.protocols import Dialogues, Request
 from midstream.core.stream_template import load_template
@@ -62,7 +62,7 @@ def shuffled(plans: Sequence[Plan]) -> list[Plan]:
 
 def played(source: Dialogues, task: Task, texts: Sequence[Sequence[str]]) -> list[Trajectory]:
     """A group of rollouts of one task at once, each saying its own replies."""
-    agent = Interleaved(
+    agent = InterleavedLoop(
         policy=ModelPolicy(PolicyConfig()),
         template=load_template("artist-function-calling"),
         config=StreamConfig(max_tokens=10**6),

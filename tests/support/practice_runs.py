@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from midstream.report.practice_data import PracticeData
+
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
-from midstream.evaluation import result_name
-from midstream.report.practice_data import PracticeData
+from midstream.evaluation.settings import result_name
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, Entry
 from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord, Test
-from midstream.training_free.library import Effect, Lesson, Library, Origin
-from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
+from midstream.training_free.operations import Operation, OperationOutcome
 from midstream.training_free.settings import PracticeConfig, RoleConfig
 from support.evaluations import evaluated
 
@@ -59,7 +60,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
         library = made.library
         operations, number = _operations(draw, step, library, changes)
         refused = [
-            Outcome(operation=Operation(kind="add", text=draw.choice(ADVICE), module="planner"), refused=why)
+            OperationOutcome(operation=Operation(kind="add", text=draw.choice(ADVICE), module="planner"), refused=why)
             for why in draw.sample(REFUSALS, k=2)
         ]
         records = [_judged(draw, one, gate) for one in [*pending, *operations]]
@@ -77,7 +78,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
                 library=library,
             )
             made.versions.append(version)
-        keep = [Outcome(operation=Operation(kind="keep", id=library.lessons[0].id))] if library.lessons else []
+        keep = [OperationOutcome(operation=Operation(kind="keep", id=library.lessons[0].id))] if library.lessons else []
         made.updates.append(
             UpdateRecord(
                 step=step,
@@ -89,7 +90,7 @@ def made_up(updates: int = 4, *, changes: int = 5, gate: bool = True, seed: int 
                 mean_reward=min(1.0, 0.35 + 0.3 * step / updates + draw.gauss(0, 0.02)),
                 turns_mean=3.2 - step / updates,
                 tool_use=ToolUse(turns=150, errors=12, error_rate=0.08, share={"python": 0.6, "search": 0.4}),
-                proposed=(*(Outcome(operation=one) for one in operations), *refused, *keep),
+                proposed=(*(OperationOutcome(operation=one) for one in operations), *refused, *keep),
                 changes=tuple(records),
                 tests=_tests(records) if gate else (),
                 bisect_pairs=96 if gate else 0,
@@ -142,9 +143,7 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
     """What is shown of `made`, or of a run in which nothing has happened yet, with some of it replaced."""
     made = made or MadeUp(versions=[Version(number=1, by="start", library=Library())])
     whole: dict[str, Any] = dict(
-        title="practice-made-up, seed 3",
         run="runs/made-up",
-        status="finished",
         updates_planned=max(1, len(made.updates)),
         gated=True,
         learned_from="rollouts and their rewards",
@@ -157,8 +156,6 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
         costs={},
         sources={},
         samples=[],
-        limits="One seed.",
-        next_steps=["midstream library show runs/made-up"],
     )
     return PracticeData(**(whole | changes))
 
@@ -194,7 +191,7 @@ def _operations(draw: random.Random, step: int, library: Library, count: int) ->
     number = library.next_number
     touched: set[str] = set()
     for index in range(count):
-        origin = Origin(
+        origin = LessonOrigin(
             update=step,
             tasks=(f"t{index}", f"t{index + 3}"),
             trajectories=tuple(f"t{index}#{rollout}" for rollout in range(5)),

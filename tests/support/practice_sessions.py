@@ -16,7 +16,8 @@ import pytest
 from midstream.core.events import Listener
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.recipe.build import Build
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.budget import Budget

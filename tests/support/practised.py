@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midstream.recipe.check import check
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.files import to_toml
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.training_free.commit import History
-from midstream.training_free.library import Effect, Lesson, Library, Origin
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
 
 RECIPE = """
 extends = "gazetteer-prompted"
@@ -44,7 +45,9 @@ LESSONS = Library(
         Lesson(
             id="L1",
             text="Look numbers up before you calculate.",
-            origin=Origin(update=1, tasks=("t1", "t2"), trajectories=("t1#0", "t1#1"), model="scripted", why="it paid"),
+            origin=LessonOrigin(
+                update=1, tasks=("t1", "t2"), trajectories=("t1#0", "t1#1"), model="scripted", why="it paid"
+            ),
             used=40,
             helped=9,
             harmed=2,

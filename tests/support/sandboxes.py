@@ -9,7 +9,7 @@ import pytest
 
 from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.settings import CodeLimits, Tier
 from midstream.sandbox.tiers import Sandbox, attempt
 
 ON_THIS_MACHINE: tuple[Tier, ...] = ("strong", "standard", "unsafe")
@@ -27,7 +27,7 @@ def sandbox(tier: Tier) -> Sandbox:
 
 def make_pool(tier: Tier, **limits: object) -> PythonPool:
     """A pool on a tier; without libraries, which most tests do not need."""
-    return PythonPool(Limits.model_validate({"libraries": (), **limits}), sandbox(tier))
+    return PythonPool(CodeLimits.model_validate({"libraries": (), **limits}), sandbox(tier))
 
 
 def change_the_zygote(monkeypatch: pytest.MonkeyPatch, place: Path, module: str, line: str, other: str) -> None:

@@ -23,15 +23,15 @@ from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory
 from midstream.engines.local.engine import generate
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.local.settings import TinyTextConfig
-from midstream.engines.local.tiny_text.model import make_model
-from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
+from midstream_worlds.tiny_text.model import make_model
+from midstream_worlds.tiny_text.settings import TinyTextConfig
+from midstream_worlds.tiny_text.tokenizer import load_tokenizer
 from support.llm_server import Body, prompt_of
 
 CALCULATE = "Sub-Goal: calculate\nTool Name: python\nContext: 1 + 1\n"

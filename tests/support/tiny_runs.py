@@ -78,19 +78,7 @@ class Cli:
         return code, out, errors + self.caplog.text
 
     def verify(self, run: Path) -> list[str]:
-        """The files that `midstream show RUN --check` does not call whole, but for what a crash may leave."""
+        """The files that `midstream show RUN --check` calls damaged."""
         _, out, errors = self("show", run, "--check", "--json")
-        files = json.loads(out)["files"] if out else [{"file": "no run", "problem": errors}]
-        return [f"{file['file']}: {file['problem']}" for file in files if not _fine(file)]
-
-
-_FINE = {
-    "", "it has no digest", "it has no digest; its lines are readable", "it can be made again",
-    "a crash left it; nothing reads it",
-}  # fmt: skip
-
-
-def _fine(file: Mapping[str, str]) -> bool:
-    if "a crash cut its last record short" in file["problem"]:
-        return file["file"].endswith(".jsonl")
-    return file["problem"] in _FINE
+        files = json.loads(out)["files"] if out else [{"file": "no run", "problem": errors, "state": "damaged"}]
+        return [f"{file['file']}: {file['problem']}" for file in files if file["state"] == "damaged"]

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from midstream.core.protocols import ToolResult, ToolRun
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
@@ -30,7 +30,7 @@ class Echo:
         pass
 
 
-def results(config: DegradedConfig, count: int, *, progress: Progress | None = Progress(step=1, steps=2)):  # noqa: B008
+def results(config: DegradedConfig, count: int, *, progress: RunProgress | None = RunProgress(step=1, steps=2)):  # noqa: B008
     tool = DegradedTool(Echo(), config, None).for_run(ToolRun(task=TASK, seed=3, progress=progress))
 
     async def ask():
@@ -69,7 +69,7 @@ def test_latency_counts_towards_the_tools_limit():
         timeout_s = 0.05
 
     tool = DegradedTool(Slow(), DegradedConfig(latency=1, latency_s=5), None)
-    mine = tool.for_run(ToolRun(task=TASK, seed=3, progress=Progress(step=1, steps=1)))
+    mine = tool.for_run(ToolRun(task=TASK, seed=3, progress=RunProgress(step=1, steps=1)))
     assert not asyncio.run(call_tool(mine, {"text": "x"})).ok
 
 
@@ -81,7 +81,7 @@ def test_schedules_follow_training():
     config = DegradedConfig(error={"start": 0.0, "end": 1.0, "shape": "linear"})
     shares = []
     for step in (0, 50, 100):
-        found = results(config, 400, progress=Progress(step=step, steps=100))
+        found = results(config, 400, progress=RunProgress(step=step, steps=100))
         shares.append(sum("error" in one.marks for one in found) / 400)
     assert shares[0] == 0
     assert shares[2] == 1
@@ -95,7 +95,7 @@ def test_noise_is_made_up_from_the_worlds_facts():
         async with Build(recipe) as build:
             facts = {text for _, text in build.source.documents()}
             place = next(iter(build.source.names()))
-            tool = build.tools[0].for_run(ToolRun(task=TASK, seed=1, progress=Progress(step=1, steps=1)))
+            tool = build.tools[0].for_run(ToolRun(task=TASK, seed=1, progress=RunProgress(step=1, steps=1)))
             found = [await call_tool(tool, {"query": f"{place} height"}) for _ in range(20)]
             return facts, [one.text for one in found if "noise" in one.marks]
 
@@ -138,7 +138,7 @@ def test_stale_numbers_keep_their_form(text, pattern):
             return ToolResult(text=text)
 
     tool = DegradedTool(Said(), DegradedConfig(stale=1), None)
-    mine = tool.for_run(ToolRun(task=TASK, seed=3, progress=Progress(step=1, steps=1)))
+    mine = tool.for_run(ToolRun(task=TASK, seed=3, progress=RunProgress(step=1, steps=1)))
     assert re.fullmatch(pattern, asyncio.run(call_tool(mine, {"text": "x"})).text)
 
 

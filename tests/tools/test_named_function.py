@@ -11,7 +11,7 @@ import pytest
 from midstream import Build, RecipeError, UsageError, parse_recipe
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.check import check
-from midstream.recipe.schema import read_table
+from midstream.recipe.files import read_table
 from midstream.tools.function import FunctionConfig
 from support.errors import coded
 

@@ -20,9 +20,9 @@ from midstream.core.errors import SandboxError, StorageError, ToolServerError, U
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Usage
-from midstream.tools.recording import FILE, Origin, RecordedTool, Recording, request_key
+from midstream.tools.recording import FILE, RecordedTool, Recording, RecordingOrigin, request_key
 
-ORIGIN = Origin(table="counter", settings={"type": "counter", "top_k": 3, "api_key_env": "SECRET_NAME"})
+ORIGIN = RecordingOrigin(table="counter", settings={"type": "counter", "top_k": 3, "api_key_env": "SECRET_NAME"})
 
 
 class Counter:
@@ -51,13 +51,13 @@ class Counter:
         self.closed = True
 
 
-def record(directory: Path, tool, origin: Origin = ORIGIN) -> Tool:
+def record(directory: Path, tool, origin: RecordingOrigin = ORIGIN) -> Tool:
     [recorded] = Recording(directory, write=True).record([tool], origin)
     assert isinstance(recorded, Tool)
     return recorded
 
 
-def replay(directory: Path, origin: Origin = ORIGIN) -> Tool:
+def replay(directory: Path, origin: RecordingOrigin = ORIGIN) -> Tool:
     [replayed] = Recording(directory).replay(origin)
     assert isinstance(replayed, Tool)
     return replayed
@@ -189,9 +189,9 @@ def test_the_key_is_of_tool_settings_and_arguments():
 
 def test_settings_are_part_of_the_request_and_names_of_keys_are_not(tmp_path):
     ask(record(tmp_path, Counter()), "a")
-    moved = Origin(table="counter", settings={**ORIGIN.settings, "api_key_env": "OTHER", "env_pass": ["X"]})
+    moved = RecordingOrigin(table="counter", settings={**ORIGIN.settings, "api_key_env": "OTHER", "env_pass": ["X"]})
     assert ask(replay(tmp_path, moved), "a")[0].text == "1. answer"
-    wider = Origin(table="counter", settings={**ORIGIN.settings, "top_k": 5})
+    wider = RecordingOrigin(table="counter", settings={**ORIGIN.settings, "top_k": 5})
     tool = Counter()
     ask(record(tmp_path, tool, wider), "a")
     assert len(tool.asked) == 1
@@ -243,8 +243,8 @@ def test_a_table_keeps_the_order_of_its_tools_and_the_newest_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("origin", "cause"),
     [
-        (Origin(table="other", settings=ORIGIN.settings), "it holds counter"),
-        (Origin(table="counter", settings={"type": "counter", "top_k": 5}), "top_k was 3, and is 5"),
+        (RecordingOrigin(table="other", settings=ORIGIN.settings), "it holds counter"),
+        (RecordingOrigin(table="counter", settings={"type": "counter", "top_k": 5}), "top_k was 3, and is 5"),
     ],
 )
 def test_an_unrecorded_table_is_refused_with_what_the_file_holds(tmp_path, origin, cause):
@@ -255,15 +255,15 @@ def test_an_unrecorded_table_is_refused_with_what_the_file_holds(tmp_path, origi
 
 
 def test_results_of_two_sandboxes_do_not_mix(tmp_path):
-    strong = Origin(table="python", settings={"type": "python"}, sandbox="strong")
+    strong = RecordingOrigin(table="python", settings={"type": "python"}, sandbox="strong")
     ask(record(tmp_path, Counter(), strong), "a")
     with pytest.raises(UsageError) as refused:
-        record(tmp_path, Counter(), Origin(table="python", settings={"type": "python"}, sandbox="unsafe"))
+        record(tmp_path, Counter(), RecordingOrigin(table="python", settings={"type": "python"}, sandbox="unsafe"))
     assert refused.value.code == "setting-conflict"
     assert "from sandbox 'strong', not 'unsafe'" in refused.value.what
     recording = Recording(tmp_path)
     with closing(recording.file):
-        assert recording.sandbox(Origin(table="python", settings={"type": "python"})) == "strong"
+        assert recording.sandbox(RecordingOrigin(table="python", settings={"type": "python"})) == "strong"
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_odd_values_in_a_recording_are_an_error(tmp_path, column):
     values = [None, b"\xff"]
     if name not in ("text", "recipe_table"):  # which may be any text
         values += [5, "", "[", "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "null"]
-    origin = Origin(table="counter", settings={}) if name in ("settings", "recipe_table") else ORIGIN
+    origin = RecordingOrigin(table="counter", settings={}) if name in ("settings", "recipe_table") else ORIGIN
     recording = Recording(tmp_path)
 
     def use() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from midstream.core.answers import holds
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import PerRun, Tool, ToolRun
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
@@ -27,7 +27,7 @@ from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents, w
 from support.llm_server import LLMServer, prompt_of
 
 CANARY = "zebrafinch 7731"
-END = Progress(step=130, steps=130)
+END = RunProgress(step=130, steps=130)
 
 
 def simulated(*settings: str, record: Path | None = None, replay: Path | None = None) -> Build:
@@ -39,7 +39,7 @@ def by_model(server: LLMServer, *settings: str) -> tuple[str, ...]:
     return (f"engines.writer={engine}".replace('":', '"='), "simulated.local_search.engine=writer", *settings)
 
 
-def ask(build: Build, *queries: str, task: Task, progress: Progress | None = END, seed: int = 1):
+def ask(build: Build, *queries: str, task: Task, progress: RunProgress | None = END, seed: int = 1):
     """The results of one run's searches."""
 
     async def run():
@@ -81,7 +81,7 @@ def test_several_documents_are_listed(task):
 @pytest.mark.slow
 def test_the_share_of_noise_is_the_schedules(task):
     """At step 100 of 130 the probability is (4^(100/130) - 1)/6 = 0.317; 2,000 draws lie within four deviations."""
-    progress = Progress(step=100, steps=130)
+    progress = RunProgress(step=100, steps=130)
     results = ask(simulated(), *(f"place{number} height" for number in range(2000)), task=task, progress=progress)
     p = 0.5 * (4 ** (100 / 130) - 1) / 3
     noisy = sum("noisy" in one.marks for one in results)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from midstream.core.component import Stage
+from midstream.components.component import Stage
 from midstream.core.errors import RewardError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from functools import partial
 from itertools import count
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from midstream.cli.main import main
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
-from midstream.report.run_results import run_page
+from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.runs.info import collect_info
@@ -243,15 +244,17 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(ten_steps, 
     assert train(ten_steps, root, *four) == 130
     newest = root / "checkpoints" / "step-000003" / "learner.pt"
     data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
+    middle = slice(len(data) // 2, len(data) // 2 + 128)
+    data[middle] = bytes(byte ^ 1 for byte in data[middle])
     newest.write_bytes(data)
     capsys.readouterr()
-    assert main(["resume", str(root), "--quiet"]) == 0
+    assert main(["resume", str(root), "--quiet"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "step-000003 is damaged" in said
-    assert "learner.pt has another SHA-256" in said
+    assert "step-000003 does not fit the model, or is damaged" in said
+    assert main(["show", str(root), "--check"]) == 1
+    shutil.rmtree(newest.parent)
+    assert main(["resume", str(root), "--quiet"]) == 0
     assert differences(tmp_path / "whole", root) == []
-    assert (root / "checkpoints" / "step-000003.corrupt").is_dir()
 
 
 def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(ten_steps, tmp_path, monkeypatch, capsys):
@@ -261,8 +264,11 @@ def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(ten_steps, t
     (root / "checkpoints" / "step-000000" / "learner.pt").write_bytes(b"nothing")
     metrics = (root / "metrics.jsonl").read_bytes()
     assert main(["resume", str(root), "--quiet"]) == 1
-    assert "no usable checkpoint" in capsys.readouterr().err
+    assert "error[checkpoint-unfit]" in capsys.readouterr().err
     assert RunDirectory.open(root).status().state == "failed"
+    shutil.rmtree(root / "checkpoints" / "step-000000")
+    assert main(["resume", str(root), "--quiet"]) == 1
+    assert "error[no-checkpoint]" in capsys.readouterr().err
     assert (root / "metrics.jsonl").read_bytes() == metrics
 
 
@@ -337,7 +343,7 @@ def test_zero_steps_evaluate_only(ten_steps, tmp_path):
 
 def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
     build = make_build()
-    assert load_policy(build.policy.learner, RunDirectory.open(finished_run), pytest.fail) == 10
+    assert load_policy(build.policy.learner, RunDirectory.open(finished_run)) == 10
     exported = load_file(finished_run / "policy" / "model.safetensors")
     state = build.policy.learner.model.state_dict()
     assert exported
@@ -347,7 +353,7 @@ def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
 def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
     run = RunDirectory.create(tmp_path / "new", collect_info("r", 0, {}), "")
     with raises("no-checkpoint", "midstream resume"):
-        load_policy(make_build().policy.learner, run, pytest.fail)
+        load_policy(make_build().policy.learner, run)
 
 
 def test_metrics_hold_no_clock(finished_run):

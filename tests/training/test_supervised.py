@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
@@ -263,7 +263,7 @@ class Adder:
 
 def test_a_stream_is_one_row_whose_tool_output_is_not_learnt(make_build):
     parts = parts_of(make_build())
-    agent = Interleaved(policy=Adder(), template=load_template("tiny"), config=StreamConfig())
+    agent = InterleavedLoop(policy=Adder(), template=load_template("tiny"), config=StreamConfig())
     environment = Environment(agent=agent, tools=[Shout()], engines={}, reward=NoReward())
     config = SupervisedConfig(transcripts=3)
     rows = asyncio.run(collect(environment, parts.source, parts.student, config, 1, lambda text: None))

@@ -28,7 +28,7 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
     monkeypatch.setattr(trial, "GROUP", 2)
     small = ["warm_start=false", "training.tasks_per_step=2", "training.group_size=2"]
     with Build(load_recipe("flow-grpo-tiny", small)) as build:
-        found = asyncio.run(trial.measured(parts_of(build)))
+        found = asyncio.run(trial.measure(parts_of(build)))
     assert (found.tasks, found.group_size) == (2, 2)
     assert 0 <= found.readable <= 1
     assert found.turns >= 4
@@ -38,7 +38,7 @@ def test_it_plays_and_updates_and_measures(monkeypatch):
 
 
 def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
-    measured = trial.Trial(**USUAL)
+    measured = trial.RecipeTrial(**USUAL)
     monkeypatch.setattr(api, "try_training", lambda recipe: measured)
     assert main(["train", "tool-use-small", "--try", "--quiet"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -62,7 +62,7 @@ def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
 )
 def test_advice_names_what_to_change(changes, words):
     metrics = StepMetrics(step=1, policy_version=0, reward_mean=0.5, groups=16, groups_uniform=3)
-    advice = trial._advice(trial.Trial(**{**USUAL, **changes}), metrics)
+    advice = trial._advice(trial.RecipeTrial(**{**USUAL, **changes}), metrics)
     assert (words in advice[0]) if words else advice == []
 
 

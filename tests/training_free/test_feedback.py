@@ -24,7 +24,7 @@ from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
 from midstream.training_free.commit import read_updates
-from midstream.training_free.feedback import HELD_BACK, Feedback, FilteredAgent, Vote, VoteFile, read_votes
+from midstream.training_free.feedback import HELD_BACK, FilteredAgent, Vote, VoteDecision, VoteFile, read_votes
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.settings import EmbeddingConfig, FeedbackConfig
 from midstream.training_free.similarity import ngram_similarity
@@ -48,7 +48,7 @@ def of_runs(count: int, value: Value = "against", text: str = BAD) -> list[Vote]
 
 
 def held_back(votes: Sequence[Vote], text: str = BAD, near: float = 0.85) -> bool:
-    reason = Feedback(votes=votes, similarity=ngram_similarity, near=near).refusal(text)
+    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=near).refusal(text)
     assert reason is None or reason.startswith(HELD_BACK)
     return reason is not None
 
@@ -93,7 +93,7 @@ def test_votes_on_other_claims_do_not_count():
 
 def test_the_reason_names_the_nearest_votes_first():
     votes = [*of_runs(1, text=f"Remember: {BAD}"), *(vote(run=f"/{name}") for name in "abc"), *of_runs(2, "for")]
-    reason = Feedback(votes=votes, similarity=ngram_similarity, near=0.5).refusal(BAD)
+    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=0.5).refusal(BAD)
     assert reason is not None
     assert reason.count(f"'{BAD}' (1.00)") == 3
     assert "Remember" not in reason
@@ -109,7 +109,7 @@ some_votes = st.lists(st.builds(vote, texts, values, run=st.integers(0, 30).map(
 @given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), st.randoms())
 def test_the_order_of_votes_does_not_matter(votes, text, near, chance: random.Random):
     shuffled = chance.sample(votes, len(votes))
-    decisions = [Feedback(votes=each, similarity=ngram_similarity, near=near) for each in (votes, shuffled)]
+    decisions = [VoteDecision(votes=each, similarity=ngram_similarity, near=near) for each in (votes, shuffled)]
     assert decisions[0].refusal(text) == decisions[1].refusal(text)
 
 

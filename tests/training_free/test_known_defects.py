@@ -25,7 +25,8 @@ from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.build import Build
-from midstream.recipe.schema import load_recipe, merge, read_table
+from midstream.recipe.files import merge, read_table
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetConfig

@@ -3,7 +3,7 @@ from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
 from midstream.training_free.commit import History, read_library
-from midstream.training_free.library import Lesson, Library, Origin, proven
+from midstream.training_free.library import Lesson, LessonOrigin, Library, proven
 from midstream.training_free.library_text import edited, from_json, to_draft, to_json
 from midstream.training_free.operations import Rules
 from midstream.training_free.similarity import ngram_similarity
@@ -118,7 +118,7 @@ def test_an_edit_that_changes_nothing_changes_nothing(library: Library):
 
 def test_a_changed_text_is_a_persons_modification():
     library, refused = edit(('"Look first."', '"""Look twice,\nthen  act."""'))
-    assert library.find("L1") == Lesson(id="L1", text="Look twice, then act.", origin=Origin(source="person"))
+    assert library.find("L1") == Lesson(id="L1", text="Look twice, then act.", origin=LessonOrigin(source="person"))
     assert library.proven_for == ""
     assert refused == [""]
 
@@ -140,7 +140,9 @@ def test_a_state_and_a_module_are_changed():
     assert library.find("L1") == EDITED.lessons[0].model_copy(update={"state": "vetoed"})
     assert refused == []
     library, _ = edit(('module = "planner"', 'module = "executor"'))
-    assert library.find("L1") == Lesson(id="L1", text="Look first.", module="executor", origin=Origin(source="person"))
+    assert library.find("L1") == Lesson(
+        id="L1", text="Look first.", module="executor", origin=LessonOrigin(source="person")
+    )
 
 
 def test_what_the_rules_refuse_stays_as_it_was():

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from midstream.training_free.library import (
     Effect,
     Lesson,
+    LessonOrigin,
     Library,
-    Origin,
     number,
     one_line,
     render_modules,
     size,
     tokens,
 )
-from midstream.training_free.operations import Diff, Operation, Outcome, Rules, applied, diff, screened
+from midstream.training_free.operations import Diff, Operation, OperationOutcome, Rules, applied, diff, screened
 from midstream.training_free.similarity import ngram_similarity
 from support.libraries import MODULES, libraries, marked, operations
 
-PERSON = Origin(source="person")
+PERSON = LessonOrigin(source="person")
 OPEN = Rules(modules=MODULES)
 STRICT = Rules(
     modules=MODULES,
@@ -55,7 +55,7 @@ def add(text: str, module: str = "", **more) -> Operation:
     return Operation(kind="add", text=text, module=module, **more)
 
 
-def sound(outcomes: Sequence[Outcome]) -> list[Operation]:
+def sound(outcomes: Sequence[OperationOutcome]) -> list[Operation]:
     return [outcome.operation for outcome in outcomes if not outcome.refused]
 
 
@@ -67,7 +67,7 @@ def refusal(operation: Operation, rules: Rules = STRICT) -> str:
 
 
 def test_add_delete_modify_and_keep_arrive_exactly():
-    origin = Origin(update=2, tasks=("t1",), model="m", why="it helped")
+    origin = LessonOrigin(update=2, tasks=("t1",), model="m", why="it helped")
     asked = [
         add("Check the sign.", origin=origin),
         Operation(kind="delete", id="L4"),
@@ -278,7 +278,7 @@ def test_applying_is_total_even_without_screening(library, batch, more):
 
 @given(libraries, batches, all_rules)
 def test_learning_never_touches_what_a_person_marked(library, batch, rules):
-    learned = [one.model_copy(update={"origin": Origin()}) for one in batch]
+    learned = [one.model_copy(update={"origin": LessonOrigin()}) for one in batch]
     moved, outcomes = screened(library, learned, rules)
     for after in (applied(moved, sound(outcomes)), applied(library, learned)):
         for lesson in library.lessons:

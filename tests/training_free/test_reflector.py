@@ -15,7 +15,7 @@ from midstream.core.trajectory import Message, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.rollout import Group
 from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Lesson, Library, Origin
+from midstream.training_free.library import Lesson, LessonOrigin, Library
 from midstream.training_free.operations import Operation
 from midstream.training_free.reflector import ROLES, Reflector
 from midstream.training_free.replies import Proposals
@@ -49,7 +49,7 @@ def work_through(made: Reflector, answer: str | None = "105") -> None:
         await made.summarize(1, GROUP.task.question, GROUP.trajectories[0], answer)
         await made.contrast(1, GROUP, ["looked it up", "guessed"], LIBRARY, answer)
         await made.merge(
-            1, Proposals([Operation(kind="add", text="When x, do y.", origin=Origin(tasks=("t1",)))]), LIBRARY
+            1, Proposals([Operation(kind="add", text="When x, do y.", origin=LessonOrigin(tasks=("t1",)))]), LIBRARY
         )
 
     asyncio.run(roles())
@@ -102,7 +102,7 @@ def test_the_rules_of_a_lesson_are_in_the_prompts():
 def test_every_operation_says_where_it_came_from():
     engine = ScriptedEngine([operations(ADD, {"kind": "keep", "id": "L3"})], name="critic-1")
     found = asyncio.run(reflector(engine).contrast(4, GROUP, ["a", "b"], LIBRARY, "105"))
-    origin = Origin(update=4, tasks=("t1",), trajectories=("t1#0", "t1#1"), model="critic-1", why="rollout 1 did")
+    origin = LessonOrigin(update=4, tasks=("t1",), trajectories=("t1#0", "t1#1"), model="critic-1", why="rollout 1 did")
     assert found.value == [
         Operation(kind="add", text=ADD["text"], module="planner", origin=origin),
         Operation(kind="keep", id="L3", origin=origin.model_copy(update={"why": ""})),

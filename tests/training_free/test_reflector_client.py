@@ -13,7 +13,7 @@ from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.reflector import Reflector, RoleCall
-from midstream.training_free.replies import SUMMARY_SCHEMA, Reading, read_summary
+from midstream.training_free.replies import SUMMARY_SCHEMA, ParsedReply, read_summary
 from support.reflectors import settings
 
 PURPOSE = RoleCall("summariser", 1, "t1", 0)
@@ -23,7 +23,7 @@ GOOD = '{"summary": "it went well"}'
 
 def ask(
     engine: Any, ledger: Ledger | None = None, *, seed: int = 5, purpose: RoleCall = PURPOSE, **more: Any
-) -> Reading[str]:
+) -> ParsedReply[str]:
     client = Reflector(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
     return asyncio.run(client.ask(purpose, MESSAGES, read_summary, SUMMARY_SCHEMA))
 
@@ -34,7 +34,7 @@ def role(**more: Any) -> dict[str, Any]:
 
 def test_a_usable_reply_is_the_answer():
     engine = ScriptedEngine([GOOD], name="model-x")
-    assert ask(engine) == Reading(value="it went well", model="model-x")
+    assert ask(engine) == ParsedReply(value="it went well", model="model-x")
     assert engine.requests[0].messages == MESSAGES
     assert engine.requests[0].role == "summariser"
     assert engine.requests[0].json_schema is None

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.json_schema import schema_error
-from midstream.training_free.library import Origin
+from midstream.training_free.library import LessonOrigin
 from midstream.training_free.operations import Operation
 from midstream.training_free.replies import MERGE_SCHEMA, OPERATIONS_SCHEMA, Change, read_operations, read_summary
 
 ADD = {"kind": "add", "text": "When asked, look it up.", "module": "planner", "why": "rollout 1 did"}
 MODIFY = {"kind": "modify", "id": "L3", "text": "When asked twice, look it up."}
 DELETE, KEEP = {"kind": "delete", "id": "L5"}, {"kind": "keep", "id": "L1"}
-ORIGIN = Origin(update=1)
+ORIGIN = LessonOrigin(update=1)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.training_free.library import Origin
+from midstream.training_free.library import LessonOrigin
 from midstream.training_free.operations import Operation
 from midstream.training_free.replies import Change, Merged, Proposals
 
 
 def proposal(task: str, kind: Any = "add", **more: Any) -> Operation:
-    origin = Origin(
+    origin = LessonOrigin(
         update=2, tasks=(task,), trajectories=(f"{task}#0", f"{task}#1"), model="critic", why=f"as in {task}"
     )
     module = "planner" if kind == "add" else ""
@@ -42,7 +42,7 @@ def test_equal_proposals_are_shown_once_with_the_number_of_groups():
 def test_a_merged_operation_has_the_origins_of_those_it_names():
     made = merged([ONE, TWO, GONE], {"kind": "add", "text": "When a, do b or c.", "from": [1, 2], "why": "both"})
     (operation,) = made.operations
-    assert operation.origin == Origin(
+    assert operation.origin == LessonOrigin(
         update=2, tasks=("t1", "t2"), trajectories=("t1#0", "t1#1", "t2#0", "t2#1"), model="merger", why="both"
     )
     assert [(outcome.operation, outcome.refused) for outcome in made.left_out] == [
@@ -86,7 +86,8 @@ CHANGES = st.builds(
 @given(st.lists(CHANGES, min_size=1, max_size=6), st.lists(CHANGES, max_size=6))
 def test_no_proposal_is_lost_whatever_the_merger_says(proposed: list[dict], changes: list[dict]):
     operations = [
-        Change.model_validate(one).operation(Origin(tasks=(f"t{i}",)), ("planner",)) for i, one in enumerate(proposed)
+        Change.model_validate(one).operation(LessonOrigin(tasks=(f"t{i}",)), ("planner",))
+        for i, one in enumerate(proposed)
     ]
     made = merged(operations, *changes)
     content = {(one.kind, one.id, one.text) for one in (*made.operations, *(out.operation for out in made.left_out))}

@@ -9,7 +9,7 @@ import pytest
 from midstream.core.errors import EngineError, InfrastructureError, RecipeError, RunError
 from midstream.core.events import Note
 from midstream.core.lessons import digest
-from midstream.report.practice_data import practice_data
+from midstream.report.run import next_steps
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from midstream.training_free.commit import Committer, History, MadeUpdate, read_updates
@@ -171,7 +171,7 @@ def test_a_limit_without_room_for_an_update_is_named_at_the_start(tmp_path, limi
     assert any("no room for the first update" in note for note in notes) == warned
     resumed = f"midstream resume {tmp_path / 'run'} --budget"
     assert any(resumed in note for note in notes) == warned
-    steps = practice_data(RunDirectory.open(tmp_path / "run")).next_steps
+    steps = next_steps(RunDirectory.open(tmp_path / "run"))
     assert any("midstream compare" in step for step in steps) != warned
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import InfrastructureError
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.rollout import Environment, RolloutConfig
 from midstream.training_free import update as update_room
 from midstream.training_free.gate import ChangeRecord, Decision
@@ -196,5 +196,5 @@ def test_tools_that_are_worse_in_training_are_so_in_rollouts_alone(monkeypatch):
 
     monkeypatch.setattr(update_room.Runner, "_run", watched)
     updated(monkeypatch, ["0", "1"], gate(["accepted", "rejected"], plays=["a"]))
-    assert seen[0] == ("learning", Progress(step=2, steps=3))
+    assert seen[0] == ("learning", RunProgress(step=2, steps=3))
     assert set(seen[1:]) == {("gate", None)}

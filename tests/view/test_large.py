@@ -1,16 +1,16 @@
-"""A trajectory of many turns in one line: its first turns come first, and memory does not hold the line."""
+"""A trajectory of many turns in one line is shown in windows; for one that is too large there is a command."""
 
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
 from midstream.core.trajectory import Action, Call, Observation, Score, Trajectory, Turn
 from midstream.runs import RunDirectory
-from support.peak_memory import growth_of_memory
+from midstream.view.documents import Documents
+from support.errors import raises
 from support.viewing import viewing
 
 TURNS = 30_000
@@ -34,7 +34,7 @@ def test_a_window_of_a_long_trajectory_and_its_neighbors(runs: Path, tmp_path: P
     RunDirectory(tmp_path / "run").trajectories.write("long", [short[0], long, short[1]])
     del turns, long
     part = "run/run/part/eval-long"
-    with viewing(tmp_path) as client, growth_of_memory() as growth:
+    with viewing(tmp_path) as client:
         listed = client.get(part)["entries"]
         assert [(entry["id"], entry["question"]) for entry in listed] == [
             ("before", "before"), ("long", "q"), ("behind", "behind"),
@@ -42,10 +42,7 @@ def test_a_window_of_a_long_trajectory_and_its_neighbors(runs: Path, tmp_path: P
         first = client.get(f"{part}/trajectory/1?turn=0&limit=50")
         assert [turn["index"] for turn in first["turns"]] == list(range(1, 51))
         assert first["reward"] == 1
-        until = time.monotonic() + 60
-        while (whole := client.get(f"{part}/trajectory/1?limit=1"))["turns_total"] is None:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        whole = client.get(f"{part}/trajectory/1?limit=1")
         assert (whole["turns_total"], whole["answer"]) == (TURNS, "42")
         last = client.get(f"{part}/trajectory/1?turn={TURNS - 2}&limit=50")
         assert [turn["rows"][-1]["text"] for turn in last["turns"]] == texts[-2:]
@@ -53,5 +50,19 @@ def test_a_window_of_a_long_trajectory_and_its_neighbors(runs: Path, tmp_path: P
         assert client.get(f"{part}/trajectory/1/call/{TURNS - 1}")["previous"] == TURNS - 2
         assert client.get(f"{part}/trajectory/2")["id"] == "behind"
         assert len(client.get(f"{part}?tool=search&text={texts[-1][:8]}")["entries"]) == 1
-    assert growth.mb < 60  # the line has more
-    assert len(texts) * len(texts[0]) > 30e6
+
+
+def test_a_trajectory_that_is_too_large_names_the_command_that_prints_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.view.parts.LARGEST", 5_000)
+    shutil.copytree(runs / "evaluation", tmp_path / "run")
+    large = Trajectory(id="large", task_id="t", question="q", answer="x" * 9_000)
+    small = Trajectory(id="small", task_id="t", question="q", answer="x")
+    RunDirectory(tmp_path / "run").trajectories.write("some", [large, small])
+    documents = Documents([tmp_path])
+    listed = documents.part("run", "eval-some")["entries"]
+    assert [entry["id"] for entry in listed] == ["large", "small"]
+    assert [rollout["answer"] for rollout in documents.group("run", "eval-some", "t")["rollouts"]] == [None, "x"]
+    with raises("too-large", "midstream show RUN large --json"):
+        documents.trajectory("run", "eval-some", 0)

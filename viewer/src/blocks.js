@@ -26,9 +26,9 @@ const Tiles = ({ tiles }) => (
   </dl>
 );
 
-function CellContent({ cell }) {
+function CellContent({ cell, number = false }) {
   const { text = "", tone = "", interval, spark, href } = typeof cell === "string" ? { text: cell } : cell;
-  const words = <Short text={text} limit={400} class={tone} />;
+  const words = <Short text={number ? text.replace(/-(?=\d)/g, "−") : text} limit={400} class={tone} />;
   return (
     <>
       {inside(href) ? <a href={href}>{words}</a> : words}
@@ -60,11 +60,12 @@ export function Table({ block }) {
           {rows.map((row, index) => (
             <tr key={index} class={row.total ? "total" : ""}>
               {row.cells.map((cell, place) => {
-                const kind = `${columns[place]?.align === "right" ? "n" : ""} ${wraps[place] ? "wrap" : ""}`.trim();
+                const number = columns[place]?.align === "right";
+                const kind = `${number ? "n" : ""} ${wraps[place] ? "wrap" : ""}`.trim();
                 return place === 0 ? (
                   <th key={place} scope="row" class={kind}><CellContent cell={cell} /></th>
                 ) : (
-                  <td key={place} class={kind}><CellContent cell={cell} /></td>
+                  <td key={place} class={kind}><CellContent cell={cell} number={number} /></td>
                 );
               })}
             </tr>
@@ -80,7 +81,7 @@ const Facts = ({ facts }) => (
     {facts.map(([name, value], index) => (
       <div key={index}>
         <dt><Text text={name} /></dt>
-        <dd><Long text={String(value)} limit={600} /></dd>
+        <dd><Long text={value?.text ?? String(value)} tone={value?.tone ?? ""} limit={600} /></dd>
       </div>
     ))}
   </dl>
@@ -113,6 +114,7 @@ function Charts({ charts }) {
 
 function Block({ block, run }) {
   switch (block.kind) {
+    case "heading": return <h3><Text text={block.text} /></h3>;
     case "text": return <Long text={block.text} tone={block.tone} limit={4000} />;
     case "tiles": return <Tiles tiles={block.tiles} />;
     case "table": return <Table block={block} />;

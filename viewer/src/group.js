@@ -139,7 +139,7 @@ export function Group({ run, part, task, query }) {
               {group.family && <span><Text text={group.family} /></span>}
               {group.gold != null && <span>correct answer <b><Short text={group.gold} limit={200} /></b></span>}
             </p>
-            {group.left_out && <Long text={leftOut(group.left_out)} tone="warning" />}
+            {group.left_out && <Long text={leftOut(group.left_out)} tone="warn" />}
           </div>
           <div class="scroll" role="group" tabindex="0" aria-label="Rollouts by turn">
             <Table base={base} group={group} query={query} turns={Math.min(depth, limit)} />

@@ -104,7 +104,7 @@ function Body({ doc, choose, index }) {
         <div><dt>Tokens</dt><dd>{integer(doc.prompt.length)} of the prompt, {integer(doc.sampled.length)} of the completion</dd></div>
         <div><dt>Log-probability</dt><dd>{number(doc.sampled.length ? doc.sampled.reduce((sum, token) => sum + (token[2] ?? 0), 0) / doc.sampled.length : null)} a token</dd></div>
       </dl>
-      {doc.split && <Long text={`A row of its own begins here: ${doc.split}`} tone="warning" />}
+      {doc.split && <Long text={`A row of its own begins here: ${doc.split}`} tone="warn" />}
       {!doc.texts && <p class="soft">The run does not keep the tokens' texts: cells show ids only.</p>}
       <p class="shades soft" aria-label="Shades by probability">
         {WORDS.map((word, place) => <span key={place} class={`shade-${place}`}>{word}</span>)}

@@ -1,4 +1,4 @@
-"""A plan's memory against `recipe/memory.py`, and how it must change with hardware."""
+"""A plan's memory, and how it must change with hardware."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import UnsupportedError
-from midstream.recipe.memory import GIB, SHAPES, engine_parts, memory_lines, offloaded, peak
+from midstream.recipe.memory import SHAPES
 from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.recipe.schema import load_recipe
+from midstream_extra.memory import engine_parts, offloaded, peak
 from midstream_extra.ways import divided, gpus_of, job_of, ways
 
 H100 = 80
@@ -31,13 +32,12 @@ def way(job, kind: str, gpus: int = 8, card: int = H100):
 
 
 @pytest.mark.parametrize("overrides", [(), ("learner.offload=all",), ("learner.lora.rank=16",)])
-def test_one_device_has_the_memory_of_a_dry_run(overrides):
+def test_one_device_has_the_memory_of_its_parts(overrides):
     found = recipe("agentflow-7b", *overrides)
     parts = engine_parts(SHAPES["Qwen2.5-7B"], "float32", found.learner, sampled=(32, 2048), on_card=True)
     assert parts is not None
     planned = way(job("agentflow-7b", *overrides), "one device", card=1000)
     assert (planned.bytes, planned.host) == (peak(parts), offloaded(parts))
-    assert f"{planned.bytes / GIB:.1f} GB  at the peak" in "\n".join(memory_lines(found, training=True))
 
 
 def test_what_fits_needs_the_least_change_of_settings():

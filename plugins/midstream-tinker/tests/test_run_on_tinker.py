@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("tinker", reason="the extra tinker is not installed: pip install -e '.[train,dev]'")
 
 from midstream.cli.main import main
-from midstream.core.kinds import register
+from midstream.components.kinds import register
 from midstream.recipe.overrides import run_recipe
 from midstream.runs import RunDirectory
 from midstream_tinker.learner import STATE, TinkerLearner

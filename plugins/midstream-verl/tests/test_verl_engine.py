@@ -8,8 +8,8 @@ import pytest
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.codec import TokenizerCodec
-from midstream.engines.local.tiny_text.tokenizer import load_tokenizer
 from midstream_verl.engine import VerlEngine
+from midstream_worlds.tiny_text.tokenizer import load_tokenizer
 from support.errors import raises
 
 CODEC = TokenizerCodec(load_tokenizer())

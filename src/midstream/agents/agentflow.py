@@ -18,8 +18,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.rendering import ResultForm, fitting, result_writer, smaller_memories
-from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
+from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
+from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import (
@@ -61,7 +61,7 @@ class LoopConfig(Settings):
 
 
 @dataclass(kw_only=True, eq=False)
-class AgentFlow(RecordedAgent):
+class AgentFlowLoop(RecordedAgent):
     """The four modules of AgentFlow as one agent (`core.protocols.Agent`)."""
 
     planner: Planner
@@ -76,7 +76,7 @@ class AgentFlow(RecordedAgent):
     def __post_init__(self) -> None:
         self.write_result = result_writer(self.config.observation_format)
 
-    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Algorithm 1: turns until a STOP verdict or a limit, then the answer."""
         question, memory = task.question, Memory()
         try:
@@ -114,7 +114,7 @@ class AgentFlow(RecordedAgent):
         if self.code_runner is not None:
             await self.code_runner.close()
 
-    async def _answer(self, record: Record, memory: Memory, question: str, context: ModuleContext) -> None:
+    async def _answer(self, record: RunRecord, memory: Memory, question: str, context: ModuleContext) -> None:
         """Write the answer from the memory, or from as much of it as the generator's model takes."""
         smaller = smaller_memories(memory)
         while True:
@@ -163,7 +163,7 @@ class AgentFlow(RecordedAgent):
     def _memory_record(self, turn: Turn | Draft, elapsed_s: float | None = None) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
-        observation = fitting(turn.observation, self.config.memory_result_tokens)
+        observation = fit_observation(turn.observation, self.config.memory_result_tokens)
         failed = observation.status == "error"
         return MemoryRecord(
             turn=turn.index,

@@ -39,7 +39,7 @@ _FORM = '{"name": "...", "arguments": {...}}'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
+class WrittenCall:
     """A call as it was written: the name of its tool, its text, and its arguments or what is wrong with them.
 
     `tool` is the name that the policy used, `command` what is to be run. `unreadable`: no tool or no arguments were
@@ -114,13 +114,13 @@ class _Written:
     arguments: dict[str, JsonValue]
 
 
-def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, Tool]) -> list[WrittenCall]:
     """The calls in a reply's blocks, at least one in each; of more than `MOST_CALLS` only the number is read."""
     calls = [call for block in blocks for call in _calls_in(block, template, tools)]
     if len(calls) > MOST_CALLS:
         problem = f"the reply holds {len(calls)} calls, and at most {MOST_CALLS} are run at once"
-        return [ToolCall(unreadable=problem)]
-    return [_checked(call, tools) for call in calls]
+        return [WrittenCall(unreadable=problem)]
+    return [_check(call, tools) for call in calls]
 
 
 def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Block]:
@@ -135,35 +135,35 @@ def stray_calls(blocks: Sequence[Block], tools: Mapping[str, Tool]) -> list[Bloc
     return found
 
 
-def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[WrittenCall]:
     """The calls of one block, whose arguments are not checked yet."""
     body = block.body.encode("utf-8", "replace").decode()
     text = body.strip()
     if not block.closed:
         close = template.call.close.replace("{tool}", block.tool)
-        return [ToolCall(tool=block.tool, text=text, unreadable=f"the call is never closed: {close} is missing")]
+        return [WrittenCall(tool=block.tool, text=text, unreadable=f"the call is never closed: {close} is missing")]
     name = block.tool or template.tool
     fenced = _FENCED.fullmatch(text)
     if template.body == "text":
         if name not in tools:
-            return [ToolCall(tool=name, text=text, unreadable=_unknown(name, tools))]
+            return [WrittenCall(tool=name, text=text, unreadable=_unknown(name, tools))]
         # The body is the tool's one argument, without the indentation that all its lines share.
         value = textwrap.dedent(fenced[1] if fenced else body).strip()
         arguments: dict[str, JsonValue] = {tools[name].parameters["required"][0]: value}
-        return [ToolCall(tool=name, text=text, command=Command(tool=tools[name].name, arguments=arguments))]
+        return [WrittenCall(tool=name, text=text, command=Command(tool=tools[name].name, arguments=arguments))]
     parse = _json_calls if template.body == "json" else _python_calls
     try:
         written = parse((fenced[1] if fenced else text).strip())
     except _Unreadable as failure:
-        return [ToolCall(tool=name, text=text, unreadable=f"the call cannot be read: {failure}")]
-    return [_resolved(call, name, tools) for call in written]
+        return [WrittenCall(tool=name, text=text, unreadable=f"the call cannot be read: {failure}")]
+    return [_resolve(call, name, tools) for call in written]
 
 
-def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> ToolCall:
+def _resolve(call: _Written, marks: str, tools: Mapping[str, Tool]) -> WrittenCall:
     """The call with its tool: the one that its marks name, or else the one that it names itself."""
     name = marks or call.name
     if name not in tools or (marks and call.name not in ("", marks)):
-        return ToolCall(tool=call.name, text=call.text, unreadable=_unknown(call.name, tools))
+        return WrittenCall(tool=call.name, text=call.text, unreadable=_unknown(call.name, tools))
     tool = tools[name]
     known = list(tool.parameters.get("properties", {}))
     arguments = dict(zip(known, call.values, strict=False))
@@ -172,18 +172,18 @@ def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> ToolCall
     if len(call.values) > len(known):
         problem = f"{len(call.values)} arguments without a name, where it takes {len(known)}"
     command = Command(tool=tool.name, arguments=arguments | call.arguments)
-    return ToolCall(tool=name, text=call.text, command=_refused(name, tool, problem) if problem else command)
+    return WrittenCall(tool=name, text=call.text, command=_refusal(name, tool, problem) if problem else command)
 
 
-def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
+def _check(call: WrittenCall, tools: Mapping[str, Tool]) -> WrittenCall:
     """The call, with an error if its tool does not take its arguments."""
     if call.command is None or call.command.error:
         return call
     problem = schema_error(call.command.arguments, tools[call.tool].parameters)
-    return replace(call, command=_refused(call.tool, tools[call.tool], problem)) if problem else call
+    return replace(call, command=_refusal(call.tool, tools[call.tool], problem)) if problem else call
 
 
-def _refused(name: str, tool: Tool, problem: str) -> Command:
+def _refusal(name: str, tool: Tool, problem: str) -> Command:
     return Command(tool=tool.name, error=f"invalid arguments for {name}: {problem}")
 
 
@@ -242,13 +242,13 @@ def _python_call(node: ast.expr, text: str) -> _Written:
             raise _Unreadable("an argument is given twice, or as **arguments")
         arguments[keyword.arg] = _literal(keyword.value, text)
     values = tuple(_literal(value, text) for value in node.args)
-    return _Written(name=_dotted(node.func, text), text=_source(node, text), values=values, arguments=arguments)
+    return _Written(name=_dotted_name(node.func, text), text=_source(node, text), values=values, arguments=arguments)
 
 
-def _dotted(node: ast.expr, text: str) -> str:
+def _dotted_name(node: ast.expr, text: str) -> str:
     """The name that is called: `fill_tank` or `desk.fill_tank`, and no other expression."""
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value, text)}.{node.attr}"
+        return f"{_dotted_name(node.value, text)}.{node.attr}"
     if isinstance(node, ast.Name):
         return node.id
     raise _Unreadable(f"what is called is no name: {_source(node, text)}")

@@ -23,7 +23,7 @@ from typing import Any
 from midstream.agents.formats import json_objects, parse_answer, repaired_objects
 from midstream.agents.prompted import ModuleConfig, PromptedModule
 from midstream.agents.rendering import prompt_text
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
@@ -72,7 +72,7 @@ class JsonLinePlanner(CompactModule):
             action = parse_line(reply, tools, repair=repair)
             return action, action.error
 
-        async def repaired(reply: str) -> tuple[Action, str | None]:
+        async def repair(reply: str) -> tuple[Action, str | None]:
             return await parse(reply, repair=True)
 
         schema = {
@@ -82,7 +82,7 @@ class JsonLinePlanner(CompactModule):
             "additionalProperties": False,
         }
         values = self._values(question, memory) | {"tools": self._tools(tools)}
-        return await self._ask(values, context, parse, asks=1, repair=repaired, json_schema=schema)
+        return await self._ask(values, context, parse, asks=1, repair=repair, json_schema=schema)
 
     def _tools(self, tools: Sequence[Tool]) -> str:
         """A line for each tool, and the examples whose tools are all there."""
@@ -238,8 +238,8 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     text = spoken(text).strip()
     found = next(iter(json_objects(text)), None)
     if repair and not isinstance((found or {}).get("input"), str):
-        repaired = (one for one in repaired_objects(text) if isinstance(one.get("input"), str))
-        found = next(repaired, None) or _unclosed(text) or _bare(text)
+        repair = (one for one in repaired_objects(text) if isinstance(one.get("input"), str))
+        found = next(repair, None) or _unclosed(text) or _bare(text)
     if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
         return Action(error='the reply is not {"tool": "...", "input": "..."}')
     named = str(found.get("tool"))

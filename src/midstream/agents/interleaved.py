@@ -19,10 +19,10 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.agents.calls import ToolCall, read_calls, stray_calls, tools_by_name
-from midstream.agents.rendering import ResultForm, render_lessons, result_writer
-from midstream.agents.running import Draft, Record, RecordedAgent, observe, until
-from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
+from midstream.agents.calls import WrittenCall, read_calls, stray_calls, tools_by_name
+from midstream.agents.rendering import ResultForm, result_writer
+from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
+from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
@@ -30,7 +30,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral, render_lessons, to_json
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
@@ -60,16 +60,18 @@ class StreamConfig(Settings):
     answer_s: float = Field(default=120.0, gt=0)
 
 
-class Interleaved(RecordedAgent):
+class InterleavedLoop(RecordedAgent):
     """A policy and its template as an agent (`core.protocols.Agent`)."""
 
     dialogues = True
 
-    def __init__(self, *, policy: Policy, template: Template, config: StreamConfig, name: str = "interleaved") -> None:
+    def __init__(
+        self, *, policy: StreamPolicy, template: Template, config: StreamConfig, name: str = "interleaved"
+    ) -> None:
         self.policy, self.template, self.config, self.name = policy, template, config, name
         self.write_result = result_writer(config.observation_format)
 
-    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
         if context.dialogue is not None and self.template.appends == "inline":
             raise RecipeError(
@@ -83,13 +85,13 @@ class Interleaved(RecordedAgent):
                 code="template-mismatch",
                 fix="put {{lessons}} into its prompt, or run without the library",
             )
-        await _Run(self, record, context).run(task.question)
+        await _StreamRun(self, record, context).run(task.question)
 
 
-class _Run:
+class _StreamRun:
     """One run under way: its stream, its record, and what the user said last."""
 
-    def __init__(self, agent: Interleaved, record: Record, context: RunContext) -> None:
+    def __init__(self, agent: InterleavedLoop, record: RunRecord, context: RunContext) -> None:
         self.policy, self.template, self.config = agent.policy, agent.template, agent.config
         self.write_result = agent.write_result
         self.context, self.dialogue, self.record = context, context.dialogue, record
@@ -159,7 +161,7 @@ class _Run:
             reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
             self._end("time_limit" if self.last else reason)
 
-    async def _read(self, written: Sequence[Block], blocks: Sequence[Block]) -> list[ToolCall]:
+    async def _read(self, written: Sequence[Block], blocks: Sequence[Block]) -> list[WrittenCall]:
         """The calls of a reply that has ended: between marks, or the stray ones of a reply without marks."""
         template = self.template
         if written or self.dialogue is not None or (template.appends, template.body) != ("message", "json"):
@@ -168,7 +170,7 @@ class _Run:
         if self.config.stray_calls == "run":
             return calls
         problem = f"the call stands outside {template.call.open} and {template.call.close}"
-        return [ToolCall(tool=call.tool, text=call.text, unreadable=problem) for call in calls]
+        return [WrittenCall(tool=call.tool, text=call.text, unreadable=problem) for call in calls]
 
     async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut", "full"]:
         """Sample until a mark closes a call or the answer, the policy ends its reply, a limit of tokens, or no room.
@@ -220,7 +222,7 @@ class _Run:
         self.last, self.context = True, self.context.for_answer(self.config.answer_s)
         return True
 
-    async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
+    async def _act(self, draft: Draft, calls: Sequence[WrittenCall]) -> None:
         """Run a reply's calls in order, each in its own turn, and append the output of all."""
         self.calling += 1
         outputs: list[str] = []
@@ -232,7 +234,7 @@ class _Run:
         self.stream, draft.appended = self.stream.with_outputs(outputs, draft.index)
         self.record.end_turn()
 
-    async def _observe(self, draft: Draft, call: ToolCall) -> str:
+    async def _observe(self, draft: Draft, call: WrittenCall) -> str:
         """Run one call, and return its observation's text; of an invalid one, what is wrong with it."""
         emit = self.context.emitter(POLICY, draft.index)
         draft.action, draft.command = call.action, call.command

@@ -19,18 +19,18 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.rendering import ResultForm, result_writer
-from midstream.agents.running import ROLE, AgentSettings, Draft, Record, RecordedAgent, observe, until
-from midstream.agents.session_agent import GIVEN as SESSION_GIVEN
-from midstream.agents.session_agent import session_agent
-from midstream.core.component import ComponentConfig, Kind
+from midstream.components.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
+from midstream.components.component import ComponentConfig, Kind
+from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error
-from midstream.core.own_settings import OwnFunction, class_or_object, parameters_of
 from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
+from midstream.gateway.session_agent import GIVEN as SESSION_GIVEN
+from midstream.gateway.session_agent import session_agent
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
 _PENDING = Call(role="")  # stands for a request until it is answered
@@ -49,7 +49,7 @@ class FunctionAgentSettings(AgentSettings):
     observation_format: ResultForm = "json"
 
 
-class Reply(str):
+class ModelReply(str):
     """The text of a model's reply; `call` is its record, with token counts and finish reason."""
 
     call: Call
@@ -61,7 +61,7 @@ class ToolText(str):
     ok: bool
 
 
-class _Run:
+class _FunctionRun:
     """One run under way: its record, and one draft for each turn, in the order in which they began."""
 
     def __init__(self, context: RunContext, settings: FunctionAgentSettings) -> None:
@@ -76,7 +76,7 @@ class _Run:
             self.drafts.append(Draft(index=len(self.drafts) + 1))
         return self.drafts[-1]
 
-    def written(self, record: Record, *, broken: bool) -> None:
+    def written(self, record: RunRecord, *, broken: bool) -> None:
         """Write the turns into the record; the newest stays under way if it broke, and is the closing calls if not."""
         for draft in self.drafts:
             draft.calls = [call for call in draft.calls if call is not _PENDING]
@@ -91,7 +91,7 @@ class _Run:
 class Model:
     """A model, as an agent of your own asks it."""
 
-    def __init__(self, run: _Run, role: str) -> None:
+    def __init__(self, run: _FunctionRun, role: str) -> None:
         self._run, self._role = run, role
         engine = run.context.engines.get(role)
         # An engine in this process answers one request of a trajectory at a time.
@@ -106,7 +106,7 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         json_schema: Mapping[str, Any] | None = None,
-    ) -> Reply:
+    ) -> ModelReply:
         """Ask the model and return its reply.
 
         Args:
@@ -133,7 +133,7 @@ class Model:
         async with self._place:
             call = draft.calls[place] = await module.sample(request)
         module.emit("call", call)
-        reply = Reply(call.completion)
+        reply = ModelReply(call.completion)
         reply.call = call
         return reply
 
@@ -141,7 +141,7 @@ class Model:
 class CallableTool:
     """A tool, as an agent of your own calls it: `await tools["python"](code="print(1)")` returns its text."""
 
-    def __init__(self, run: _Run, tool: Tool) -> None:
+    def __init__(self, run: _FunctionRun, tool: Tool) -> None:
         self._run, self._tool = run, tool
         self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
 
@@ -173,9 +173,9 @@ class FunctionAgent(RecordedAgent):
         self.name, self._function, self._settings = function.name, function, settings
         self.shows_lessons = "lessons" in function.takes
 
-    async def work(self, record: Record, task: Task, context: RunContext) -> None:
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Call the function for one task; where a prompt no longer fits the model, it ends without an answer."""
-        run = _Run(context, self._settings)
+        run = _FunctionRun(context, self._settings)
         values = {
             "question": task.question,
             "task": task,
@@ -190,7 +190,7 @@ class FunctionAgent(RecordedAgent):
                 answer = await self._function.called(self._settings, values)
             if not isinstance(answer, str | None):
                 raise self._function.wrong(answer, "return the answer as text, or None")
-            record.answer = None if answer is None else str(answer)  # a `Reply` is more than text
+            record.answer = None if answer is None else str(answer)  # a `ModelReply` is more than text
             record.stop_reason = "answered" if record.answer is not None else "ended"
             broken = False
         except PromptTooLongError as failure:

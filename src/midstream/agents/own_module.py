@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from midstream.agents.stream_policy import Policy
-from midstream.core.component import ComponentConfig, Context, Kind
-from midstream.core.own_settings import OwnFunction, class_or_object
+from midstream.agents.stream_policy import StreamPolicy
+from midstream.components.component import ComponentConfig, Context, Kind
+from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Analyst, Executor, Generator, Planner, Verifier
 from midstream.core.trajectory import Action, Call, Command, Verdict
 
@@ -27,7 +27,7 @@ _MODULES: dict[Kind, tuple[type, str, type]] = {
     "verifier": (Verifier, "verify", Verdict),
     "generator": (Generator, "generate", str),
     "analyst": (Analyst, "analyze", str),
-    "policy": (Policy, "reply", Call),
+    "policy": (StreamPolicy, "reply", Call),
 }
 
 

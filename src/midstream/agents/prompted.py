@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
-from midstream.agents.rendering import PromptTemplate, render_analysis, render_lessons, render_memory, render_tools
-from midstream.core.component import ComponentConfig
+from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
+from midstream.components.component import ComponentConfig
 from midstream.core.data import Settings
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
-from midstream.core.text import find_program, neutral, spoken, to_json
+from midstream.core.text import find_program, neutral, render_lessons, spoken, to_json
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Message, Sampling, Verdict
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
@@ -155,9 +155,9 @@ class PromptedPlanner(PromptedModule):
         async def parse(reply: str) -> tuple[Action, None]:
             return parse_action(reply, tools), None
 
-        return await self._ask(self._shown(question, tools, memory), context, parse, asks=1)
+        return await self._ask(self._prompt_values(question, tools, memory), context, parse, asks=1)
 
-    def _shown(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         """The prompt's values."""
         return self._values(question, memory) | {"tools": render_tools(tools)}
 

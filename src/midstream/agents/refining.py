@@ -74,7 +74,7 @@ class Refining:
                 code="dialogues-not-supported",
                 fix="leave out evaluation.strategy",
             )
-        return await _Run(self, task, context).trajectory()
+        return await _RefiningRun(self, task, context).trajectory()
 
     async def close(self) -> None:
         """Close the agent."""
@@ -96,7 +96,7 @@ class _Chain:
         return tuple(state.answer for state in self.states)
 
 
-class _Run:
+class _RefiningRun:
     """One task under way."""
 
     def __init__(self, refining: Refining, task: Task, context: RunContext) -> None:
@@ -127,7 +127,7 @@ class _Run:
                 fix="raise rollout.deadline_s, or lower max_tokens",
             )
             error = ErrorInfo(type=type(late).__name__, message=str(late))
-        return self._recorded(error, started, time.monotonic() - clock)
+        return self._trajectory_of(error, started, time.monotonic() - clock)
 
     async def _finish(self, chain: _Chain) -> None:
         """Run a chain to its end, and stop the others if they can no longer change the answer."""
@@ -145,11 +145,11 @@ class _Run:
             if solved is None:
                 return
             chain.states.append(solved)
-            values = {"question": question, "solution": _said(solved)}
+            values = {"question": question, "solution": _last_words(solved)}
             verified = await self._agent_run(chain, number, "verify", fill(prompts["verify"], values))
             if verified is None:
                 return
-            values["verification"] = _said(verified)
+            values["verification"] = _last_words(verified)
             solved = await self._agent_run(chain, number, "refine", fill(prompts["refine"], values))
         if solved is not None:
             chain.states.append(solved)
@@ -206,7 +206,7 @@ class _Run:
             if chain.states and chain.number not in self.running
         }
 
-    def _recorded(self, error: ErrorInfo | None, started: float, duration_s: float) -> Trajectory:
+    def _trajectory_of(self, error: ErrorInfo | None, started: float, duration_s: float) -> Trajectory:
         """The trajectory of all agent runs that ended."""
         runs = [run for chain in self.chains for run in chain.runs]
         best = None if error else winner(self._keys())
@@ -239,7 +239,7 @@ class _Run:
         )
 
 
-def _said(ended: Trajectory) -> str:
+def _last_words(ended: Trajectory) -> str:
     """What an agent run has said, for the next prompt."""
     return neutral(ended.final or ended.answer or "(The agent gave no answer.)")
 

@@ -37,7 +37,7 @@ class ReleasedPlanner(PromptedPlanner):
     def __init__(self, config: ReleasedPlannerConfig) -> None:
         super().__init__(config, prompt="released")
 
-    def _shown(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+    def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         return {
             "query": neutral(question),
             "names": neutral(repr([tool.name for tool in tools])),

@@ -119,12 +119,6 @@ def render_memory(memory: Memory) -> str:
     return "".join(to_json(record.model_dump(exclude_defaults=True)) + "\n" for record in memory.records)
 
 
-def render_lessons(lessons: str) -> str:
-    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
-    text = neutral(lessons.strip())
-    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
-
-
 def render_analysis(analysis: str) -> str:
     """The part of a prompt that holds the query analysis; "" without one, so that the prompt is unchanged."""
     text = neutral(analysis.strip())
@@ -195,7 +189,7 @@ def _exact(digits: str) -> float:
 # What is cut says so, and depends on the memory alone: prompts repeat exactly. The trajectory keeps every result whole.
 
 
-def fitting(observation: Observation, tokens: int) -> Observation:
+def fit_observation(observation: Observation, tokens: int) -> Observation:
     """The observation as memory and verifier see it: with at most `tokens` of its text, at four characters a token."""
     text = cut_result(observation.text, tokens * CHARACTERS_PER_TOKEN)
     return observation if text is observation.text else observation.model_copy(update={"text": text})

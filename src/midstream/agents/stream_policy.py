@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
@@ -156,7 +156,7 @@ def _without_tokens(value: Any) -> Any:
     return neutral(value) if isinstance(value, str) else value
 
 
-class Policy(Protocol):
+class StreamPolicy(Protocol):
     """policy(stream) -> the next part of the stream."""
 
     async def reply(self, stream: Stream, context: ModuleContext) -> Call:

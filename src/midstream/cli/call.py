@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from midstream.cli import options as shared
+from midstream.components.kinds import registered
 from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.json_schema import schema_error
-from midstream.core.kinds import registered
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.process import event_loop

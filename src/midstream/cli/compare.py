@@ -13,10 +13,17 @@ from pathlib import Path
 
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
-from midstream.core.terminal import Terminal
-from midstream.report.comparison import Comparison, GroupComparison, compare, compare_groups, split_step
+from midstream.report.comparison import (
+    SHOWN,
+    Comparison,
+    GroupComparison,
+    compare,
+    compare_groups,
+    sentence,
+    split_step,
+)
+from midstream.report.draw import chosen, show
 from midstream.report.numbers import counted
-from midstream.report.tables import sentence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"compared": said, "notes": comparison.notes}))
         return 0
-    Terminal().print(comparison.screen(tasks=options.tasks))
+    show(chosen(comparison.sections, *SHOWN), folds=options.tasks)
     return 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import shtab
 
 from midstream.cli.main import parser
-from midstream.recipe.schema import shipped_recipes
+from midstream.recipe.files import shipped_recipes
 
 # Arguments that take a recipe, or a recipe or run, by command, besides those that are named so.
 _RECIPES = (("eval", "target"), ("list", "name"))

@@ -14,7 +14,7 @@ from midstream.report.numbers import counted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`."""
     parser.add_argument("run", help="run directory")
-    known = "trl, verl, sft, parquet, or a format of an installed package"
+    known = "trl, sft, parquet, or a format of an installed package, e.g. verl"
     parser.add_argument("--format", required=True, choices=formats(), metavar="NAME", help=known)
     parser.add_argument("--out", required=True, metavar="PATH", help="the new file")
     parser.add_argument("--part", default="", metavar="GLOB", help="parts of the run, e.g. 'step-*' or 'eval-test*'")

@@ -15,15 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from midstream import api
 from midstream.cli import options as shared
+from midstream.components.registry import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
-from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
+from midstream.recipe.files import to_toml
 from midstream.recipe.library import (
     EditableLibrary,
     cast_vote,
@@ -36,18 +34,18 @@ from midstream.recipe.library import (
     votes_path,
 )
 from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
-from midstream.recipe.schema import modules_of, to_toml
 from midstream.recipe.sessions import validation_settings
-from midstream.report.numbers import counted
-from midstream.report.practice_data import spent_text
-from midstream.report.practice_tables import (
-    diff_screen,
-    library_screen,
+from midstream.report.blocks import Block, code, text
+from midstream.report.draw import show
+from midstream.report.library import (
+    diff_blocks,
+    library_blocks,
     size_of,
-    validation_screen,
-    versions_screen,
-    votes_screen,
+    validation_blocks,
+    versions_table,
+    votes_table,
 )
+from midstream.report.numbers import counted, spent_text
 from midstream.report.progress import progress
 from midstream.training_free.commit import read_library
 from midstream.training_free.feedback import read_votes
@@ -63,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "a practice run, one version of its library (RUN@VERSION), or a file"
     changed = "a practice run, or a .json file"
 
-    show = actions.add_parser("show", help="every lesson: where it came from, what it did")
-    show.add_argument("named", metavar="LIBRARY", help=where)
+    printed = actions.add_parser("show", help="every lesson: where it came from, what it did")
+    printed.add_argument("named", metavar="LIBRARY", help=where)
 
     versions = actions.add_parser("versions", help="every version of a run's library, and what made it")
     versions.add_argument("named", metavar="RUN", help="practice run")
@@ -104,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
     functions = {
-        show: show_library, versions: list_versions, comparison: show_diff,
+        printed: show_library, versions: list_versions, comparison: show_diff,
         rollback: roll_back, edit: edit_library, validate: validate_library, vote: add_vote, votes: list_votes,
     }  # fmt: skip
     for action, function in functions.items():
@@ -123,7 +121,7 @@ def show_library(options: argparse.Namespace) -> int:
     if options.json:
         print(to_json(found), end="")
     else:
-        Terminal().print(library_screen(f"{options.named}: {size_of(found)}", found))
+        show(library_blocks(f"{options.named}: {size_of(found)}", found))
     return 0
 
 
@@ -136,14 +134,14 @@ def list_versions(options: argparse.Namespace) -> int:
     if not found:
         read_library(path)  # raises: there is no library
     record = [version.model_dump(mode="json", exclude={"library"}) for version in found]
-    return _print(options, record, versions_screen(found))
+    return _print(options, record, versions_table(found))
 
 
 def show_diff(options: argparse.Namespace) -> int:
     """Print what one library has and another has not."""
     found = diff(read(options.named), read(options.other))
-    screen = diff_screen(found, f"{options.named} and {options.other} hold the same lessons")
-    return _print(options, found.model_dump(mode="json"), screen)
+    shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
+    return _print(options, found.model_dump(mode="json"), *shown)
 
 
 def roll_back(options: argparse.Namespace) -> int:
@@ -228,13 +226,13 @@ def validate_library(options: argparse.Namespace) -> int:
         most = f"{2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
         print(f"# At most {most}")
         return 0
-    with shared.spinner("validating", silent=options.quiet) as status, progress(quiet=options.quiet) as show:
+    with shared.spinner("validating", silent=options.quiet) as status, progress(quiet=options.quiet) as listener:
 
         def listen(event: RunEvent) -> None:
             if isinstance(event, Phase) and status is not None:
                 status.update(event.text)
             else:
-                show(event)
+                listener(event)
 
         tested = api.validate_library(
             options.named,
@@ -247,12 +245,12 @@ def validate_library(options: argparse.Namespace) -> int:
         )
     record = {"library": tested.where, "agent": tested.agent, "validation": tested.found.model_dump(mode="json")}
     record |= {"spent": tested.spent.model_dump(), "notes": tested.notes}
-    parts: list[RenderableType] = [validation_screen(tested.library, tested.found, tested.agent)]
-    parts += [Text(f"warning: {note}", "yellow") for note in tested.notes]
-    parts.append(Text(f"{tested.where}, spent {spent_text(tested.spent)}"))
+    parts = validation_blocks(tested.library, tested.found, tested.agent)
+    parts += [text(f"warning: {note}", "warn") for note in tested.notes]
+    parts.append(code(f"{tested.where}, spent {spent_text(tested.spent)}"))
     if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
         command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
-        parts.append(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
+        parts.append(code(f"to delete what harms ({', '.join(harmful)}): {command}"))
     _print(options, record, *parts)
     return 0 if tested.found.test.verdict == "better" else 1
 
@@ -261,31 +259,30 @@ def add_vote(options: argparse.Namespace) -> int:
     """Add a person's vote to the project's."""
     given, place = cast_vote(options.named, options.lesson, options.value, options.project)
     record = {"votes": str(place), "vote": given.model_dump(mode="json")}
-    total = Text(f"{place}: {counted(len(read_votes(place)), 'vote')}")
-    return _print(options, record, votes_screen([given]), total)
+    total = code(f"{place}: {counted(len(read_votes(place)), 'vote')}")
+    return _print(options, record, votes_table([given]), total)
 
 
 def list_votes(options: argparse.Namespace) -> int:
     """Print the votes that count."""
     found = read_votes(votes_path(options.named, options.project))
-    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_screen(found))
+    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_table(found))
 
 
 def _print_change(options: argparse.Namespace, before: Library, after: Library, where: str) -> int:
     found = diff(before, after)
     record = {"library": where, "changed": found.model_dump(mode="json"), "notes": [], "proven_for": after.proven_for}
-    parts = [diff_screen(found, "nothing is changed"), Text(f"{where}: {size_of(after)}")]
+    parts = [*diff_blocks(found, "nothing is changed"), code(f"{where}: {size_of(after)}")]
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        parts.append(Text(f"unproven now, because prompts have changed: {fix}", "yellow"))
+        parts += [text("unproven now, because prompts have changed:", "warn"), code(f"  {fix}")]
     return _print(options, record, *parts)
 
 
-def _print(options: argparse.Namespace, record: Any, *parts: RenderableType) -> int:
-    """Print what an action found or did: `record` with `--json`, else the parts of a screen; returns 0."""
+def _print(options: argparse.Namespace, record: Any, *parts: Block | None) -> int:
+    """Print what an action found or did: `record` with `--json`, else the blocks; returns 0."""
     if options.json:
         print(json.dumps(record))
     else:
-        for part in parts:
-            Terminal().print(part, soft_wrap=isinstance(part, Text))
+        show(parts)
     return 0

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
@@ -25,21 +25,16 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.core.component import EngineConfig
+from midstream.components.own import anchored, file_of, is_reference
 from midstream.core.errors import MidstreamError, UsageError
-from midstream.core.kinds import config_class, installed, package_of, registered
-from midstream.core.own import anchored, file_of, is_reference
-from midstream.core.tables import located, parse_component
-from midstream.core.task import Task
-from midstream.recipe import registry as registry  # registers the components that come with midstream
-from midstream.recipe.check import task_source
-from midstream.recipe.overrides import needs_settings
-from midstream.recipe.schema import find_recipe, read_table, shipped_recipes
-from midstream.report.turn_rows import fields, hints, plain
-from midstream.rewards.composite import rule_for
-from midstream.sources import benchmarks, file
-from midstream.sources.finite import Finite
-from midstream.tools.function import parse_docstring
+from midstream.recipe.files import find_recipe, read_table, shipped_recipes
+from midstream.report.draw import fields, plain
+
+if TYPE_CHECKING:
+    from midstream.core.task import Task
+    from midstream.sources.benchmarks import Benchmark
+
+# Components, tasks and benchmarks are imported where a kind needs them: each takes a quarter of a second.
 
 KINDS = {
     "recipes": "an agent, and how it learns",
@@ -114,7 +109,10 @@ def run(options: argparse.Namespace) -> int:
 def _names(kind: Any) -> Sequence[str]:
     if kind == "recipes":
         return list(shipped_recipes())
-    return list(benchmarks.BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
+    from midstream.components.kinds import registered
+    from midstream.sources.benchmarks import BENCHMARKS
+
+    return list(BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
 
 
 def _kinds() -> list[Entry]:
@@ -136,7 +134,9 @@ def _listed(kind: str) -> list[Entry]:
 def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
     """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
     if name is None:
-        tasks = file.FileTasks(file.FileTasksConfig(path=Path(str(path)))).tasks("test")
+        from midstream.sources.file import FileTasks, FileTasksConfig
+
+        tasks = FileTasks(FileTasksConfig(path=Path(str(path)))).tasks("test")
         return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
     if kind == "recipes":
         return _recipe(name, full=full)
@@ -164,7 +164,8 @@ def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
         },
         "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
     }
-    return Group(*parts, hints(more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}))
+    hints = more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}
+    return Group(*parts, fields(((Text(f"  {command}"), Text(what)) for command, what in hints.items()), style=""))
 
 
 def _in_full(entry: Entry) -> Group:
@@ -201,6 +202,9 @@ def _shown(value: Any) -> str:
 
 def _recipe(name: str, *, full: bool) -> Entry:
     """A recipe by its own tables with those that it extends; they are not validated."""
+    from midstream.components.component import EngineConfig
+    from midstream.components.kinds import config_class
+
     table, path = read_table(name), find_recipe(name)
     found: set[str] = set()
     for settings in table.get("engines", {}).values():
@@ -225,6 +229,10 @@ def _recipe(name: str, *, full: bool) -> Entry:
 
 
 def _component(kind: Any, name: str) -> Entry:
+    from midstream.components.kinds import config_class
+    from midstream.components.tables import located
+    from midstream.recipe.overrides import needs_settings
+
     kind = "tool" if kind == "tools" else kind
     located(kind, name, kind)
     config: Any = config_class(kind, anchored(name, Path.cwd()))
@@ -241,6 +249,8 @@ def _component(kind: Any, name: str) -> Entry:
 
 def _source(kind: Any, name: str) -> str:
     """Where a component comes from: midstream, a package and its version, a file or a module."""
+    from midstream.components.kinds import installed, package_of
+
     if name in installed(kind):
         return ", ".join(map(package_of, installed(kind)[name]))
     if not is_reference(name):
@@ -276,6 +286,8 @@ def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _settings(config: Any) -> Iterator[dict[str, Any]]:
+    from midstream.tools.function import parse_docstring
+
     documented: dict[str, str] = {}
     for cls in reversed(config.__mro__):
         documented |= parse_docstring(inspect.getdoc(cls) or "")[1]
@@ -291,7 +303,9 @@ def _settings(config: Any) -> Iterator[dict[str, Any]]:
 
 def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
     """A benchmark; in full with its questions if they are in the file `path`, or here."""
-    benchmark = benchmarks.find(name)
+    from midstream.sources.benchmarks import find
+
+    benchmark = find(name)
     size = benchmark.sizes.get(benchmark.main_split)
     notes = [] if size is None else [f"{size:,} questions"]
     notes += [f"scored by {benchmark.reward}"] + [f"licence {benchmark.licence}"] * bool(benchmark.licence)
@@ -308,11 +322,16 @@ def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
     return Entry(name, benchmark.asks, record, about, benchmark.group)
 
 
-def _questions(benchmark: benchmarks.Benchmark, path: str | None) -> dict[str, Any]:
+def _questions(benchmark: Benchmark, path: str | None) -> dict[str, Any]:
     """The questions in a file, in what was downloaded before, or of a world, which makes them; {} if not here."""
+    from midstream.components.tables import parse_component
+    from midstream.recipe.check import task_source
+    from midstream.sources.benchmarks import is_downloaded
+    from midstream.sources.finite import Finite
+
     if path is None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
-    if path is None and not benchmark.tasks and not benchmarks.is_downloaded(benchmark.repository):
+    if path is None and not benchmark.tasks and not is_downloaded(benchmark.repository):
         return {}
     source = task_source(parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks"))
     try:
@@ -327,6 +346,8 @@ def _questions(benchmark: benchmarks.Benchmark, path: str | None) -> dict[str, A
 
 def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> dict[str, Any]:
     """How many questions there are, of which families, what scores them, and the first."""
+    from midstream.rewards.composite import rule_for
+
     return {
         "questions": {split: len(tasks)},
         "left_out": dict(left_out),

@@ -18,11 +18,10 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from midstream.components.own import TRUST
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
-from midstream.core.own import TRUST, only_below
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
@@ -96,8 +95,7 @@ def _run(words: Sequence[str]) -> int:
             return launch(options.nproc, words)
         if getattr(options, "trust", False):
             os.environ[TRUST] = "1"
-        with only_below(Path.cwd() if getattr(options, "dry_run", False) else None):
-            return _module(options.command).run(options)
+        return _module(options.command).run(options)
     except MidstreamError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from midstream.torchrun import report_after_rank_0

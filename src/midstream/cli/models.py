@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.engines.local.catalog import MODELS, fetch, fetched
+from midstream.engines.local.catalog import MODELS, fetch, find_fetched
 from midstream.engines.local.settings import require_torch
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List the models, fetch one, or merge an adapter."""
     if options.action is None:
-        record = [{"name": name, "here": bool(fetched(name)), **model._asdict()} for name, model in MODELS.items()]
+        record = [{"name": name, "here": bool(find_fetched(name)), **model._asdict()} for name, model in MODELS.items()]
         return shared.show(options, record, MODELS, _screen)
     if options.action == "fetch":
         with shared.spinner(f"fetching {options.name}", silent=options.json or options.quiet):
@@ -37,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
         if place.suffix == ".gguf":
             require_torch()
             # It imports torch, as below.
-            from midstream.engines.local.gguf import converted
+            from midstream.engines.local.gguf import convert
 
-            place = converted(place)
+            place = convert(place)
     else:
         require_torch()
         from midstream.engines.local.pretrained import merge_adapter
@@ -56,7 +56,7 @@ def _screen() -> Table:
     for column in ("name", "weights", "size", "license", "here", "good for"):
         table.add_column(column)
     for name, model in MODELS.items():
-        row = (model.weights, f"{model.gb:g} GB", model.license, "yes" if fetched(name) else "no", model.use)
+        row = (model.weights, f"{model.gb:g} GB", model.license, "yes" if find_fetched(name) else "no", model.use)
         table.add_row(name, *row)
     table.caption = "midstream models fetch NAME, then --model local/NAME"
     return table

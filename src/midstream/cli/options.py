@@ -16,12 +16,11 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream.core.errors import UsageError
-from midstream.core.kinds import registered
 from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
-from midstream.report.numbers import counted
+from midstream.core.text import counted
 from midstream.runs.budget import limit_settings
-from midstream.view.bundle import MAX_MB
+from midstream.view import MAX_MB
 
 if TYPE_CHECKING:
     from midstream.recipe.schema import Recipe
@@ -58,6 +57,7 @@ def parse_amount(text: str) -> float:
 
 def budget_settings(text: str) -> list[str]:
     """The settings of `--budget`."""
+
     try:
         return limit_settings(text)
     except UsageError as error:
@@ -66,6 +66,8 @@ def budget_settings(text: str) -> list[str]:
 
 def parse_learner(text: str) -> str:
     """The value of `--engine`."""
+    from midstream.components.kinds import registered
+
     if text not in (known := [name for name in registered("learner") if name != "local"]):
         others = f"there are: {', '.join(known)}" if known else "none is installed"
         raise argparse.ArgumentTypeError(f"no package that is installed has a learner {text!r}; {others}")
@@ -94,7 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--seed": {"type": parse_seed, "metavar": "N", "help": "the run seed, a whole number"},
     "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
-    "--trust": {"action": "store_true", "help": "run the code that came with a run, or of a recipe from elsewhere"},
+    "--trust": {"action": "store_true", "help": "run the code that came with a run"},
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
@@ -188,15 +190,15 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     from midstream.core.events import Note
     from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
-    from midstream.recipe.schema import to_toml
+    from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
 
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
-        plan = [] if work == "other" else describe(recipe, training=work == "train")
+        plan = [] if work == "other" else describe(build, training=work == "train")
         if work == "train":
             if recipe.training and getattr(options, "nproc", 1) > 1:
                 plan.append("The memory is that of one process.")
-            plan += recipe.learner.plan(recipe, Path(options.out or "RUN"))
+            plan += recipe.learner.plan(build, Path(options.out or "RUN"))
         if not options.json:
             print("\n".join([*(f"# {line}" for line in plan), to_toml(build.resolved)]), flush=True)
         check_machine(build)
@@ -204,7 +206,7 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
         if options.json:
             record: dict[str, Any] = {"recipe": build.resolved}
             if plan:
-                record |= {"at_most": counts(recipe, training=work == "train"), "plan": plan, "not_drawn": away}
+                record |= {"at_most": counts(build, training=work == "train"), "plan": plan, "not_drawn": away}
             print(json.dumps(to_jsonable_python(record, inf_nan_mode="strings")))
         elif away:
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")

@@ -10,8 +10,8 @@ from collections import Counter
 from midstream import api, serve
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
+from midstream.components.tables import validate
 from midstream.core.errors import UsageError
-from midstream.core.tables import validate
 from midstream.gateway.settings import ServeConfig
 from midstream.recipe.overrides import AgentChanges, LearningChanges
 from midstream.report.progress import progress

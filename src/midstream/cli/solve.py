@@ -11,7 +11,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
-from midstream.engines.openai.prices import prices_used
+from midstream.engines.openai.providers import prices_used
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
 from midstream.report.progress import print_server
 from midstream.report.timeline import Timeline

@@ -21,7 +21,7 @@ from midstream.report.progress import progress
 from midstream.trackers import trackers_of
 
 if TYPE_CHECKING:
-    from midstream.training.trial import Trial
+    from midstream.training.trial import RecipeTrial
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _screen(trial: Trial) -> Text:
+def _screen(trial: RecipeTrial) -> Text:
     step = trial.rollout_s + trial.update_s
     rows = [
         ("readable turns", f"{trial.readable:.0%} of {trial.turns}" if trial.turns else "none: no reply called a tool"),

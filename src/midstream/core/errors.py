@@ -197,9 +197,9 @@ class RepeatedError(MidstreamError):
 
 
 class CheckpointError(MidstreamError):
-    """No checkpoint of a run could be read."""
+    """A checkpoint of a run could not be loaded."""
 
-    code = "checkpoint-unreadable"
+    code = "checkpoint-unfit"
 
 
 class StorageError(MidstreamError):
@@ -220,3 +220,9 @@ class TransientError(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from midstream.core.errors import RecipeError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.lessons import Lessons
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import (
@@ -180,7 +180,7 @@ class ToolRun:
 
     task: Task
     seed: int
-    progress: Progress | None = None
+    progress: RunProgress | None = None
 
 
 @runtime_checkable
@@ -191,7 +191,7 @@ class PerRun(Protocol):
         """Make the tool of one run. It holds nothing that this tool does not, so nobody closes it."""
         ...
 
-    def probabilities(self, progress: Progress) -> dict[str, float]:
+    def probabilities(self, progress: RunProgress) -> dict[str, float]:
         """The probabilities at a step, by the names of their settings, for the step's record."""
         ...
 

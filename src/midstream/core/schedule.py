@@ -17,7 +17,7 @@ from midstream.core.data import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run that learns is: its step (0 before the first) of `steps`, and the agent's running success."""
 
     step: int
@@ -45,7 +45,7 @@ class Schedule(Settings):
     shape: Literal["exponential", "linear", "success"] = "exponential"
     base: float = Field(default=4.0, gt=1)
 
-    def at(self, progress: Progress | None) -> float:
+    def at(self, progress: RunProgress | None) -> float:
         """The probability at a step; outside training (None) that of the end."""
         if self.end is None or progress is None:
             return self.start if self.end is None else self.end

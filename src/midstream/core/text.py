@@ -196,3 +196,14 @@ def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     ]
     table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if rows else ""
     return table + "".join(f"<div>{html.escape(visible(note))}</div>" for note in notes)
+
+
+def render_lessons(lessons: str) -> str:
+    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
+    text = neutral(lessons.strip())
+    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
+
+
+def counted(count: int, noun: str, several: str = "") -> str:
+    """A count with its noun: "1 turn", "2 turns"; `several` where the plural is not made with an s."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

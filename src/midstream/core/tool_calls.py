@@ -11,6 +11,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
@@ -20,6 +21,8 @@ from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
+_LONGEST_MESSAGE = 500  # characters of an exception
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def text_arguments(**descriptions: str) -> dict[str, Any]:
@@ -57,11 +60,14 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
     except MidstreamError:
         raise
     except Exception as failure:  # a tool, or a library that it uses, may raise anything
-        last = traceback.extract_tb(failure.__traceback__)[-1]
+        frames = traceback.extract_tb(failure.__traceback__)
+        # The line in the tool's own code, which says more than the one in a library that it calls.
+        own = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), frames[-1])
         raise ToolServerError(
-            f"{tool.name} raised {traceback.format_exception_only(failure)[-1].strip()}",
+            f"{tool.name} raised {traceback.format_exception_only(failure)[-1].strip()[:_LONGEST_MESSAGE]}",
             code="tool-broken",
-            cause=f"raised in {last.name}, {last.filename}, line {last.lineno}",
+            cause=f"raised in {own.name}, {own.filename}, line {own.lineno}",
+            fix="correct the tool; a function raises ValueError with a text if arguments are wrong or nothing is found",
         ) from failure
     text = cut_result(result.text, CHARACTERS_PER_TOKEN * tool.output_tokens)
     return replace(result, text=text.encode("utf-8", "replace").decode())

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.formats import parse_verdict
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.interleaved import InterleavedLoop
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, RunContext, ToolResult, Verifier
@@ -167,7 +167,7 @@ class PolicyCase(Frozen):
     result: str
     holds: tuple[str, ...]
 
-    async def ask(self, module: Interleaved, cases: Cases, context: ModuleContext) -> Asked:
+    async def ask(self, module: InterleavedLoop, cases: Cases, context: ModuleContext) -> Asked:
         """Run the whole loop, with tools that return the case's result: does the policy call, and read the result?"""
         known = module.template.tool
         named = {case.tool for case in cases.policy}

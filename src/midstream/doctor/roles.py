@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
-from midstream.core.component import Kind
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
+from midstream.components.component import Kind
 from midstream.core.data import Frozen
 from midstream.core.errors import PromptTooLongError, RecipeError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext
@@ -62,7 +62,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
         if isinstance(agent, InterleavedConfig):
             # The recipe's agent gets the tools of the cases, which its template calls by their own names.
             settings = StreamConfig(max_turns=agent.max_turns, max_tokens=agent.max_tokens)
-            module = Interleaved(policy=module, template=load_template(agent.template), config=settings)
+            module = InterleavedLoop(policy=module, template=load_template(agent.template), config=settings)
         engine = build.engine(component.engine)
         roles.append(_Role(name=name, module=module, config=component.config, engine=engine))
     engines = {role.engine.name: role.engine for role in roles}

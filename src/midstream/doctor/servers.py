@@ -18,8 +18,7 @@ from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
-from midstream.engines.openai.models import model_list, names_model
-from midstream.engines.openai.providers import is_own, key_of
+from midstream.engines.openai.server import fetch_models, names_model
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
@@ -38,9 +37,9 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     key_check = partial(Check, code="MS501", what=f"key{of}")
     server_check = partial(Check, code="MS502", what=f"server{of}")
     model_check = partial(Check, code="MS503", what=f"model{of}")
-    variable, value = config.api_key_env, key_of(config)
+    variable, value = config.api_key_env, config.key()
     broken = bool(value) and not (value.isascii() and value.isprintable())
-    if broken or (variable and not value and is_own(config)):
+    if broken or (variable and not value and config.is_own):
         words = f"{variable} holds a line break or a letter that no key has" if broken else f"{variable} is not set"
         key = key_check(status="failed", words=words, fix=f"export {variable}=<your key>")
         missing = "its key is missing"
@@ -48,8 +47,8 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     words = f"{variable} is set" if value else f"{variable} is not set, so none is sent"
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
-    entries = await model_list(config)
-    names = [redacted(entry["id"], key_of(config)) for entry in entries if isinstance(entry.get("id"), str)]
+    entries = await fetch_models(config)
+    names = [redacted(entry["id"], config.key()) for entry in entries if isinstance(entry.get("id"), str)]
     if names:
         server = server_check(status="ok", words=f"{config.base_url} answers")
         if any(names_model(entry, config.model) for entry in entries):

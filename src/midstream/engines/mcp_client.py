@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from midstream.core.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig
 from midstream.core.errors import EngineError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call

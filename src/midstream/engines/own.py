@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import Field
 
-from midstream.core.component import EngineConfig, Kind
-from midstream.core.own_settings import OwnFunction, class_or_object
+from midstream.components.component import EngineConfig, Kind
+from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Usage
-from midstream.engines.openai.prices import price_of
+from midstream.engines.openai.providers import price_of
 
 GIVEN = ("messages", "request", "seed")
 

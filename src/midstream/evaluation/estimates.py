@@ -15,7 +15,6 @@ from statistics import NormalDist, fmean, variance
 
 from midstream.core.answers import most_frequent
 from midstream.core.trajectory import Trajectory
-from midstream.rewards.votes import answer_key
 
 Interval = tuple[float, float]
 
@@ -136,6 +135,9 @@ def majority(trials: Sequence[Trajectory]) -> float:
     `rewards.votes.answer_key` says which answers are the same. A trial without an answer has no vote; without any the
     score is 0. Of answers that are equally frequent each counts its share.
     """
+    # The rewards are not needed for the intervals of a table.
+    from midstream.rewards.votes import answer_key
+
     scores: dict[Hashable, list[float]] = {}
     for trial in trials:
         key = answer_key(trial.question, trial.answer) if trial.status == "ok" else None

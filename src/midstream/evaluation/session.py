@@ -141,8 +141,6 @@ async def evaluate_set(
     )
     require_within_budget(refused)
     ordered = store.read(evaluation, ((task.id, trial) for task in tasks for trial in range(trials)))
-    # An attempt that failed may have left them.
-    run.unseal(evaluation.name)
     with run.trajectories.writing(evaluation.name) as write:
         for task in tasks:
             group = Group(task=task, trajectories=tuple(islice(ordered, trials)))
@@ -160,7 +158,6 @@ async def evaluate_set(
         )
     result = summary.result()
     run.evaluations.append(result)
-    run.seal()
     store.forget(evaluation)
     if result.tool_use.unreadable and summary.first_malformed is not None:
         example = malformed_example([summary.first_malformed], run.root)
@@ -262,9 +259,7 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
             for trajectory in run.trajectories.open(part.name):
                 if trajectory.status == "ok":
                     store.keep(part, [trajectory])
-    run.unseal()
     filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
-    run.seal()
 
 
 # --- training and practice --------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
+from midstream.runs.segments import result_name as result_name
 from midstream.tools.degraded import DegradedConfig
 
 OWN = "own"
@@ -113,8 +114,3 @@ def sampling_name(temperature: float | str) -> str:
     if temperature == OWN:
         return OWN
     return "greedy" if temperature == 0 else f"T={temperature:g}"
-
-
-def result_name(set_name: str, sampling: str, step: int | None = None) -> str:
-    """The name of an evaluation's file of trajectories; `step` if a run evaluates a set at several."""
-    return f"{set_name}-{sampling.replace('=', '')}" + ("" if step is None else f"-{step}")

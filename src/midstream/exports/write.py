@@ -25,7 +25,6 @@ from midstream.runs import RunDirectory, results
 from midstream.runs.files import atomic_file, encode_record
 from midstream.runs.segments import evaluation_name
 
-_LEARNING = ("trl", "verl", "sft")  # what a model may be trained on
 OF_A_STRATEGY = "of a strategy: the reward is that of a vote, not of each reply"  # why a trajectory is left out
 _AT_ONCE = 1000  # rows of a table in memory
 Row = dict[str, Any]
@@ -45,6 +44,9 @@ class Origin:
 class Format:
     """A format: the ending of its file, the rows of a trajectory, and what writes the rows of a run to a path.
 
+    `learns`: models are trained on it, so it has neither evaluations of a run that learned nor failed trajectories.
+    `combine` makes the file's rows of those of all trajectories.
+
     A package offers a format as an entry point:
 
         [project.entry-points."midstream.exports"]
@@ -54,6 +56,8 @@ class Format:
     ending: str
     rows: Callable[[Origin, Trajectory], Iterable[Row]]
     write: Callable[[Path, Iterable[Row]], None]
+    learns: bool = False
+    combine: Callable[[Iterable[Row]], Iterable[Row]] = iter
 
 
 @cache
@@ -86,12 +90,11 @@ def export(
     new_file(path, chosen.ending)
     info, left_out = run.info(), Counter[str]()
     origin = partial(Origin, run=run.root.resolve().name, recipe=info.recipe_name, module=module)
-    learns = format in _LEARNING
-    parts = parts or ("step-*" if learns and info.kind != "evaluation" else "*")
+    parts = parts or ("step-*" if chosen.learns and info.kind != "evaluation" else "*")
 
     def made() -> Iterator[Row]:
         for part, trajectory in trajectories_of(run, parts, left_out):
-            if learns and trajectory.status == "error":
+            if chosen.learns and trajectory.status == "error":
                 left_out["ended in an error"] += 1
             elif format in ("trl", "sft") and trajectory.refinement is not None:
                 left_out[OF_A_STRATEGY] += 1
@@ -102,7 +105,7 @@ def export(
             elif rows := list(chosen.rows(origin(part=part), trajectory)):
                 yield from rows
             else:
-                missing = "question with an answer" if format == "verl" else f"reply of {module or 'a model'}"
+                missing = f"reply of {module or 'a model'}" if format in ("trl", "sft") else "row"
                 left_out[f"without a {missing}"] += 1
 
     count = 0
@@ -124,7 +127,7 @@ def export(
                 fix="take other parts (--part 'eval-*'), another --module, or failures too (--all)",
             )
 
-    chosen.write(path, counted(verl_tasks(made()) if format == "verl" else made()))
+    chosen.write(path, counted(chosen.combine(made())))
     return Exported(path, count, dict(left_out))
 
 
@@ -177,33 +180,28 @@ def write_lines(path: Path, rows: Iterable[Row]) -> None:
         file.writelines(map(encode_record, rows))
 
 
-def _write_parquet(path: Path, rows: Iterable[Row], format: str) -> None:
+def write_parquet(path: Path, rows: Iterable[Row], schema_of: Callable[[Any], Any]) -> None:
+    """Write the rows as a table; `schema_of` gets the module `pyarrow`."""
     with needs_extra("parquet files cannot be written without pyarrow", "data"):
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
-    text, real, whole = pa.string(), pa.float64(), pa.int64()
-    if format == "verl":
-        info = {"index": whole, "split": text, "task_id": text, "question": text, "answer": text, "attempts": whole}
-        types = {
-            "data_source": text,
-            "prompt": pa.list_(pa.struct({"role": text, "content": text})),
-            "ability": text,
-            "reward_model": pa.struct({"style": text, "ground_truth": text}),
-            "extra_info": pa.struct({**info, "reward_mean": real}),
-        }
-    else:
-        types = {
-            **dict.fromkeys(("run", "part", "id", "task_id", "family", "question", "answer", "gold"), text),
-            **dict.fromkeys(("stop_reason", "status", "error"), text),
-            **{"reward": real, "reward_parts": text, "tools": pa.list_(text)},
-            **dict.fromkeys(("turns", "calls", "prompt_tokens", "completion_tokens"), whole),
-            **dict.fromkeys(("cost_usd", "started_at", "duration_s"), real),
-            "trajectory": text,
-        }
-    schema, waiting = pa.schema(types), iter(rows)
+    schema, waiting = schema_of(pa), iter(rows)
     with atomic_file(path) as file, ParquetWriter(file, schema) as writer:
         while batch := list(islice(waiting, _AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
+
+
+def _table_schema(pa: Any) -> Any:
+    text, real, whole = pa.string(), pa.float64(), pa.int64()
+    types = {
+        **dict.fromkeys(("run", "part", "id", "task_id", "family", "question", "answer", "gold"), text),
+        **dict.fromkeys(("stop_reason", "status", "error"), text),
+        **{"reward": real, "reward_parts": text, "tools": pa.list_(text)},
+        **dict.fromkeys(("turns", "calls", "prompt_tokens", "completion_tokens"), whole),
+        **dict.fromkeys(("cost_usd", "started_at", "duration_s"), real),
+        "trajectory": text,
+    }
+    return pa.schema(types)
 
 
 SUCCESS = 1.0  # the reward of a task that is solved
@@ -234,42 +232,6 @@ def sft_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
             yield {"prompt": call.prompt, "completion": call.completion, **_where(origin, trajectory)}
         elif not _is_continued(call, calls[number + 1 :]):
             yield {"messages": _dumped(_conversation(call)), **_where(origin, trajectory)}
-
-
-def verl_rows(origin: Origin, trajectory: Trajectory) -> Iterator[Row]:
-    """The trajectory's task as verl's `RLHFDataset` reads it; none of a dialogue, which has no answer."""
-    if not trajectory.question or trajectory.gold is None:
-        return
-    info = {
-        "index": 0,
-        "split": "train" if origin.part.startswith("step-") else "test",
-        "task_id": trajectory.task_id,
-        "question": trajectory.question,
-        "answer": trajectory.gold,
-        "attempts": 1,
-        "reward_mean": trajectory.reward.value if trajectory.reward else 0.0,
-    }
-    yield {
-        "data_source": f"midstream/{origin.recipe}",
-        "prompt": [{"role": "user", "content": trajectory.question}],
-        "ability": trajectory.family or "agent",
-        "reward_model": {"style": "rule", "ground_truth": trajectory.gold},
-        "extra_info": info,
-    }
-
-
-def verl_tasks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One row for each task, in order, with the mean reward of its runs."""
-    tasks: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        new = row["extra_info"]
-        kept = tasks.setdefault((new["task_id"], new["question"]), row)["extra_info"]
-        if kept is new:
-            kept["index"] = len(tasks) - 1
-        else:
-            kept["attempts"] += 1
-            kept["reward_mean"] += (new["reward_mean"] - kept["reward_mean"]) / kept["attempts"]
-    yield from tasks.values()
 
 
 def _calls(trajectory: Trajectory, module: str) -> list[Call]:
@@ -304,8 +266,7 @@ def _where(origin: Origin, trajectory: Trajectory) -> dict[str, str]:
 
 
 _FORMATS = {
-    "trl": Format(".jsonl", trl_rows, write_lines),
-    "verl": Format(".parquet", verl_rows, partial(_write_parquet, format="verl")),
-    "sft": Format(".jsonl", sft_rows, write_lines),
-    "parquet": Format(".parquet", table_rows, partial(_write_parquet, format="parquet")),
+    "trl": Format(".jsonl", trl_rows, write_lines, learns=True),
+    "sft": Format(".jsonl", sft_rows, write_lines, learns=True),
+    "parquet": Format(".parquet", table_rows, partial(write_parquet, schema_of=_table_schema)),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import Answered, Asked, Fields, FormError, ToolUse
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
 
 heartbeat = forms.sse({"type": "ping"}, "ping")
 
@@ -30,7 +30,7 @@ _ERRORS = {
 _READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> ChatRequest:
     """A request. Settings that change no reply, such as `metadata`, are ignored.
 
     Raises:
@@ -53,7 +53,7 @@ def read(body: Any) -> Asked:
     if said and said[-1].table["role"] == "assistant":
         message = "the beginning of a reply cannot be given; end with a message of the user"
         raise FormError("unsupported_value", message, said[-1].at("role"))
-    return Asked(
+    return ChatRequest(
         model=fields.need("model", str),
         messages=(*forms.system_messages(fields.text("system", _TEXT)), *forms.some_messages(messages, "messages")),
         **chosen,
@@ -66,14 +66,14 @@ def read(body: Any) -> Asked:
 def _tool_options(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
     named = {"type": "function", "name": choice.get("name")}
     kind = choice.get("type", "auto")
-    forced = Fields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
+    forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
     chosen = forms.tool_options(forced, "tool_choice", tools)
     if choice.get("disable_parallel_tool_use"):
         chosen["options"]["parallel_tool_calls"] = False
     return chosen
 
 
-def _messages(message: Fields) -> list[Message]:
+def _messages(message: JsonFields) -> list[Message]:
     """A message in chat completions' form; the results of tools come before a user's words."""
     role = message.need("role", str)
     content = message.table.get("content")
@@ -84,7 +84,7 @@ def _messages(message: Fields) -> list[Message]:
         text = message.text("content", _TEXT, ("thinking", "redacted_thinking", "tool_use"))
         thoughts = [block.maybe("thinking", str) for block in blocks if block.table["type"] == "thinking"]
         calls = [
-            ToolUse(
+            FunctionCall(
                 id=block.need("id", str),
                 name=block.need("name", str),
                 arguments=json.dumps(block.maybe("input", dict) or {}, ensure_ascii=False),
@@ -104,40 +104,40 @@ def _messages(message: Fields) -> list[Message]:
     return [*results, Message(role=role, content=text)] if text or not results else results
 
 
-def write(answered: Answered) -> dict[str, Any]:
+def write(reply: ChatReply) -> dict[str, Any]:
     """A message."""
     content: list[dict[str, Any]] = []
-    if answered.thoughts:
-        content.append({"type": "thinking", "thinking": answered.thoughts, "signature": ""})
-    if answered.speaks:
-        content.append({"type": "text", "text": answered.text})
-    for use in answered.tool_uses:
+    if reply.thoughts:
+        content.append({"type": "thinking", "thinking": reply.thoughts, "signature": ""})
+    if reply.speaks:
+        content.append({"type": "text", "text": reply.text})
+    for use in reply.tool_uses:
         content.append({"type": "tool_use", "id": use.id, "name": use.name, "input": json.loads(use.arguments)})
-    ended = "tool_use" if answered.tool_uses else "end_turn"
+    ended = "tool_use" if reply.tool_uses else "end_turn"
     return {
-        "id": f"msg_{answered.id}",
+        "id": f"msg_{reply.id}",
         "type": "message",
         "role": "assistant",
-        "model": answered.model,
+        "model": reply.model,
         "content": content,
-        "stop_reason": "max_tokens" if answered.finish == "length" else ended,
+        "stop_reason": "max_tokens" if reply.finish == "length" else ended,
         "stop_sequence": None,
-        "usage": {"input_tokens": answered.prompt_tokens, "output_tokens": answered.completion_tokens},
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
     }
 
 
-def events(answered: Answered, asked: Asked) -> Iterator[str]:
+def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
 
     def event(kind: str, **fields: Any) -> str:
         return forms.sse({"type": kind, **fields}, kind)
 
-    message = write(answered)
+    message = write(reply)
     usage = message["usage"]
     yield event(
         "message_start", message=message | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 0}}
     )
-    uses = iter(answered.tool_uses)
+    uses = iter(reply.tool_uses)
     for index, block in enumerate(message["content"]):
         if block["type"] == "tool_use":
             begun, key, kind, text = {"input": {}}, "partial_json", "input_json_delta", next(uses).arguments

@@ -10,7 +10,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import Answered, Asked, Fields, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
 error = forms.openai_error
@@ -31,7 +31,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _READ = {"messages", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"}
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> ChatRequest:
     """A request. Settings that change no reply, such as `user`, are ignored.
 
     Raises:
@@ -42,10 +42,10 @@ def read(body: Any) -> Asked:
     for tool in fields.objects("tools"):
         if tool.need("type", str) != "function":
             raise tool.unsupported("type", 'send tools of type "function"')
-        tools.append(forms.function_tool(Fields(tool.need("function", dict), tool.at("function")), "parameters"))
+        tools.append(forms.function_tool(JsonFields(tool.need("function", dict), tool.at("function")), "parameters"))
     stream, chosen = fields.within("stream_options"), forms.tool_options(fields, "tool_choice", tools)
     chosen["options"] |= forms.other_options(fields, _REFUSED.keys() | _READ)
-    return Asked(
+    return ChatRequest(
         model=fields.need("model", str),
         messages=forms.some_messages([_message(message) for message in fields.objects("messages")], "messages"),
         **chosen,
@@ -57,7 +57,7 @@ def read(body: Any) -> Asked:
     )
 
 
-def _message(message: Fields) -> Message:
+def _message(message: JsonFields) -> Message:
     """A message whose `wire` is the one that was sent; a content that is missing is null there."""
     role = _ROLES.get(message.need("role", str))
     if role is None:
@@ -73,7 +73,7 @@ def _message(message: Fields) -> Message:
         if call.table.get("type") not in (None, "function"):
             raise call.unsupported("type", 'send calls of type "function"')
         call.need("id", str)
-        function = Fields(call.need("function", dict), call.at("function"))
+        function = JsonFields(call.need("function", dict), call.at("function"))
         function.need("name", str)
         function.maybe("arguments", str)
     wire = {"content": None, **message.table}
@@ -82,45 +82,45 @@ def _message(message: Fields) -> Message:
     return Message.model_validate({**plain, "fields": extra})
 
 
-def write(answered: Answered) -> dict[str, Any]:
+def write(reply: ChatReply) -> dict[str, Any]:
     """A `chat.completion`."""
-    message: dict[str, Any] = {"role": "assistant", "content": answered.text if answered.speaks else None}
-    if answered.thoughts:
-        message["reasoning_content"] = answered.thoughts
-    if answered.tool_uses:
-        message["tool_calls"] = [use.wire() for use in answered.tool_uses]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answered)}
-    return _envelope(answered, "chat.completion", [choice]) | {"usage": _usage(answered)}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.speaks else None}
+    if reply.thoughts:
+        message["reasoning_content"] = reply.thoughts
+    if reply.tool_uses:
+        message["tool_calls"] = [use.wire() for use in reply.tool_uses]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return _envelope(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
 
 
-def events(answered: Answered, asked: Asked) -> Iterator[str]:
+def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        usage = {"usage": None} if asked.include_usage else {}
-        return forms.sse(_envelope(answered, "chat.completion.chunk", [choice]) | usage)
+        usage = {"usage": None} if chat.include_usage else {}
+        return forms.sse(_envelope(reply, "chat.completion.chunk", [choice]) | usage)
 
-    yield chunk({"role": "assistant", "content": "" if answered.speaks else None})
-    for piece in forms.pieces(answered.thoughts):
+    yield chunk({"role": "assistant", "content": "" if reply.speaks else None})
+    for piece in forms.pieces(reply.thoughts):
         yield chunk({"reasoning_content": piece})
-    for piece in forms.pieces(answered.text):
+    for piece in forms.pieces(reply.text):
         yield chunk({"content": piece})
-    for index, use in enumerate(answered.tool_uses):
+    for index, use in enumerate(reply.tool_uses):
         wire = use.wire()
         yield chunk({"tool_calls": [{"index": index, **wire, "function": {"name": use.name, "arguments": ""}}]})
         for piece in forms.pieces(use.arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, _finish_reason(answered))
-    if asked.include_usage:
-        yield forms.sse(_envelope(answered, "chat.completion.chunk", []) | {"usage": _usage(answered)})
+    yield chunk({}, _finish_reason(reply))
+    if chat.include_usage:
+        yield forms.sse(_envelope(reply, "chat.completion.chunk", []) | {"usage": _usage(reply)})
     yield "data: [DONE]\n\n"
 
 
-def step(text: str, asked: Asked) -> str:
+def step(text: str, chat: ChatRequest) -> str:
     """What an agent has done before its reply, as a piece of its thoughts."""
     choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{text}\n"}, "finish_reason": None}
-    envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0, "model": asked.model}
+    envelope = {"id": "chatcmpl-steps", "object": "chat.completion.chunk", "created": 0, "model": chat.model}
     return forms.sse(envelope | {"choices": [choice]})
 
 
@@ -129,15 +129,15 @@ def error_event(status: int, code: str, message: str, param: str | None) -> str:
     return forms.sse(error(status, code, message, param))
 
 
-def _envelope(answered: Answered, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    base = {"id": f"chatcmpl-{answered.id}", "object": kind, "created": answered.created}
-    return base | {"model": answered.model, "choices": choices}
+def _envelope(reply: ChatReply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    base = {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created}
+    return base | {"model": reply.model, "choices": choices}
 
 
-def _finish_reason(answered: Answered) -> str:
-    return "tool_calls" if answered.tool_uses and answered.finish == "stop" else answered.finish
+def _finish_reason(reply: ChatReply) -> str:
+    return "tool_calls" if reply.tool_uses and reply.finish == "stop" else reply.finish
 
 
-def _usage(answered: Answered) -> dict[str, int]:
-    prompt, completion = answered.prompt_tokens, answered.completion_tokens
+def _usage(reply: ChatReply) -> dict[str, int]:
+    prompt, completion = reply.prompt_tokens, reply.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,6 +1,6 @@
 """What the three APIs of the gateway share: a request and a reply without an API, and checked reading of JSON.
 
-    body in the form of an API --read--> Asked --engine, parser--> Answered --write, events--> the API's form
+    body in the form of an API --read--> ChatRequest --engine, parser--> ChatReply --write, events--> the API's form
 
 Messages and tools of all three become those of OpenAI's chat completions, which chat templates render.
 """
@@ -60,7 +60,7 @@ class FormError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ChatRequest:
     """One request of an agent, in whichever API it came.
 
     `tools` have chat completions' form, with exactly name, parameters and, if given, description. `sampling` has what
@@ -85,7 +85,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolUse:
+class FunctionCall:
     """A tool call in a reply; `arguments` is the JSON text of an object, as the model wrote it."""
 
     id: str
@@ -98,7 +98,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answered:
+class ChatReply:
     """One reply, before it is written in the form of an API, which gives `id` its prefix."""
 
     id: str
@@ -106,7 +106,7 @@ class Answered:
     created: int  # Unix seconds
     text: str
     thoughts: str = ""
-    tool_uses: tuple[ToolUse, ...] = ()
+    tool_uses: tuple[FunctionCall, ...] = ()
     finish: Literal["stop", "length"]
     prompt_tokens: int
     completion_tokens: int
@@ -118,7 +118,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class JsonFields:
     """An object in a body, and its place; null is a missing value. All methods raise `FormError`."""
 
     table: Mapping[str, Any]
@@ -134,7 +134,7 @@ class Fields:
         found = type(value)
         if value is not None and found is not kind and (found, kind) != (int, float):
             needed = _JSON_NAMES.get(kind, "an object")
-            raise FormError("invalid_type", f"{needed} is needed, not {_shown(value)}", self.at(key))
+            raise FormError("invalid_type", f"{needed} is needed, not {_quote(value)}", self.at(key))
         return value
 
     def need(self, key: str, kind: type[_Value]) -> _Value:
@@ -148,28 +148,28 @@ class Fields:
         """A number from `low` to `high`, or None."""
         value: Any = self.maybe(key, kind)
         if value is not None and not low <= value <= high:
-            message = f"{_shown(value)} is not from {low} to {high}"
+            message = f"{_quote(value)} is not from {low} to {high}"
             raise FormError("invalid_value", message, self.at(key))
         return value
 
-    def within(self, key: str) -> Fields | None:
+    def within(self, key: str) -> JsonFields | None:
         """The object under a key, or None."""
         value = self.maybe(key, dict)
-        return None if value is None else Fields(value, self.at(key))
+        return None if value is None else JsonFields(value, self.at(key))
 
-    def objects(self, key: str) -> list[Fields]:
+    def objects(self, key: str) -> list[JsonFields]:
         """The objects of a list; none if it is missing."""
         found = []
         for number, value in enumerate(self.maybe(key, list) or ()):
             place = f"{self.at(key)}[{number}]"
             if not isinstance(value, dict):
-                raise FormError("invalid_type", f"an object is needed, not {_shown(value)}", place)
-            found.append(Fields(value, place))
+                raise FormError("invalid_type", f"an object is needed, not {_quote(value)}", place)
+            found.append(JsonFields(value, place))
         return found
 
     def unsupported(self, key: str, fix: str) -> FormError:
         """The error for a value that midstream does not support."""
-        message = f"{_shown(self.table.get(key))} is not supported; {fix}"
+        message = f"{_quote(self.table.get(key))} is not supported; {fix}"
         return FormError("unsupported_value", message, self.at(key))
 
     def text(self, key: str, kinds: Mapping[str, str], skipped: Sequence[str] = ()) -> str:
@@ -184,7 +184,7 @@ class Fields:
         if isinstance(value, str):
             return value
         if value is not None and not isinstance(value, list):
-            message = f"text or a list of parts is needed, not {_shown(value)}"
+            message = f"text or a list of parts is needed, not {_quote(value)}"
             raise FormError("invalid_type", message, self.at(key))
         texts = []
         for part in self.objects(key):
@@ -197,7 +197,7 @@ class Fields:
         return "\n".join(texts)
 
 
-def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> Fields:
+def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> JsonFields:
     """A request's body, if it is an object that can be recorded.
 
     Keys in `refused`, with (what to do, harmless values), must be missing, null, false, empty or harmless.
@@ -213,10 +213,10 @@ def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> Fields:
     for key, (fix, *harmless) in refused.items():
         if body.get(key) not in (None, False, [], *harmless):
             raise FormError("unsupported_parameter", f"it is not supported; {fix}", key)
-    return Fields(body)
+    return JsonFields(body)
 
 
-def sampling_of(fields: Fields, limits: Sequence[str], stop: str = "") -> dict[str, Any]:
+def sampling_of(fields: JsonFields, limits: Sequence[str], stop: str = "") -> dict[str, Any]:
     """What a body sets of a `Sampling`; `limits` are keys of max_tokens, the first counts, `stop` that of stop."""
     found: dict[str, Any] = {
         "temperature": fields.number("temperature", float, 0, 2),
@@ -234,44 +234,44 @@ def sampling_of(fields: Fields, limits: Sequence[str], stop: str = "") -> dict[s
     return {name: value for name, value in found.items() if value is not None}
 
 
-def function_tool(function: Fields, parameters: str) -> dict[str, Any]:
+def function_tool(function: JsonFields, parameters: str) -> dict[str, Any]:
     """A tool in chat completions' form; `parameters` is the key of its schema."""
     name, description = function.need("name", str), function.maybe("description", str)
     if not NAME.fullmatch(name):
-        message = f"{_shown(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
+        message = f"{_quote(name)} is not 1 to 128 letters, digits, '_', '-' and '.'"
         raise FormError("invalid_value", message, function.at("name"))
     schema = function.maybe(parameters, dict) or {"type": "object", "properties": {}}
     described = {"description": description} if description else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
-def tool_options(fields: Fields, key: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def tool_options(fields: JsonFields, key: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The `tools` to offer by the tool choice under `key`, and the `options` of one that forces a call."""
     choice = fields.table.get(key)
     if choice in (None, "auto", "none"):
         return {"tools": () if choice == "none" else tuple(tools), "options": {}}
     if isinstance(choice, dict) and choice.get("type") == "function":
-        function = Fields(choice, fields.at(key)).within("function") or Fields(choice, fields.at(key))
+        function = JsonFields(choice, fields.at(key)).within("function") or JsonFields(choice, fields.at(key))
         choice = {"type": "function", "function": {"name": function.need("name", str)}}
     elif choice != "required":
         raise fields.unsupported(key, 'send "auto", "none", "required" or a function')
     return {"tools": tuple(tools), "options": {"tool_choice": choice}}
 
 
-def other_options(fields: Fields, read: Collection[str]) -> dict[str, Any]:
+def other_options(fields: JsonFields, read: Collection[str]) -> dict[str, Any]:
     """The fields of a body that no reader of it knows: a server gets them as they are."""
     if taken := next((key for key in fields.table if key in _TAKEN and key not in read), None):
         raise FormError("unsupported_parameter", "this API has no such field: remove it", taken)
     return {key: value for key, value in fields.table.items() if value is not None and key not in {*_READ, *read}}
 
 
-def changing(options: Mapping[str, Any]) -> str | None:
+def find_changing(options: Mapping[str, Any]) -> str | None:
     """The name of an option that changes a reply, if there is one."""
     harmless = (None, [], {})
     return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
 
 
-def schema_of(form: Fields | None, inner: str = "") -> Mapping[str, Any] | None:
+def schema_of(form: JsonFields | None, inner: str = "") -> Mapping[str, Any] | None:
     """The JSON schema of a response format; it stands in the object under `inner` if that is given."""
     kind = form.need("type", str) if form else "text"
     if form is None or kind == "text":
@@ -280,7 +280,9 @@ def schema_of(form: Fields | None, inner: str = "") -> Mapping[str, Any] | None:
         return {"type": "object"}
     if kind != "json_schema":
         raise form.unsupported("type", 'send "text", "json_object" or "json_schema"')
-    return Fields(form.need(inner, dict), form.at(inner)).need("schema", dict) if inner else form.need("schema", dict)
+    return (
+        JsonFields(form.need(inner, dict), form.at(inner)).need("schema", dict) if inner else form.need("schema", dict)
+    )
 
 
 def system_messages(text: str | None) -> tuple[Message, ...]:
@@ -288,7 +290,7 @@ def system_messages(text: str | None) -> tuple[Message, ...]:
     return (Message(role="system", content=text),) if text else ()
 
 
-def assistant_message(text: str, thoughts: str, calls: Sequence[ToolUse]) -> Message:
+def assistant_message(text: str, thoughts: str, calls: Sequence[FunctionCall]) -> Message:
     """A model's message of an earlier turn, in chat completions' form."""
     fields: dict[str, Any] = {"content": None} if calls and not text else {}
     if thoughts:
@@ -327,7 +329,7 @@ def openai_error(status: int, code: str, message: str, param: str | None) -> dic
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     """The beginning of a value, in characters that every encoding has."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -25,7 +25,7 @@ _SLOWEST = 100_000  # bytes a second
 _READ = 4  # times the longest body that is read of one that is longer
 
 
-class Stream:
+class EventStream:
     """Server-sent events; the status 200 goes out with the first. From then on, an error has to be an event."""
 
     def __init__(self, send: Asgi) -> None:
@@ -155,7 +155,7 @@ async def body_of(receive: Asgi, limit: int) -> bytes:
             return bytes(body)
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """A body's JSON. Raises `FormError`."""
     try:
         return json.loads(body)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from midstream.core.data import unfit
 from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
-from midstream.gateway.forms import NAME, ToolUse
+from midstream.gateway.forms import NAME, FunctionCall
 
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
@@ -42,11 +42,13 @@ class Parsed:
     thoughts: str = ""
     calls: tuple[tuple[str, str], ...] = ()
 
-    def tool_uses(self, answer_id: str) -> tuple[ToolUse, ...]:
+    def tool_uses(self, answer_id: str) -> tuple[FunctionCall, ...]:
         """The calls with ids of nine letters and digits, as Mistral requires, made of the answer's id and the place."""
         digests = (sha256(f"{answer_id}/{place}".encode()).digest() for place in range(len(self.calls)))
         ids = (b32encode(digest).decode()[:9].lower() for digest in digests)
-        return tuple(ToolUse(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True))
+        return tuple(
+            FunctionCall(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True)
+        )
 
 
 class Parser(Protocol):
@@ -85,7 +87,7 @@ def _split_thoughts(text: str) -> tuple[str, str]:
     return before.lstrip().removeprefix("<think>").strip("\n"), rest.lstrip("\n")
 
 
-def _named(value: Any) -> _Calls:
+def _read_calls(value: Any) -> _Calls:
     """The call or calls of a JSON value; none if one of them is malformed."""
     functions, _ = functions_in(value)
     calls = [(function["name"], function["arguments"]) for function in functions]
@@ -109,14 +111,14 @@ def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
         # Texts stand without quotes, so one that looks like a number is a number unless the schema names a text.
         is_text = "string" in (kinds if isinstance(kinds, list) else [kinds]) or isinstance(value, str)
         arguments[key] = text if is_text or (value is None and text not in _WORDS) else value
-    return [] if body[place:].strip() or unfit(arguments) else _named({"name": name, "arguments": arguments})
+    return [] if body[place:].strip() or unfit(arguments) else _read_calls({"name": name, "arguments": arguments})
 
 
 def _llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     value = parsed(text.strip().removeprefix(_PYTHON_TAG))
     if not isinstance(value, dict) or "parameters" not in value or not value.keys() <= {"type", "name", "parameters"}:
         return Parsed(text=text)
-    calls = _named({"name": value.get("name"), "arguments": value["parameters"]})
+    calls = _read_calls({"name": value.get("name"), "arguments": value["parameters"]})
     return Parsed(text="" if calls else text, calls=tuple(calls))
 
 
@@ -135,7 +137,7 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
             value = {"name": head[1], "arguments": value}
         elif isinstance(value, list):  # the calls of some versions have ids
             value = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in value]
-        if not (found := _named(value)):
+        if not (found := _read_calls(value)):
             break
         calls += found
         kept, place = kept + text[place:mark], end
@@ -143,7 +145,7 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
 
 
 PARSERS: Mapping[str, Parser] = {
-    "hermes": partial(_in_blocks, calls_in=lambda block, _: _named(parsed(block))),
+    "hermes": partial(_in_blocks, calls_in=lambda block, _: _read_calls(parsed(block))),
     "qwen3_coder": partial(_in_blocks, calls_in=_qwen3_coder),
     "llama3_json": _llama3_json,
     "mistral": _mistral,

@@ -11,7 +11,7 @@ from typing import Any
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import Answered, Asked, Fields, ToolUse
+from midstream.gateway.forms import ChatReply, ChatRequest, FunctionCall, JsonFields
 
 heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
 error = forms.openai_error
@@ -31,7 +31,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _READ = {"input", "instructions", "text", "reasoning", "max_output_tokens", "include", "max_tool_calls"}
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> ChatRequest:
     """A request. Settings that change no reply, such as `store`, are ignored.
 
     Raises:
@@ -52,7 +52,7 @@ def read(body: Any) -> Asked:
         chosen["options"]["reasoning_effort"] = effort
     if text and (verbosity := text.maybe("verbosity", str)):
         chosen["options"]["verbosity"] = verbosity
-    return Asked(
+    return ChatRequest(
         model=fields.need("model", str),
         messages=(*forms.system_messages(instructions), *forms.some_messages(_conversation(fields), "input")),
         **chosen,
@@ -62,7 +62,7 @@ def read(body: Any) -> Asked:
     )
 
 
-def _conversation(fields: Fields) -> list[Message]:
+def _conversation(fields: JsonFields) -> list[Message]:
     """The input as messages. The items of one turn of the model, up to the next of another's, are one message."""
     if isinstance(said := fields.table.get("input"), str):
         return [Message(role="user", content=said)]
@@ -73,22 +73,22 @@ def _conversation(fields: Fields) -> list[Message]:
     return messages
 
 
-def _kind(item: Fields) -> str:
+def _kind(item: JsonFields) -> str:
     return item.maybe("type", str) or "message"
 
 
-def _is_models(item: Fields) -> bool:
+def _is_models(item: JsonFields) -> bool:
     kind = _kind(item)
     return kind in ("reasoning", "function_call") or (kind == "message" and item.table.get("role") == "assistant")
 
 
-def _turn(items: list[Fields]) -> Message:
+def _turn(items: list[JsonFields]) -> Message:
     """The model's message made of its items."""
     thoughts, texts, calls = [], [], []
     for item in items:
         if _kind(item) == "function_call":
             arguments = item.maybe("arguments", str) or "{}"
-            calls.append(ToolUse(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
+            calls.append(FunctionCall(id=item.need("call_id", str), name=item.need("name", str), arguments=arguments))
         elif _kind(item) == "reasoning":  # a summary stands for thoughts that the item does not have
             thoughts.append(item.text("content", _PARTS) or item.text("summary", _PARTS))
         else:
@@ -96,7 +96,7 @@ def _turn(items: list[Fields]) -> Message:
     return forms.assistant_message("\n".join(filter(None, texts)), "\n".join(filter(None, thoughts)), calls)
 
 
-def _message(item: Fields) -> Message:
+def _message(item: JsonFields) -> Message:
     """A message of a user, of the agent's author or of a tool."""
     kind = _kind(item)
     if kind == "function_call_output":
@@ -113,32 +113,32 @@ def _message(item: Fields) -> Message:
     return Message(role=role, content=text)
 
 
-def write(answered: Answered) -> dict[str, Any]:
+def write(reply: ChatReply) -> dict[str, Any]:
     """A `response`."""
-    cut, prompt, completion = answered.finish == "length", answered.prompt_tokens, answered.completion_tokens
+    cut, prompt, completion = reply.finish == "length", reply.prompt_tokens, reply.completion_tokens
     status = "incomplete" if cut else "completed"
     output: list[dict[str, Any]] = []
-    if answered.thoughts:
-        content = [{"type": "reasoning_text", "text": answered.thoughts}]
-        base = {"type": "reasoning", "id": f"rs_{answered.id}", "summary": []}
+    if reply.thoughts:
+        content = [{"type": "reasoning_text", "text": reply.thoughts}]
+        base = {"type": "reasoning", "id": f"rs_{reply.id}", "summary": []}
         output.append({**base, "content": content, "status": status})
-    if answered.speaks:
-        content = [{"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}]
-        base = {"type": "message", "id": f"msg_{answered.id}", "role": "assistant"}
+    if reply.speaks:
+        content = [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}]
+        base = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant"}
         output.append({**base, "content": content, "status": status})
-    for use in answered.tool_uses:
+    for use in reply.tool_uses:
         base = {"type": "function_call", "id": f"fc_{use.id}", "call_id": use.id, "name": use.name}
         output.append({**base, "arguments": use.arguments, "status": "completed"})
     return {
-        "id": f"resp_{answered.id}",
+        "id": f"resp_{reply.id}",
         "object": "response",
-        "created_at": answered.created,
+        "created_at": reply.created,
         "status": status,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None,
         "metadata": {},
-        "model": answered.model,
+        "model": reply.model,
         "output": output,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
@@ -153,14 +153,14 @@ def write(answered: Answered) -> dict[str, Any]:
     }
 
 
-def events(answered: Answered, asked: Asked) -> Iterator[str]:
+def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
     numbers = count()
 
     def event(kind: str, **fields: Any) -> str:
         return forms.sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
-    response = write(answered)
+    response = write(reply)
     begun = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)

@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
-from midstream.gateway.forms import Answered, Asked, FormError
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError
 from midstream.gateway.http import (
     LOOPBACK,
     Asgi,
-    Stream,
+    EventStream,
     api_key,
     body_of,
     hung_up,
     in_loop,
-    parsed,
+    parse_json,
     refusal,
     send_json,
 )
@@ -59,14 +59,14 @@ _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
 
-class Reply(Protocol):
+class PendingReply(Protocol):
     """A session's answer to one request."""
 
-    answered: Answered
+    reply: ChatReply
     delivered: bool  # the server sets it when the agent gets the answer
 
 
-class Served(Protocol):
+class SessionHandle(Protocol):
     """What the gateway asks of a session; it does so in the event loop `loop`."""
 
     loop: asyncio.AbstractEventLoop
@@ -76,7 +76,7 @@ class Served(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, asked: Asked, digest: str, retried: bool, step: Callable[[str], Any]) -> Reply:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], Any]) -> PendingReply:
         """Answer a request with the body of `digest`; a client may have `retried` it; `step` reports progress.
 
         Raises `FormError` for what the agent did wrong, or may not do now.
@@ -98,16 +98,16 @@ class Gateway:
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
         self.address = ""
-        self.sessions: dict[str, Served] = {}  # by key
+        self.sessions: dict[str, SessionHandle] = {}  # by key
         self.opener: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]] | None = None  # opens sessions from outside
         self.loop: asyncio.AbstractEventLoop | None = None  # of the run
-        self.everyone: Served | None = None  # answers every client, without sessions
+        self.everyone: SessionHandle | None = None  # answers every client, without sessions
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
     @asynccontextmanager
-    async def serving(self, session: Served) -> AsyncGenerator[str]:
+    async def serving(self, session: SessionHandle) -> AsyncGenerator[str]:
         """Answer the requests of a session while the block lasts; yields its key. Its address is `url(key)`."""
         self.start()
         key = secrets.token_urlsafe(24)
@@ -183,7 +183,7 @@ class Gateway:
         def takes(what: str) -> Callable[[HttpRequest], Awaitable[Response]]:
             async def take(request: HttpRequest) -> Response:
                 session = self.session(request.scope)
-                body = parsed(await body_of(request.receive, _LONGEST_NEWS))
+                body = parse_json(await body_of(request.receive, _LONGEST_NEWS))
                 await in_loop(session.loop, getattr(session, f"take_{what}")(body))
                 return JSONResponse({"status": "ok"})
 
@@ -191,7 +191,7 @@ class Gateway:
 
         async def open_session(request: HttpRequest) -> Response:
             self.check_admin(request.scope)
-            body = parsed(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
+            body = parse_json(await body_of(request.receive, _LONGEST_NEWS) or b"{}")
             if self.opener is None or self.loop is None:
                 words = "this run starts its agents itself; midstream serve RECIPE --sessions opens them for others"
                 raise FormError("no-sessions", words, None, status=404)
@@ -221,7 +221,7 @@ class Gateway:
                 Route("/s/{key}/end", takes("end"), methods=["POST"]),
                 *(Route(f"{start}/models", models) for start in both),
                 *(
-                    Route(f"{start}/{path}", _Asks(self, api), methods=["POST"])
+                    Route(f"{start}/{path}", ApiEndpoint(self, api), methods=["POST"])
                     for start in both
                     for path, api in APIS.items()
                 ),
@@ -242,7 +242,7 @@ class Gateway:
         if wanted and not secrets.compare_digest(api_key(scope).encode(), wanted.encode()):
             raise FormError("admin-key-wrong", f"send the key in ${ADMIN_KEY} as a bearer", None, status=401)
 
-    def session(self, scope: Asgi) -> Served:
+    def session(self, scope: Asgi) -> SessionHandle:
         """The session whose key a request has. Raises `FormError` if it has none, or two that differ."""
         if self.everyone is not None:
             self.check_admin(scope)
@@ -261,7 +261,7 @@ class Gateway:
         return session
 
 
-class _Asks:
+class ApiEndpoint:
     """The ASGI application of one API: a request to a model, and its answer whole or as events."""
 
     def __init__(self, gateway: Gateway, api: ModuleType) -> None:
@@ -274,44 +274,44 @@ class _Asks:
         try:
             session = gateway.session(scope)
             body = await body_of(receive, gateway.config.max_body_mb << 20)
-            asked = api.read(parsed(body))
+            chat = api.read(parse_json(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
             retried = tries.isdigit() and int(tries[:9]) > 0
             digest = blake2b(body, digest_size=16).hexdigest()
             # Steps come from the run's thread.
-            asking = session.ask(asked, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
-            answer = asyncio.ensure_future(in_loop(session.loop, asking))
+            work = session.ask(chat, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
+            answer = asyncio.ensure_future(in_loop(session.loop, work))
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to look
         except FormError as error:
             return await send_json(send, error.status, api.error(*_parts(error)))
         gone, beat_s = asyncio.ensure_future(hung_up(receive)), gateway.config.heartbeat_s
-        stream = Stream(send)
+        stream = EventStream(send)
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
                 await asyncio.wait({answer, gone, news}, timeout=beat_s, return_when=FIRST_COMPLETED)
-                if asked.stream and (news.done() or not answer.done()):
-                    shown = api.step(news.result(), asked) if news.done() and hasattr(api, "step") else api.heartbeat
+                if chat.stream and (news.done() or not answer.done()):
+                    shown = api.step(news.result(), chat) if news.done() and hasattr(api, "step") else api.heartbeat
                     await stream.write(shown)
                 news.cancel()
             if gone.done():
                 return None  # the session keeps the sample for a marked retry
             try:
-                reply = answer.result()
+                pending = answer.result()
             except FormError as error:
                 if not stream.begun:
                     return await send_json(send, error.status, api.error(*_parts(error)))
                 return await stream.write(api.error_event(*_parts(error)), last=True)
-            while asked.stream and hasattr(api, "step") and not steps.empty():  # those that came with the answer
-                await stream.write(api.step(steps.get_nowait(), asked))
-            first, reply.delivered = not reply.delivered, True  # before the last byte: the agent may end with it
-            if not asked.stream:
-                return await send_json(send, 200, api.write(reply.answered))
-            for event in api.events(reply.answered, asked):
+            while chat.stream and hasattr(api, "step") and not steps.empty():  # those that came with the answer
+                await stream.write(api.step(steps.get_nowait(), chat))
+            first, pending.delivered = not pending.delivered, True  # before the last byte: the agent may end with it
+            if not chat.stream:
+                return await send_json(send, 200, api.write(pending.reply))
+            for event in api.events(pending.reply, chat):
                 await stream.write(event)
                 if gone.done():
-                    reply.delivered = not first
+                    pending.delivered = not first
                     return None
             return await stream.write("", last=True)
         finally:

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import reference_of
+from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.own import reference_of
 from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table
 from midstream.engines.openai.providers import PROVIDERS
+from midstream.recipe.files import merge, overrides_of, read_table, with_overrides
 from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine
-from midstream.recipe.schema import agent_type, merge, modules_of, overrides_of, read_table, with_overrides
 
 
 class AgentSpec:

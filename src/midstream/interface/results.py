@@ -15,8 +15,9 @@ from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec
 from midstream.recipe.library import read
 from midstream.recipe.overrides import run_table
+from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
-from midstream.report.run_results import run_view
+from midstream.report.run import run_blocks
 from midstream.runs import RunDirectory
 from midstream.training_free.library import Lesson
 from midstream.view.bundle import write_report
@@ -109,7 +110,7 @@ class Run:
         return f"<{self.directory.info().kind} run {self.path}: {self.status}>"
 
     def __str__(self) -> str:
-        return plain_text(run_view(self.directory))
+        return plain_text(draw(run_blocks(self.directory)))
 
     def _repr_html_(self) -> str:
         rows = [

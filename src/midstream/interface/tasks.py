@@ -11,15 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.kinds import registered
+from midstream.components.own import is_reference, reference_of
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.kinds import registered
-from midstream.core.own import is_reference, reference_of
 from midstream.core.protocols import TaskSource
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.text import html_table
-from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.sources.benchmarks import BENCHMARKS
 from midstream.sources.finite import DRAW_SEED
 

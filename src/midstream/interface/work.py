@@ -32,26 +32,20 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from midstream import api
-from midstream.core.component import Table
+from midstream.components.component import Table
+from midstream.components.own import refuse_while_importing
+from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
-from midstream.core.own import refuse_while_importing
 from midstream.core.threads import in_event_loop, start_thread
 from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec, component_type
 from midstream.interface.results import Run, RunAgent
 from midstream.interface.tasks import Tasks
 from midstream.process import Stop, stopped_by
+from midstream.recipe.files import merge, overrides_of, read_table, with_overrides
 from midstream.recipe.overrides import Source, with_tasks
-from midstream.recipe.schema import (
-    agent_type,
-    merge,
-    modules_of,
-    overrides_of,
-    parse_recipe,
-    read_table,
-    with_overrides,
-)
+from midstream.recipe.schema import parse_recipe
 from midstream.report import comparison
 from midstream.report.comparison import Comparison
 from midstream.report.progress import print_warnings, progress

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from midstream.prefix_tree.tree import Segment
+from midstream.prefix_tree.tree import TreeSegment
 
 Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
 ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
@@ -60,7 +60,7 @@ class Layout:
     keys: int
 
     @classmethod
-    def of(cls, segments: tuple[Segment, ...], past: int = 0) -> Layout:
+    def of(cls, segments: tuple[TreeSegment, ...], past: int = 0) -> Layout:
         """A pass over a whole trie, whose tokens also attend to all of `past` keys before its own."""
         queries = segments[-1].end
         stem = (Node(0, past, 0, 0, queries, -1),) if past else ()
@@ -273,7 +273,7 @@ def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1)
-def _gathered(layout: Layout, device: torch.device) -> tuple[Any, ...]:
+def _gather_keys(layout: Layout, device: torch.device) -> tuple[Any, ...]:
     """Indices of all paths' keys; where each path's queries and keys end (tensors); the most of each (ints)."""
     index, query_ends, key_ends = [], [0], [0]
     most_queries = most_keys = 0
@@ -293,7 +293,7 @@ def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
     """Causal flash attention of each segment on its gathered path, aligned at the last key."""
     from torch.nn.attention.varlen import varlen_attn  # imported where used: it takes seconds
 
-    index, *bounds = _gathered(layout, q.device)
+    index, *bounds = _gather_keys(layout, q.device)
     queries, keys, values = q[0].transpose(0, 1).contiguous(), k[0].transpose(0, 1)[index], v[0].transpose(0, 1)[index]
     shared_heads = q.shape[1] != k.shape[1]
     out: Any = varlen_attn(queries, keys, values, *bounds, window_size=(-1, 0), scale=scale, enable_gqa=shared_heads)
@@ -334,4 +334,4 @@ BACKENDS: dict[Backend, Attention] = {
 }
 for _name in BACKENDS:
     AttentionInterface.register(implementation(_name), _attend)
-MASKS = (_mask, _gathered, _block_mask)  # each keeps the newest; `forward.using` clears them
+MASKS = (_mask, _gather_keys, _block_mask)  # each keeps the newest; `forward.using` clears them

@@ -10,14 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from midstream.prefix_tree.attention import MASKS, Backend, KeyValues, Layout, Packed, implementation
-from midstream.prefix_tree.stages import Stage
+from midstream.prefix_tree.stages import TreeStage
 from midstream.prefix_tree.tree import Tree
 
 
 def stage_hidden(
     model: PreTrainedModel,
     tree: Tree,
-    stage: Stage,
+    stage: TreeStage,
     backend: Backend,
     past: Sequence[list[KeyValues]] = (),
     *,
@@ -43,7 +43,7 @@ def causal_lm(model: Any) -> Any:
 
 
 @contextmanager
-def using(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
+def use_backend(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
     """The model's layers attend by `backend`; afterwards as before."""
     configs = {id(part.config): part.config for part in causal_lm(model).modules() if hasattr(part, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from midstream.prefix_tree.tree import Segment, Tree
+from midstream.prefix_tree.tree import Tree, TreeSegment
 
 Numbers = NDArray[np.float64]
 # A subtree up to SLACK times too large goes whole if its trunk takes less than 1 / SHORT of the room.
@@ -26,19 +26,19 @@ LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the 
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TreeStage:
     """Segments [first, last) of a trie, its tokens [start, end), and the stages that continue from the last one."""
 
     first: int
     last: int
     start: int
     end: int
-    below: tuple[Stage, ...] = ()
+    below: tuple[TreeStage, ...] = ()
 
-    def segments(self, tree: Tree) -> tuple[Segment, ...]:
+    def segments(self, tree: Tree) -> tuple[TreeSegment, ...]:
         """Its segments as a trie of their own, counted from 0; what descends from them in other stages is left out."""
         return tuple(
-            Segment(
+            TreeSegment(
                 segment.start - self.start,
                 segment.end - self.start,
                 min(segment.subtree_end, self.end) - self.start,
@@ -48,7 +48,7 @@ class Stage:
         )
 
 
-def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[Stage, ...]:
+def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[TreeStage, ...]:
     """The whole trie in stages, each of which, with the trunks above it, takes about `budget`, where that can be.
 
     `budget` is in the unit of `work`, numbers [_N] of the tokens (None: 1 each). A longer trunk goes alone, and what
@@ -75,12 +75,12 @@ class _Planner:
     children: Sequence[Sequence[int]]
     budget: float
 
-    def plan(self, siblings: Sequence[int], held: float, trunks: int) -> tuple[Stage, ...]:
+    def plan(self, siblings: Sequence[int], held: float, trunks: int) -> tuple[TreeStage, ...]:
         """Stages of neighboring subtrees below `trunks` trunks of `held` work: as even as whole subtrees allow."""
         room = max(self.budget - held, self.budget / LEAST_SHARE)
         fitting = sum(self.total[i] for i in siblings if not self._is_cut(i, room))
         even = fitting / max(1, -(-fitting // room))
-        stages: list[Stage] = []
+        stages: list[TreeStage] = []
         together: list[int] = []
         load = 0.0
         for index in siblings:
@@ -92,20 +92,20 @@ class _Planner:
                 last, trunk = self._trunk_of(index)
                 below = self.plan(self.children[last], held + trunk, trunks + 1)
                 start, end = self.tree.segments[index].start, self.tree.segments[last].end
-                stages.append(Stage(index, last + 1, start, end, below))
+                stages.append(TreeStage(index, last + 1, start, end, below))
             else:
                 together.append(index)
                 load += work
         return (*stages, self._stage(together)) if together else tuple(stages)
 
-    def _stage(self, siblings: Sequence[int]) -> Stage:
+    def _stage(self, siblings: Sequence[int]) -> TreeStage:
         """Whole subtrees."""
         segments = self.tree.segments
         end = segments[siblings[-1]].subtree_end
         last = siblings[-1] + 1
         while last < len(segments) and segments[last].start < end:
             last += 1
-        return Stage(siblings[0], last, segments[siblings[0]].start, end)
+        return TreeStage(siblings[0], last, segments[siblings[0]].start, end)
 
     def _is_cut(self, index: int, room: float) -> bool:
         """Whether a subtree is too large for one pass. Cut at a short trunk, it would soon be many short passes."""

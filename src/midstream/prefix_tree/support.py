@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from midstream.prefix_tree.attention import BACKENDS, Backend, KeyValues, Layout
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
-from midstream.prefix_tree.stages import Stage, stages_of
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
+from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.tree import Tree, tree_of
 
 Wanted = Literal["auto", "rows"] | Backend
@@ -84,10 +84,10 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
     """Why the back end failed its trial, "" if it passed."""
     vocabulary = causal_lm(model).get_input_embeddings().weight.shape[0]
     tree = tree_of([[token % vocabulary for token in row] for row in TRIAL])
-    whole = Stage(0, len(tree.segments), 0, tree.unique)
+    whole = TreeStage(0, len(tree.segments), 0, tree.unique)
     try:
         expected = _plain_hidden(model, tree)
-        with torch.no_grad(), using(model, backend):
+        with torch.no_grad(), use_backend(model, backend):
             hidden, kept = stage_hidden(model, tree, whole, backend, keep=True)
             staged = torch.cat(_staged_hidden(model, backend, tree, stages_of(tree, STAGED), []))
         keys = kept[0][0]
@@ -114,7 +114,7 @@ def _plain_hidden(model: PreTrainedModel, tree: Tree) -> torch.Tensor:
 
 
 def _staged_hidden(
-    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[list[KeyValues]]
+    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[TreeStage], past: list[list[KeyValues]]
 ) -> list[torch.Tensor]:
     """Hidden states of stages and of those below them, in packed order; finds layers that run twice and keep once."""
     hidden: list[torch.Tensor] = []

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Segment(NamedTuple):
+class TreeSegment(NamedTuple):
     """An unbranched run of packed tokens [start, end); all its descendants are [end, subtree_end).
 
     `parent` is the index of the segment that it continues; -1 for a root.
@@ -44,7 +44,7 @@ class Tree:
 
     ids: Ints
     positions: Ints
-    segments: tuple[Segment, ...]
+    segments: tuple[TreeSegment, ...]
     paths: tuple[Ints, ...]
 
     @property
@@ -72,7 +72,7 @@ def tree_of(sequences: Sequence[Sequence[int]], *, share: bool = True) -> Tree:
         return Tree(
             ids=np.concatenate(arrays),
             positions=np.concatenate([np.arange(len(array)) for array in arrays]),
-            segments=tuple(Segment(start, end, end, -1) for start, end in spans),
+            segments=tuple(TreeSegment(start, end, end, -1) for start, end in spans),
             paths=tuple(np.arange(start, end) for start, end in spans),
         )
     order = sorted(range(len(arrays)), key=lambda i: tuple(sequences[i]))
@@ -109,7 +109,7 @@ def common_prefix(a: Ints, b: Ints) -> int:
     return int(differ.argmax()) if differ.any() else shorter
 
 
-def _segments(starts: Sequence[int], lengths: Sequence[int], parents: Sequence[int]) -> tuple[Segment, ...]:
+def _segments(starts: Sequence[int], lengths: Sequence[int], parents: Sequence[int]) -> tuple[TreeSegment, ...]:
     """Cut pieces wherever another branches off inside them. Piece j begins at `starts[j]`, after `parents[j]`."""
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     cuts = sorted({*ends, *(parent + 1 for parent in parents if parent >= 0)})
@@ -123,4 +123,4 @@ def _segments(starts: Sequence[int], lengths: Sequence[int], parents: Sequence[i
     for index in range(len(cuts) - 1, -1, -1):  # children come after their parent
         if parent_of[index] >= 0:
             subtree_ends[parent_of[index]] = max(subtree_ends[parent_of[index]], subtree_ends[index])
-    return tuple(map(Segment, first, cuts, subtree_ends, parent_of))
+    return tuple(map(TreeSegment, first, cuts, subtree_ends, parent_of))

@@ -1,6 +1,7 @@
 """Build the objects of a recipe, each once: task sources, tools, engines, rewards, agent, environment.
 
-Settings build their component (`core/component.py`); `Build` passes them the rest of the recipe and closes everything.
+Settings build their component (`components/component.py`); `Build` passes them the rest of the recipe, and closes
+everything.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from midstream import rollout
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.agentflow import AgentFlowLoop
+from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component
+from midstream.components.component import Component
+from midstream.components.kinds import config_class, registered
+from midstream.components.tables import validate
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
-from midstream.core.kinds import config_class, registered
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import (
     Agent,
@@ -37,13 +39,12 @@ from midstream.core.protocols import (
     Weights,
 )
 from midstream.core.stream_template import Template, load_template
-from midstream.core.tables import validate
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
 from midstream.core.trajectory import Trajectory
-from midstream.engines.openai.prices import price_of
+from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.gateway.server import Gateway
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
@@ -100,7 +101,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
         self.agent_runs = AgentRuns(self.kept)  # opened by the first agent run of a strategy
         self.opened += [self.gateway, self.agent_runs]
-        self.resolved = check(self.recipe, self.tasks)
+        self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
                 self.resolved["engines"][name]["listed_price"] = listed.model_dump(mode="json")
@@ -281,9 +282,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engines[self.recipe.role] = engines.pop(trained)
         elif isinstance(table, InterleavedConfig):
             template = load_template(table.template)
-            agent = Interleaved(policy=modules["policy"], template=template, config=table, name=table.type)
+            agent = InterleavedLoop(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
-            agent = AgentFlow(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
+            agent = AgentFlowLoop(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
         if self.recipe.agent.filter is not None:
             agent = FilteredAgent(agent, self.recipe.agent.filter)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
@@ -407,7 +408,7 @@ def _check_machine(value: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class _BuildContext:
-    """`core.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
+    """`components.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
 
     build: Build
     component: Component

@@ -1,28 +1,25 @@
-"""Check a whole recipe: whether its components fit each other.
+"""Check a whole recipe: whether its components fit each other. Nothing is built.
 
-Parsing (`schema.py`) has validated each component's settings. This check runs before anything is built; `build.py` and
-`sessions.py` check what only built objects show.
+Parsing (`schema.py`) has validated each component's settings, and a component checks how it fits its recipe
+(`ComponentConfig.check_recipe`); here is what concerns several. `build.py` and `sessions.py` check what only built
+objects show.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
-from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
+from midstream.components.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
+from midstream.components.kinds import config_class, registered, rules
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class, registered, rules
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
-from midstream.engines.openai.prices import price_of
-from midstream.engines.openai.providers import LOOPBACK
-from midstream.engines.own import FunctionEngineSettings
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt
@@ -31,26 +28,35 @@ from midstream.training_free.library import render_modules
 from midstream.training_free.settings import ROLES, PracticeConfig
 
 
-def check(recipe: Recipe, tasks: Callable[[Component], TaskSource] | None = None) -> Table:
+def check(recipe: Recipe) -> Table:
     """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    Returns the recipe's table with every default, and a library with its current version. `tasks` builds a task source,
-    once for each table.
+    Returns the resolved recipe: its table with every default, and a library with its current version.
     """
-    tasks = tasks or _sources()
     _check_engines(recipe)
-    _check_tasks(recipe, tasks)
+    _check_tasks(recipe)
     _check_rewards(recipe)
     _check_agent(recipe)
+    for where, component in _components(recipe):
+        component.config.check_recipe(where, recipe)
     _check_imitated(recipe)
-    for name, engine in recipe.engines.items():
-        cast(EngineConfig, engine.config).check_tasks(f"engines.{name}", recipe.tasks)
     _check_changed_tools(recipe)
     _check_priced(recipe)
+    if recipe.training is not None:
+        _check_training(recipe)
+        recipe.learner.check_recipe("learner", recipe)
+    if recipe.practice is not None:
+        _check_practice(recipe, recipe.practice)
+    _check_world(recipe)
+    return _resolved(recipe)
+
+
+def _resolved(recipe: Recipe) -> Table:
+    """The table with every default. Files that may change or be named relatively are pinned."""
     resolved = recipe.table()
     for table in resolved["engines"].values():
         table.pop("listed_price", None)  # no setting: a run is the same one whatever a list says by now
-    evaluation = resolved["evaluation"]
+    evaluation, agent = resolved["evaluation"], recipe.agent
     for chosen, table in zip(
         (*recipe.evaluation.sets, recipe.evaluation.validation),
         (*evaluation["sets"], evaluation["validation"]),
@@ -63,26 +69,18 @@ def check(recipe: Recipe, tasks: Callable[[Component], TaskSource] | None = None
     imitated = teacher(recipe)
     if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
-    if recipe.agent.library is not None:
-        resolved["agent"]["library"] = _checked_library(recipe)
-    if recipe.agent.filter is not None:
-        read_votes(recipe.agent.filter.votes)  # raises: a filter without votes holds nothing back
-        resolved["agent"]["filter"]["votes"] = os.path.abspath(recipe.agent.filter.votes)
-    if recipe.training is not None:
-        _check_training(recipe)
-    if recipe.practice is not None:
-        _check_practice(recipe, recipe.practice)
-        if recipe.practice.feedback is not None:  # a run that is resumed elsewhere votes in the same file
-            resolved["practice"]["feedback"]["votes"] = os.path.abspath(recipe.practice.feedback.votes)
-        if recipe.practice.start is not None:
-            resolved["practice"]["start"] = place = pinned(recipe.practice.start)
-            check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
-    _check_world(recipe)
-    # Draw every set of an endless source once, to find sets that cannot be made before any work.
-    validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
-    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
-        if tasks_config(component := chosen.tasks or recipe.tasks).endless:
-            draw(tasks(component), chosen)
+    if agent.library is not None:
+        resolved["agent"]["library"] = place = pinned(agent.library)
+        lessons_of(agent, place)  # raises if a module shows none
+    if agent.filter is not None:
+        read_votes(agent.filter.votes)  # raises: a filter without votes holds nothing back
+        resolved["agent"]["filter"]["votes"] = os.path.abspath(agent.filter.votes)
+    practice = recipe.practice
+    if practice is not None and practice.feedback is not None:  # a run that is resumed elsewhere votes in the same file
+        resolved["practice"]["feedback"]["votes"] = os.path.abspath(practice.feedback.votes)
+    if practice is not None and practice.start is not None:
+        resolved["practice"]["start"] = place = pinned(practice.start)
+        check_shown(agent, render_modules(read(place)), f"practice.start = {place!r}")
     return resolved
 
 
@@ -132,19 +130,6 @@ def task_source(component: Component) -> TaskSource:
     return component.config.build(context)
 
 
-def _sources() -> Callable[[Component], TaskSource]:
-    """`task_source`, which builds that of a table once."""
-    kept: dict[str, TaskSource] = {}
-
-    def source(component: Component) -> TaskSource:
-        key = component.model_dump_json()
-        if key not in kept:
-            kept[key] = task_source(component)
-        return kept[key]
-
-    return source
-
-
 def no_engine(recipe: Recipe, what: str, name: str) -> RecipeError:
     """The error for a `name` that is not an engine's."""
     return RecipeError(
@@ -192,6 +177,22 @@ def reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Componen
                 yield place, component, chosen.tasks or recipe.tasks
 
 
+def _components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
+    """Every component of the recipe with its place."""
+    yield from _task_components(recipe)
+    for where, component, _ in reward_components(recipe):
+        yield where, component
+    own = isinstance(recipe.agent, OwnAgentConfig)
+    for name, component in recipe.modules.items():
+        yield "agent" if own else f"agent.{name}", component
+    for name, component in recipe.tools.items():
+        yield f"tools.{name}", component
+    if recipe.training is not None and recipe.training.supervised.planner is not None:
+        yield "training.supervised.planner", recipe.training.supervised.planner
+    for name, component in recipe.engines.items():
+        yield f"engines.{name}", component
+
+
 def is_dialogues(tasks: Component) -> bool:
     """Whether the tasks of a source are dialogues."""
     return tasks_config(tasks).dialogues
@@ -219,28 +220,20 @@ def _check_engines(recipe: Recipe) -> None:
     for name, model in recipe.serve.models.items():
         if model.engine not in recipe.engines:
             raise no_engine(recipe, f"serve.models.{name}.engine = {model.engine!r}", model.engine)
-    users = [(where, component, True) for where, component in _task_components(recipe)]
-    users += [(where, component, True) for where, component, _ in reward_components(recipe)]
-    own = isinstance(recipe.agent, OwnAgentConfig)
-    users += [("agent" if own else f"agent.{name}", component, False) for name, component in recipe.modules.items()]
-    users += [(f"tools.{name}", component, False) for name, component in recipe.tools.items()]
-    training, practice = recipe.training, recipe.practice
-    if training is not None and training.supervised.planner is not None:
-        users.append(("training.supervised.planner", training.supervised.planner, False))
+    # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
     named = [
-        (f"{where}.engine", component.engine, outside)
-        for where, component, outside in users
-        if component.config.asks == "always" or component.engine is not None
+        (f"{where}.engine", component.engine, component.kind in ("tasks", "reward"))
+        for where, component in _components(recipe)
+        if component.kind != "engine" and (component.config.asks == "always" or component.engine is not None)
     ]
-    if training is not None and training.weights is not None:
-        named.append(("training.weights", training.weights, False))
-    for role in ("reflector", *ROLES) if practice is not None else ():
-        if (config := getattr(practice, role)) is not None:
+    if recipe.training is not None and recipe.training.weights is not None:
+        named.append(("training.weights", recipe.training.weights, False))
+    for role in ("reflector", *ROLES) if recipe.practice is not None else ():
+        if (config := getattr(recipe.practice, role)) is not None:
             named.append((f"practice.{role}.engine", config.engine, True))
     for where, engine, outside in named:
         if engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
-        # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
         if outside and in_process(recipe, engine) and not (recipe.continuous and recipe.training is None):
             raise RecipeError(
                 f"{where} = {engine!r} samples in process",
@@ -250,8 +243,8 @@ def _check_engines(recipe: Recipe) -> None:
             )
 
 
-def _check_tasks(recipe: Recipe, tasks: Callable[[Component], TaskSource]) -> None:
-    """Task sources exist, and dialogues go to an agent that can hold them."""
+def _check_tasks(recipe: Recipe) -> None:
+    """Dialogues go to an agent that can hold them."""
     agent = recipe.agent
     refused, fix = "", ""
     if isinstance(agent, OwnAgentConfig):
@@ -263,8 +256,6 @@ def _check_tasks(recipe: Recipe, tasks: Callable[[Component], TaskSource]) -> No
         refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
         fix = 'choose one with appends = "message", such as artist-function-calling or native'
     for where, component in _task_components(recipe):
-        if component.config.asks == "never" and ".parts." not in where:
-            tasks(component)  # a benchmark that does not exist is found here, before any work
         if is_dialogues(component) and ".parts." in where:
             raise RecipeError(
                 f"{where}.type = {component.type!r} cannot be mixed: its tasks are dialogues, which their source opens",
@@ -332,22 +323,8 @@ def _check_agent(recipe: Recipe) -> None:
     if isinstance(agent, OwnAgentConfig):
         return
     if not isinstance(agent, InterleavedConfig):
-        if agent.memory_update == "on_continue" and agent.generator.type == "verified_result":
-            raise RecipeError(
-                'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
-                code="setting-conflict",
-                cause="the result that satisfies the verifier is then not in memory",
-                fix='set memory_update = "every_turn"',
-            )
         return
     template = load_template(agent.template)
-    if template.chat and reads_world_only(recipe, agent.policy.engine) and not is_dialogues(recipe.tasks):
-        raise RecipeError(
-            f"agent.template = {agent.template!r} with a policy of engine {agent.policy.engine!r}",
-            code="setting-conflict",
-            cause="the template is a chat in English; this policy reads only the words of its world",
-            fix='set agent.template = "tiny", or name a model',
-        )
     imitated = teacher(recipe)
     if recipe.warm_start and recipe.warm_start.lessons and not (imitated and imitated.config.follows_lessons):
         raise RecipeError(
@@ -372,39 +349,6 @@ def _check_agent(recipe: Recipe) -> None:
             )
 
 
-def reads_world_only(recipe: Recipe, name: str | None) -> bool:
-    """Whether an engine's vocabulary is that of a world."""
-    return name in recipe.engines and recipe.engines[name].config.needs_world
-
-
-def _checked_library(recipe: Recipe) -> str:
-    """The place of the agent's library, with its current version."""
-    named = recipe.agent.library
-    assert named is not None
-    if recipe.practice is not None:
-        raise RecipeError(
-            f"agent.library = {str(named)!r} with [practice]",
-            code="setting-conflict",
-            cause="a recipe that practices shows the library that it learns, and no other",
-            fix="set practice.start to begin with that library, and remove agent.library",
-        )
-    place = pinned(named)
-    _check_lessons_are_read(recipe, lessons_of(recipe.agent, place), f"agent.library = {place!r}")
-    return place
-
-
-def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) -> None:
-    """A tiny planner can only read lessons if its warm start taught it to."""
-    taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
-    tiny = reads_world_only(recipe, recipe.modules[recipe.trained].engine)
-    if recipe.trained in modules and tiny and not taught:
-        raise RecipeError(
-            f"{where} has lessons for a tiny planner, whose vocabulary has none of their words: warm_start.lessons = 0",
-            code="setting-conflict",
-            fix="set warm_start.lessons, e.g. to 0.5",
-        )
-
-
 def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
     if recipe.training is not None:
         raise RecipeError(
@@ -413,15 +357,14 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
             cause="a run changes weights or lessons, so that it is known which of them helped",
             fix="remove one of them; weights are trained with lessons in the prompts by agent.library",
         )
-    check_shown(recipe.agent, config.modules, "practice.modules")
-    _check_lessons_are_read(recipe, config.modules, "practice.modules")
-    if config.group_size < 2 and config.skip_uniform and config.lessons_from == "rollouts":
+    if recipe.agent.library is not None:
         raise RecipeError(
-            f"practice.group_size = {config.group_size} never teaches anything",
+            f"agent.library = {str(recipe.agent.library)!r} with [practice]",
             code="setting-conflict",
-            cause="a group of one has no contrast, and groups without contrast are skipped",
-            fix="set group_size to 2 or more, or skip_uniform = false",
+            cause="a recipe that practices shows the library that it learns, and no other",
+            fix="set practice.start to begin with that library, and remove agent.library",
         )
+    check_shown(recipe.agent, config.modules, "practice.modules")
     inside = [name for name in recipe.engines if in_process(recipe, name)]
     if config.cache is not None and inside:
         raise RecipeError(
@@ -438,10 +381,7 @@ def _check_priced(recipe: Recipe) -> None:
     limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
     for name, component in recipe.engines.items() if limits else ():
         config: Any = component.config
-        # A server on this machine, or one that wants no key, costs nothing.
-        free = not getattr(config, "api_key_env", "") or urlsplit(config.base_url).hostname in LOOPBACK
-        priced = config.priced if isinstance(config, FunctionEngineSettings) else free or any(price_of(config))
-        if not priced:
+        if not config.priced:
             where, limit = next(iter(limits.items()))
             model = getattr(config, "model", component.type)
             raise RecipeError(
@@ -475,7 +415,6 @@ def _check_training(recipe: Recipe) -> None:
                 fix="give it an [engines.NAME] table of its own (the same server and model will do)",
             )
     name = training.weights or asked
-    dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
     learner, engine = recipe.learner, recipe.engines.get(name or "")
     if engine is not None and getattr(engine.config, "service", "") != learner.service:
         raise RecipeError(
@@ -483,29 +422,6 @@ def _check_training(recipe: Recipe) -> None:
             code="setting-conflict",
             cause="a server that trains samples from the weights that it trains; nothing else can reach them",
             fix="set both types to that of the server, as midstream train RECIPE --engine NAME does, or neither",
-        )
-    learner.check(recipe)
-    if dtype != "float32" and learner.lora is None and not learner.masters:
-        raise RecipeError(
-            f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
-            code="setting-conflict",
-            cause="AdamW steps by about the learning rate, less than the distance of two such numbers: most is lost",
-            fix='set learner.masters = true, or dtype = "float32", or add [learner.lora], whose adapter is float32',
-        )
-    if learner.masters and (dtype == "float32" or learner.lora is not None):
-        already = "learner.lora" if learner.lora is not None else f"engines.{name}.dtype = {dtype!r}"
-        raise RecipeError(
-            f"learner.masters = true with {already}",
-            code="setting-conflict",
-            cause="masters are float32 copies of the trained weights, and these are float32 already",
-            fix='remove learner.masters, or train all weights of an engine with dtype = "bfloat16"',
-        )
-    if learner.lora is not None and learner.offload == "reference":
-        raise RecipeError(
-            "learner.offload = 'reference' with learner.lora",
-            code="setting-conflict",
-            cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
-            fix='remove learner.offload, or set it to "optimizer"',
         )
 
 

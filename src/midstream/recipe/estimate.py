@@ -15,12 +15,13 @@ from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.strategy import parse_strategy
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
-from midstream.engines.openai.prices import price_of, prices_used
-from midstream.evaluation import SetConfig
-from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
+from midstream.engines.openai.providers import price_of, prices_used
+from midstream.evaluation.settings import SetConfig
+from midstream.recipe.build import Build
+from midstream.recipe.check import draw, is_dialogues, set_reward, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
@@ -79,9 +80,9 @@ class Asker:
         return times * calls, times * tokens
 
 
-def describe(recipe: Recipe, *, training: bool) -> list[str]:
+def describe(build: Build, *, training: bool) -> list[str]:
     """Describe what a run would do, and the memory that it needs; without `training`, what an evaluation would do."""
-    batches = batches_of(recipe, training=training)
+    recipe, batches = build.recipe, batches_of(build, training=training)
     lines = ["Trajectories, at most:"]
     for batch in batches:
         count = "?" if batch.count is None else f"{batch.count:,}"
@@ -111,9 +112,10 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
     return [*lines, *memory_lines(recipe, training=training)]
 
 
-def counts(recipe: Recipe, *, training: bool) -> dict[str, int]:
+def counts(build: Build, *, training: bool) -> dict[str, int]:
     """What a run does at most, as sums; without `training`, an evaluation. Sets of unknown size are left out."""
-    batches, schedule = batches_of(recipe, training=training), recipe.training if training else None
+    recipe, batches = build.recipe, batches_of(build, training=training)
+    schedule = recipe.training if training else None
     calls, tokens = _requests(recipe, batches, recipe.practice.most_requests() if training and recipe.practice else ())
     warm = recipe.warm_start.steps if training and recipe.warm_start else 0
     return {
@@ -127,8 +129,9 @@ def counts(recipe: Recipe, *, training: bool) -> dict[str, int]:
 # -- trajectories ------------------------------------------------------------------------------------------------------
 
 
-def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
+def batches_of(build: Build, *, training: bool) -> list[Batch]:
     """All trajectories of a run, or of an evaluation of the recipe as it is."""
+    recipe = build.recipe
     config, warm = recipe.evaluation, recipe.warm_start
     schedule, practice = (recipe.training, recipe.practice) if training else (None, None)
     planner = recipe.modules[recipe.trained]
@@ -143,7 +146,7 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
         return Batch(what, count, most_turns(dialogue=dialogue), recipe.reward, planner, dialogue)
 
     def evaluation(chosen: SetConfig, times: int) -> Batch:
-        tasks = set_size(recipe, chosen)
+        tasks = set_size(build, chosen)
         size = "all its tasks" if tasks is None else f"{tasks:,} tasks"
         dialogue = is_dialogues(chosen.tasks or recipe.tasks)
         turns = most_turns(dialogue=dialogue, limit=chosen.max_turns)
@@ -181,17 +184,17 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     return found
 
 
-def set_tasks(recipe: Recipe, chosen: SetConfig) -> list[Task] | None:
+def set_tasks(build: Build, chosen: SetConfig) -> list[Task] | None:
     """The tasks of an evaluation set; None without tasks, or if they would have to be downloaded."""
-    source = task_source(chosen.tasks or recipe.tasks)
+    source = build.tasks(chosen.tasks or build.recipe.tasks)
     return None if on_hub(source) or isinstance(source, NoTasks) else draw(source, chosen)
 
 
-def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
+def set_size(build: Build, chosen: SetConfig) -> int | None:
     """The number of tasks of an evaluation set; None if only data on the Hugging Face Hub say it."""
-    if (tasks := set_tasks(recipe, chosen)) is not None:
+    if (tasks := set_tasks(build, chosen)) is not None:
         return len(tasks)
-    source = task_source(chosen.tasks or recipe.tasks)
+    source = build.tasks(chosen.tasks or build.recipe.tasks)
     if chosen.count is not None:
         return chosen.count
     if chosen.per_family is not None:

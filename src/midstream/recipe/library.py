@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from midstream.components.component import Table
+from midstream.components.registry import modules_of
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
 from midstream.core.task import task_keys
 from midstream.evaluation.leakage import learned_tasks
-from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig, Table, merge, modules_of
+from midstream.recipe.files import merge
+from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.training_free.commit import VERSIONS, History, name_damage, read_library

@@ -1,40 +1,32 @@
-"""Estimate the memory that a recipe's models need: weights, training, key-value cache.
+"""Estimate whether the models of a recipe fit: weights, AdamW, activations of an update, cache of sampling.
 
-Parameter counts are exact, from the shape of a known model or a local directory's config.json. The bytes of an update
-are bounds that tests/recipe/test_memory.py compares with PyTorch's tensors. Driver, allocator and server overheads are
-allowances. Prefixes that variable-length attention gathers on a GPU are not included.
+Parameter counts are exact, from the shape of a known model or a local directory's config.json; the rest are bounds
+(tests/recipe/test_memory.py). Driver and allocator overheads are allowances. `midstream plan` of midstream-extra counts
+more closely, and for several GPUs.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.engines.local.catalog import place_of
 from midstream.engines.local.settings import LocalModelConfig
-from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.training.settings import BUCKET, LOGITS, LearnerConfig
+from midstream.training.settings import LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 PROMPT_TOKENS = 1000  # allowance: a prompted planner's instructions and five tools, before any memory
-SERVER_BYTES = 2 * GIB  # allowance: what vLLM takes besides weights and cache
 SLACK = 2  # a subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
-TRUNKS = 3  # allowance: nested prefixes held at once: instructions, a task, a rollout's memory
-_FLOAT = 4
+_CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 _LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
-_DRAW_BYTES = 32  # while sampling: logits four times in float32, their sum twice in float64
-_LOCAL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])[:/]")
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
-
-Moment = Literal["always", "update", "step", "sampling"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +50,14 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Number of all weights, with tied embeddings counted once."""
-        return self.layers * self._layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * self.layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
-    def largest(self) -> int:
-        """Number of weights of the largest part that runs as a whole: a layer, or the table of a vocabulary."""
-        return max(self._layer, self.vocabulary * self.hidden)
+    def layer(self) -> int:
+        """Number of weights of one layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = sum(wide * narrow for wide, narrow in self._linears()) + 2 * self.hidden
+        return layer + (query + 2 * key) * self.bias + 2 * self.head_dim * self.head_norms
 
     def adapter(self, rank: int) -> int:
         """Number of weights of a LoRA adapter on all linear layers: rank x (in + out) each."""
@@ -72,25 +66,6 @@ class Shape:
     def kv_bytes(self, width: int) -> int:
         """Bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
-
-    def kept_bytes(self, width: int, *, lora: bool) -> int:
-        """Bytes that one layer keeps of one token for the backward pass, with attention that keeps no score matrix."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = (2 * query + 2 * key) * width
-        norms = 2 * self.hidden * _FLOAT  # always in float32
-        if not lora:
-            return attention + norms + 4 * (self.hidden + self.intermediate) * width
-        if width == _FLOAT:
-            return attention + norms + (2 * self.hidden + 4 * self.intermediate) * width
-        copies = (5 * self.hidden + query + self.intermediate) * _FLOAT  # each adapter's input, in float32
-        return attention + norms + copies + 3 * self.intermediate * width
-
-    @property
-    def _layer(self) -> int:
-        """Number of weights of one layer."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = sum(wide * narrow for wide, narrow in self._linears()) + 2 * self.hidden
-        return layer + (query + 2 * key) * self.bias + 2 * self.head_dim * self.head_norms
 
     def _linears(self) -> list[tuple[int, int]]:
         """(in, out) of a layer's seven matrices."""
@@ -147,147 +122,56 @@ def shape_of(model: str) -> Shape | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The bytes of one thing, the moment when they are needed, and the formula behind them.
-
-    `host`: they are in host memory, next to the device, because of `learner.offload`.
-    """
+class Share:
+    """The bytes of one thing and the formula behind them; with `host`, in host memory because of `learner.offload`."""
 
     name: str
     bytes: int
     formula: str
-    moment: Moment = "always"
     host: bool = False
 
 
-def peak(parts: list[Part]) -> int:
-    """Bytes on the device at the peak: update, optimizer step and sampling take place one after another."""
-    moments: tuple[Moment, ...] = ("update", "step", "sampling")
-    here = [part for part in parts if not part.host]
-    total = {moment: sum(part.bytes for part in here if part.moment == moment) for moment in ("always", *moments)}
-    return total["always"] + max(total[moment] for moment in moments)
-
-
-def offloaded(parts: list[Part]) -> int:
-    """Bytes in host memory of what `learner.offload` takes off the device."""
-    return sum(part.bytes for part in parts if part.host)
-
-
-def weights(shape: Shape, dtype: str) -> Part:
-    """The model itself."""
+def weight_shares(shape: Shape, dtype: str, learner: LearnerConfig | None) -> list[Share]:
+    """What is held all the time: the weights, and for a `learner` their gradient, AdamW and reference policy."""
     count, width = shape.parameters, WIDTHS[dtype]
-    return Part("weights", count * width, f"{count:,} parameters x {width} ({dtype})")
-
-
-def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | None:
-    """What training adds to the weights; None for a LoRA target whose layers are unknown.
-
-    A bound for rows of up to `learner.chunk_tokens` tokens; attention by "dense" or "gather" copies more.
-    """
-    width = WIDTHS[dtype]
+    shares = [Share("weights", count * width, f"{count:,} parameters x {width} ({dtype})")]
+    if learner is None:
+        return shares
     if learner.lora is None:
-        parts = _all_weights(shape, width, learner)
-    elif learner.lora.target == "all-linear":
-        parts = _adapter(shape, learner.lora.rank, learner)
+        trained, state = count, 4 if learner.masters else width
+        reference = Share("reference policy", count * width, f"parameters x {width}", learner.offloads_reference)
+        shares += [reference, Share("gradient", count * state, f"parameters x {state}")]
     else:
-        return None
-    # Padded rows fill a chunk exactly; a prefix tree may hold a few chunks' worth of tokens.
-    tokens = learner.chunk_tokens * (1 if learner.attention == "rows" else SLACK)
-    per_token = token_bytes(shape, width, learner)
-    parts.append(Part("activations", tokens * per_token, f"{tokens:,} tokens x {per_token:,}", "update"))
-    if learner.attention != "rows":
-        # Keys and values of prefixes that several stages of a tree attend to, at most three quarters of its tokens:
-        # with their gradient, and once more as their passes left them (of every trunk, if that is not recomputed).
-        copies = 2 + (1 if learner.recompute_activations else TRUNKS)
-        longest, each = tokens * 3 // 4, shape.kv_bytes(width)
-        formula = f"up to {copies} copies x {longest:,} tokens x {each:,} of keys and values"
-        parts.append(Part("shared prefixes", copies * longest * each, formula, "update"))
-    logits = min(LOGITS, tokens * shape.vocabulary)
-    return [*parts, Part("logits", logits * _LOGIT_BYTES, f"{logits:,} at a time x {_LOGIT_BYTES}", "update")]
+        trained, state = shape.adapter(learner.lora.rank), 4
+        shares.append(Share("LoRA adapter", 2 * trained * state, f"{trained:,} x 2 (weights, gradient) x 4 (float32)"))
+    moments = 3 if learner.masters else 2
+    formula = f"{trained:,} x {moments} ({'masters, ' * learner.masters}two moments) x {state}"
+    return [*shares, Share("AdamW", moments * trained * state, formula, learner.offloads_optimizer)]
 
 
-def _all_weights(shape: Shape, width: int, learner: LearnerConfig) -> list[Part]:
-    """Gradient, AdamW and reference policy where all weights are trained."""
-    count, head = shape.parameters, shape.vocabulary * shape.hidden
-    state = _FLOAT if learner.masters else width
-    parts = [
-        Part("gradient", count * state, f"parameters x {state}"),
-        *_adamw(count, state, learner),
-        Part(
-            "reference policy", count * width, f"a frozen copy: parameters x {width}", host=learner.offloads_reference
-        ),
-    ]
-    if learner.offloads_reference:
-        formula = f"one layer or table at a time: {shape.largest:,} x {width}"
-        parts.append(Part("reference policy's layer", shape.largest * width, formula, "update"))
-    if not (learner.offloads_optimizer or learner.masters):
-        parts.append(Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"))
-    each = width + _FLOAT if learner.masters else width  # as it is computed, and as it is added
-    formula = f"before it is added to the rest: {head:,} x {each}"
-    return [*parts, Part("the head's gradient", head * each, formula, "update")]
-
-
-def _adapter(shape: Shape, rank: int, learner: LearnerConfig) -> list[Part]:
-    """An adapter's weights, gradient and AdamW, all in float32."""
-    count = shape.adapter(rank)
-    if not learner.offloads_optimizer:
-        formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
-        parts = [Part("LoRA adapter", 4 * count * _FLOAT, formula)]
-    else:
-        formula = f"{count:,} x 2 (weights, gradient) x 4 (float32)"
-        parts = [Part("LoRA adapter", 2 * count * _FLOAT, formula), *_adamw(count, _FLOAT, learner)]
-    return [*parts, Part("reference policy", 0, "the model without its adapter")]
-
-
-def _adamw(count: int, width: int, learner: LearnerConfig) -> list[Part]:
-    """AdamW's state for `count` trained numbers, `width` bytes each, and what a streamed step holds of it at a time."""
-    host = learner.offloads_optimizer
-    parts = [Part("AdamW", 2 * count * width, f"two moments x parameters x {width}", host=host)]
-    if learner.masters:
-        parts.append(Part("masters", count * width, f"parameters x {width} (float32)", host=host))
-    if host or learner.masters:
-        bucket = min(BUCKET, count)
-        copies = (2 + learner.masters) * host + 2  # what is in host memory, and two temporary values
-        formula = f"{bucket:,} parameters at a time x {copies} x {width}"
-        parts.append(Part("AdamW's step", bucket * copies * width, formula, "step"))
-    return parts
-
-
-def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
-    """Bytes of activations for each token: what all layers keep, and the gradients of one layer.
+def activation_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
+    """What an update of `learner.chunk_tokens` tokens keeps for its backward pass, with its logits.
 
     With recomputed activations: the inputs of all layers, and one layer in full with its gradients.
     """
-    kept = shape.kept_bytes(width, lora=learner.lora is not None)
-    if not learner.recompute_activations:
-        return (shape.layers + 1) * kept
-    return shape.layers * shape.hidden * width + 2 * kept
+    # An adapter keeps each of its inputs in float32.
+    width = 4 if learner.lora is not None else WIDTHS[dtype]
+    layer = (12 * shape.hidden + 4 * shape.intermediate) * width
+    each = (shape.layers + 1) * layer
+    if learner.recompute_activations:
+        each = shape.layers * shape.hidden * width + 2 * layer
+    # A prefix tree may hold a few chunks' worth of tokens, and copies of the keys and values that its branches share.
+    tokens = learner.chunk_tokens
+    if learner.attention != "rows":
+        tokens, each = SLACK * tokens, each + 4 * shape.kv_bytes(WIDTHS[dtype])
+    logits = min(LOGITS, tokens * shape.vocabulary) * _LOGIT_BYTES
+    return Share("activations", tokens * each + logits, f"{tokens:,} tokens x {each:,} + {logits:,} of logits")
 
 
-def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
-    """Key-value cache and logits of sampling `batch` requests in process, with the shortest prompts."""
-    row, width = PROMPT_TOKENS + max_tokens, WIDTHS[dtype]
-    cache = shape.kv_bytes(width)
-    formula = f"{batch} rows x ({row:,} tokens x {cache:,} of cache + {shape.vocabulary:,} x {_DRAW_BYTES})"
-    return Part("sampling", batch * (row * cache + shape.vocabulary * _DRAW_BYTES), formula, "sampling")
-
-
-def engine_parts(
-    shape: Shape, dtype: str, learner: LearnerConfig | None, *, sampled: tuple[int, int] | None, on_card: bool
-) -> list[Part] | None:
-    """Everything that a model in this process takes; None for a LoRA target whose layers are unknown.
-
-    `learner`: of a model that is trained. `sampled`: the most requests at once, and the new tokens of one.
-    """
-    parts = [weights(shape, dtype)]
-    if learner is not None:
-        added = update(shape, dtype, learner)
-        if added is None:
-            return None
-        parts += added
-    if sampled is not None:
-        parts.append(sampling(shape, dtype, *sampled))
-    return [*parts, Part("the process itself", CONTEXT_BYTES, "an allowance")] if on_card else parts
+def cache_share(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Share:
+    """Key-value cache of sampling `batch` requests in process, with the shortest prompts."""
+    row, each = PROMPT_TOKENS + max_tokens, shape.kv_bytes(WIDTHS[dtype])
+    return Share("cache", batch * row * each, f"{batch} rows x {row:,} tokens x {each:,}")
 
 
 def longest_reply(recipe: Recipe, users: list[Component]) -> int:
@@ -296,9 +180,6 @@ def longest_reply(recipe: Recipe, users: list[Component]) -> int:
         return recipe.agent.max_tokens
     configs: list[Any] = [user.config for user in users]
     return max(module.sampling.max_tokens for module in configs if hasattr(module, "sampling"))
-
-
-# -- the lines of a dry run --------------------------------------------------------------------------------------------
 
 
 def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
@@ -312,7 +193,7 @@ def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
         if name == trained and recipe.learner.elsewhere:
             continue
         if isinstance(engine.config, LocalModelConfig) and (users or name == trained):
-            lines += _engine_lines(recipe, name, engine.config, users, trained=name == trained)
+            lines += _engine_lines(recipe, name, engine.config, users, recipe.learner if name == trained else None)
     return lines
 
 
@@ -323,63 +204,40 @@ def promised_bytes(name: str) -> int | None:
 
 
 def _engine_lines(
-    recipe: Recipe, name: str, config: LocalModelConfig, users: list[Component], *, trained: bool
+    recipe: Recipe, name: str, config: LocalModelConfig, users: list[Component], learner: LearnerConfig | None
 ) -> list[str]:
     title = f"Memory of engine {name} ({config.model})"
     shape = shape_of(config.model)
     if shape is None:
         return [f"{title}: unknown, because this model's shape is not known."]
-    parts = engine_parts(
-        shape,
-        config.dtype,
-        recipe.learner if trained else None,
-        sampled=(config.max_batch, longest_reply(recipe, users)) if users else None,
-        on_card=config.device != "cpu",
-    )
-    if parts is None:
+    if learner and learner.lora and learner.lora.target != "all-linear":
         return [f"{title}: unknown, because learner.lora.target is not all-linear."]
-    taken, card = peak(parts), promised_bytes(recipe.name)
+    shares, passing = weight_shares(shape, config.dtype, learner), list[Share]()
+    if config.device != "cpu":
+        shares.append(Share("the process itself", _CONTEXT_BYTES, "an allowance"))
+    if learner is not None:
+        passing.append(activation_share(shape, config.dtype, learner))
+    if users:
+        passing.append(cache_share(shape, config.dtype, config.max_batch, longest_reply(recipe, users)))
+    # An update and sampling follow one another.
+    taken = sum(share.bytes for share in shares if not share.host) + max(share.bytes for share in passing)
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
-    lines += [_part_line(part) for part in parts if not part.host]
-    lines.append(f"  {_gb(taken)}  at the peak; update, optimizer step and sampling follow one another")
-    if any(part.host for part in parts):
-        lines.append("In host memory, streamed to the device (learner.offload):")
-        lines += [_part_line(part) for part in parts if part.host]
-        lines.append(f"  {_gb(offloaded(parts))}  in all")
-    if card is None or config.device == "cpu":
-        return lines
-    lines.append(f"On a card of {card // GIB} GB:")
-    if taken > card:
-        return [*lines, f"  WARNING: {_gb(taken).strip()} do not fit; lower learner.chunk_tokens or max_tokens"]
-    left = card - taken
-    # Rounded down: a server that is promised too much fails at the first update, not at its start.
-    share = left * 100 // card / 100
-    lines.append(f"  {_gb(left)}  left for a server: --gpu-memory-utilization {share:.2f} at most")
-    servers = [engine.config for engine in recipe.engines.values() if isinstance(engine.config, OpenAIConfig)]
-    served = [server.model for server in servers if server.provider == "vllm" and _LOCAL.match(server.base_url)]
-    for model in dict.fromkeys(served):
-        lines += _server_lines(model, config.dtype, left)
+    for share in (*shares, *passing):
+        where = " (in host memory)" if share.host else ""
+        lines.append(f"  {_gb(share.bytes)}  {share.name}{where}: {share.formula}")
+    lines.append(f"  {_gb(taken)}  at the peak; update and sampling follow one another")
+    card = promised_bytes(recipe.name)
+    if card is not None and config.device != "cpu":
+        lines.append(_card_line(card, taken))
     return lines
 
 
-def _server_lines(model: str, dtype: str, left: int) -> Iterator[str]:
-    """What a vLLM server on the same card does with the bytes that are left."""
-    shape = shape_of(model)
-    if shape is None:
-        yield f"  {'?':>8}     of it for {model}: unknown, because this model's shape is not known"
-        return
-    held, each = weights(shape, dtype), shape.kv_bytes(WIDTHS[dtype])
-    cache = left - held.bytes - SERVER_BYTES
-    yield f"  {_gb(held.bytes)}  of it {model}: {held.formula}"
-    yield f"  {_gb(SERVER_BYTES)}  of it the server itself: an allowance"
-    if cache <= 0:
-        yield "  WARNING: that leaves the server no cache; lower learner.chunk_tokens, or use two cards"
-    else:
-        yield f"  {_gb(cache)}  of it cache: {cache // each:,} tokens x {each:,} bytes"
-
-
-def _part_line(part: Part) -> str:
-    return f"  {_gb(part.bytes)}  {part.name}: {part.formula}"
+def _card_line(card: int, taken: int) -> str:
+    if taken > card:
+        return f"  WARNING: that does not fit a card of {card // GIB} GB; lower learner.chunk_tokens or max_tokens"
+    # Rounded down: a server that is promised too much fails at the first update, not at its start.
+    share = (card - taken) * 100 // card / 100
+    return f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f} at most"
 
 
 def _gb(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -13,29 +13,22 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from midstream.core import own
+from midstream.components import own
+from midstream.components.component import Table
+from midstream.components.kinds import config_class, registered
+from midstream.components.registry import agent_type, modules_of
+from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.kinds import config_class, registered
 from midstream.core.secrets import refuse_secrets
-from midstream.core.tables import parse_component
 from midstream.core.text_file import parse_toml
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
-from midstream.recipe.check import check, is_dialogues, reads_world_only
+from midstream.recipe.check import check, is_dialogues
+from midstream.recipe.files import merge, read_table, to_toml, with_overrides
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.memory import shape_of
-from midstream.recipe.schema import (
-    Recipe,
-    Table,
-    agent_type,
-    merge,
-    modules_of,
-    parse_recipe,
-    read_table,
-    to_toml,
-    with_overrides,
-)
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 from midstream.runs.info import differing_settings
@@ -131,8 +124,7 @@ def has_weights(run: RunDirectory) -> bool:
 
 def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
     """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
-    own = {"tasks": changes.get("tasks"), "reward": changes.get("reward"), "trained_by": changes.get("engine")}
-    return parse_recipe(_changed(source, changes, **own))
+    return _parsed(source, changes)
 
 
 def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
@@ -152,7 +144,7 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
     Nothing is scored, so the recipe's reward and evaluation sets, which may need packages and judges, are left out.
     """
-    recipe = parse_recipe(_frozen_agent(_changed(source, changes, streams=True), source))
+    recipe = _parsed(source, changes, streams=True, last=lambda table: _frozen_agent(table, source))
     if is_dialogues(recipe.tasks):
         return recipe
     reward = parse_component("reward", {"type": "exact_match"}, "reward")
@@ -161,28 +153,43 @@ def agent_recipe(source: Source, **changes: Unpack[AgentChanges]) -> Recipe:
 
 
 def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> Recipe:
-    """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    own_sets = any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
-    table = _changed(source, changes, own_sets=own_sets, reward=(named := changes.get("reward")))
-    _set_evaluation(table, changes)
-    # A reward that the caller names goes before those of the questions.
-    if named is not None or any(text.startswith("reward") for text in changes.get("overrides", ())):
-        for chosen in table["evaluation"]["sets"]:
-            chosen["reward"] = table["reward"]
-    return parse_recipe(_frozen_agent(table, source))
+    """The agent of a recipe or run, with the sets and settings to evaluate it on.
+
+    Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
+    """
+
+    def evaluated(table: Table) -> Table:
+        _set_evaluation(table, changes)
+        # A reward that the caller names goes before those of the questions.
+        if changes.get("reward") is not None or any(text.startswith("reward") for text in changes.get("overrides", ())):
+            for chosen in table["evaluation"]["sets"]:
+                chosen["reward"] = table["reward"]
+        return _frozen_agent(table, source)
+
+    recipe = _parsed(source, changes, last=evaluated)
+    evaluation = recipe.evaluation
+    if _names_sets(changes) and "temperatures" not in evaluation.model_fields_set:
+        module = recipe.modules[recipe.trained]
+        sampling = None if module.config.asks == "never" else getattr(module.config, "sampling", None)
+        # A program has no temperature: 0.
+        usual: float | str = sampling.temperature if sampling else 0.0
+        own = recipe.of_another_program and recipe.training is None
+        evaluation = evaluation.model_copy(update={"temperatures": (OWN if own else usual,)})
+    return recipe.model_copy(update={"evaluation": evaluation})
 
 
-def _changed(
+def _names_sets(changes: Mapping[str, Any]) -> bool:
+    return any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
+
+
+def _parsed(
     source: Source,
-    changes: AgentChanges,
+    changes: Mapping[str, Any],
     *,
     streams: bool = False,
-    own_sets: bool = False,
-    tasks: str | None = None,
-    reward: str | Table | None = None,
-    trained_by: str | None = None,
-) -> Table:
-    """The table with all changes to the agent, and to what it learns from, of the right shape.
+    last: Callable[[Table], Table] = lambda table: table,
+) -> Recipe:
+    """The recipe of `source` with `changes` of any kind, and with `last` applied to its table.
 
     Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
     """
@@ -201,11 +208,11 @@ def _changed(
         # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
         for settings in table.get("engines", {}).values():
             settings.pop("stream", None)
-    if tasks is not None:
+    if (tasks := changes.get("tasks")) is not None:
         table = with_tasks(table, _own_tasks(tasks))
-    if reward is not None:
+    if (reward := changes.get("reward")) is not None:
         table["reward"] = _reward_table(table, reward)
-    if own_sets:  # the recipe's temperatures are for its sets
+    if _names_sets(changes):  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         if table["evaluation"].get("temperatures") != [OWN]:
             table["evaluation"].pop("temperatures", None)
@@ -213,11 +220,10 @@ def _changed(
         table = merge(table, {"evaluation": {"strategy": strategy}})
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
-    if trained_by is not None:
-        table = _with_learner(table, trained_by)
+    if (learner := changes.get("engine")) is not None:
+        table = _with_learner(table, learner)
     table = with_overrides(table, changes.get("overrides", ()))
-    recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
-    if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
+    if engine and not _asks(table, engine):
         check(parse_recipe(table))  # a misspelt type or engine is reported as such
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
@@ -225,28 +231,41 @@ def _changed(
             code="option-without-effect",
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
-    recipe = parse_recipe(table)
     for settings in table.get("engines", {}).values() if streams else ():
-        if settings["type"] == "openai_compatible":
+        if settings.get("type") == "openai_compatible":
             settings.setdefault("stream", True)
     known, names = table.get("tools", {}), changes.get("tools")
     if names is not None:
         table["tools"] = chosen_tools(known, names)
-        if not table["tools"] and recipe.agent.type == "agentflow":
+        if not table["tools"] and agent_type(table.get("agent")) == "agentflow":
             raise UsageError(
                 "--tools none with an agent of type 'agentflow'",
                 code="setting-conflict",
                 fix="use recipe direct: the model alone",
             )
+    recipe = parse_recipe(last(table))
     # A tiny planner's vocabulary holds only the tools that it was trained with.
-    if set(table.get("tools", {})) != set(known) and reads_world_only(recipe, recipe.modules[recipe.trained].engine):
+    policy = recipe.engines.get(recipe.modules[recipe.trained].engine or "")
+    if recipe.tools.keys() != known.keys() and policy is not None and policy.config.needs_world:
         raise UsageError(
             f"--tools {names!r} does not fit this planner",
             code="setting-conflict",
             cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
             fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
-    return table
+    return recipe
+
+
+def _asks(table: Table, engine: str) -> bool:
+    """Whether the agent or a tool of a table names an engine."""
+
+    def names(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return False
+        others = value.get("engines", {})
+        return value.get("engine") == engine or engine in others.values() or any(map(names, value.values()))
+
+    return any(names(table.get(key)) for key in ("agent", "tools", "serve"))
 
 
 def _with_learner(table: Table, name: str) -> Table:
@@ -280,21 +299,12 @@ def _frozen_agent(table: Table, source: Source) -> Table:
 
 
 def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
-    """Put sets, trials and temperature in [evaluation].
-
-    Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
-    """
+    """Put sets, trials and temperature in [evaluation]."""
     settings = table["evaluation"] = dict(table.get("evaluation", {}))
     sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
     sets += changes.get("sets", ())
-    if sets and "temperatures" not in settings:
-        recipe = parse_recipe({**table, "evaluation": {}})
-        module = recipe.modules[recipe.trained]
-        sampling = None if module.config.asks == "never" else getattr(module.config, "sampling", None)
-        own = OWN if recipe.of_another_program and recipe.training is None else 0.0  # 0: a program
-        settings["temperatures"] = [own if own == OWN or not sampling else sampling.temperature]
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
         if (count := changes.get("count")) is not None:

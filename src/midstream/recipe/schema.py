@@ -1,39 +1,30 @@
-"""Recipes: one TOML file describes a run.
+"""Recipes: one TOML file describes a run (`recipe/files.py` reads it).
 
-A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. The table
-of a component (tasks, an agent's module, an engine, a tool, a reward) has a `type` and the settings of that component
-(`core/component.py`). Unknown keys are errors everywhere.
+The table of a component (tasks, an agent's module, an engine, a tool, a reward) has a `type` and the settings of that
+component (`components/component.py`). Unknown keys are errors everywhere.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, reduce
-from importlib import import_module
-from importlib.metadata import entry_points
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.agents.session_agent import SessionSettings
-from midstream.core.component import Component, EngineConfig, Kind, Table
+from midstream.components.component import Component, EngineConfig, Kind, Table
+from midstream.components.kinds import config_class
+from midstream.components.own import anchored
+from midstream.components.registry import MODULES, agent_type, modules_of
+from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import config_class
-from midstream.core.own import anchored, is_reference, name_of
-from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
-from midstream.core.tables import located, parse_component, shown, validate
-from midstream.core.text_file import parse_toml, read_toml
-from midstream.evaluation import EvaluationConfig
+from midstream.evaluation.settings import EvaluationConfig
+from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
-from midstream.recipe import registry as registry  # registers the components that come with midstream
+from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
@@ -44,14 +35,6 @@ from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 from midstream.training_free.settings import ROLES, FeedbackConfig, PracticeConfig
 
-_MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
-
-# The modules of each kind of agent; the first is the one whose weights are trained.
-MODULES: dict[str, tuple[Kind, ...]] = {
-    "agentflow": ("planner", "executor", "verifier", "generator"),
-    "interleaved": ("policy",),
-    "direct": ("policy",),
-}
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
 # What `form = "compact"` has in place of prompted modules.
 _COMPACT: Table = {
@@ -131,16 +114,6 @@ AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {
     "interleaved": InterleavedConfig,
     "direct": DirectConfig,
 }
-
-
-def agent_type(agent: Any) -> str:
-    """The type of an agent, or of its table."""
-    return str(agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow"))
-
-
-def modules_of(agent: str) -> tuple[Kind, ...]:
-    """The modules of an agent of this type; the first is trained. One of your own is itself its one module."""
-    return MODULES.get(agent, ("policy",))
 
 
 class Recipe(Settings):
@@ -345,190 +318,6 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
     return {**value, **changed}
 
 
-@cache
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes of midstream and of installed packages, by name.
-
-    A package offers the TOML files of a directory, which is a module of it, as an entry point:
-
-        [project.entry-points."midstream.recipes"]
-        my_package = "my_package.recipes"
-    """
-    own = Path(__file__).parents[1] / "recipes"
-    directories = [own if own.is_dir() else Path(__file__).parents[3] / "recipes"]  # of the checkout
-    for point in entry_points(group="midstream.recipes"):
-        directories += map(Path, import_module(point.value).__path__)
-    # Of two with one name midstream's own is the last, and stays.
-    files = {path.stem: path for directory in reversed(directories) for path in directory.glob("*.toml")}
-    return dict(sorted(files.items()))
-
-
-def find_recipe(name: str, extended_by: Path | None = None) -> Path:
-    """The file of a recipe given by path or by name. In the recipe `extended_by`, paths are relative to its file."""
-    directory, file = extended_by.parent if extended_by else Path(), name if name.endswith(".toml") else f"{name}.toml"
-    path = directory / file
-    if file != name and not (extended_by and os.path.isfile(path)):
-        path = shipped_recipes().get(name, Path(__file__).parent / file)
-    if not os.path.exists(path) and name.endswith(".py"):
-        what, fix = f"{name} names no function", f"name the agent in it, e.g. {name}:solve"
-        raise RecipeError(what, code="unknown-recipe", fix=fix)
-    if not os.path.exists(path):
-        known = shipped_recipes()
-        raise RecipeError(
-            f"recipe {shown(name)} was not found",
-            code="unknown-recipe",
-            cause=f"{extended_by} extends it, and {directory} has no {file}" if extended_by else "",
-            fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}",
-        )
-    return path.resolve()
-
-
-def _with_prompt_files(table: Any, directory: Path) -> Any:
-    """A recipe's table, whose prompt files in `directory` are absolute."""
-    if not isinstance(table, dict):
-        return table
-    return {
-        key: str((directory / inner).resolve())
-        if key == "prompt_file" and isinstance(inner, str) and (directory / inner).is_file()
-        else _with_prompt_files(inner, directory)
-        for key, inner in table.items()
-    }
-
-
-def read_table(name: str) -> Table:
-    """The recipe's table with everything it extends merged in; `name` may be an own agent, "my_agent.py:solve"."""
-    if is_reference(name):
-        agent = {"type": str(anchored({"type": name}, Path.cwd())["type"]), "engine": "model"}
-        return read_table("own-agent") | {"name": name_of(name), "agent": agent}
-    path = find_recipe(name)
-    tables: dict[Path, Table] = {}
-    while True:
-        table = read_toml(path)
-        refuse_secrets(table)  # before anything can quote its values
-        tables[path] = table = _with_prompt_files(anchored(table, path.parent), path.parent)
-        base = table.pop("extends", None)
-        if base is None:
-            return reduce(merge, reversed(tables.values()))
-        if not isinstance(base, str):
-            raise RecipeError(
-                f"extends = {shown(base)} in {path} is not the name of a recipe",
-                code="extends-invalid",
-                fix='e.g. extends = "agentflow-prompted"',
-            )
-        path = find_recipe(base, path)
-        if path in tables or len(tables) == _MAX_DEPTH:
-            raise RecipeError(
-                f"{path} extends itself" if path in tables else f"{name} extends more than {_MAX_DEPTH} recipes",
-                code="extends-invalid",
-                fix="remove one `extends`",
-            )
-
-
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read, extend, override and validate a recipe; a `RecipeError` names each bad key and value."""
     return parse_recipe(with_overrides(read_table(name), overrides))
-
-
-def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
-    """The table with every `a.b=value` applied in order; values are TOML, bare words are strings.
-
-    A table's first `type` comes before the table's other keys, because it replaces a table of another type. An inline
-    table counts as its keys.
-    """
-    changes: list[tuple[list[str], Table]] = []
-    for override in overrides:
-        key, sign, text = override.partition("=")
-        parts, problem, values = key.split("."), "", {}
-        try:
-            values = parse_toml(f"value = {text}")
-        except TOMLDecodeError:  # bare words
-            values = {"value": text} if text.isprintable() else {}
-        except ValueError as failure:
-            problem = str(failure)
-        if not sign or not all(parts) or len(parts) > _MAX_DEPTH or not key.isprintable():
-            problem = "it is not of the form a.b=value"
-        elif not problem and values.keys() != {"value"}:
-            problem = "a line break or control character outside of quotes"
-        if problem:
-            refuse_secrets({"--set": override})
-            raise RecipeError(
-                f"--set {shown(override)}: {problem}",
-                code="recipe-invalid",
-                fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
-            )
-        for path, change in each_setting(parts, values["value"]):
-            place, (*inside, last) = len(changes), path
-            if last == "type" and all(other != path for other, _ in changes):
-                within = (other[:-1][: len(inside)] == inside for other, _ in changes)
-                place = next((number for number, found in enumerate(within) if found), place)
-            for part in reversed(path):
-                change = {part: change}
-            refuse_secrets(change)
-            changes.insert(place, (path, change))
-    return reduce(merge, (change for _, change in changes), table)
-
-
-def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
-    """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
-    return [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items() if value is not None]
-
-
-def each_setting(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
-    """The settings of a value with their paths: those of an inline table, its type first, or the value itself."""
-    if not isinstance(value, dict) or not value:
-        yield path, value
-        return
-    for key in sorted(value, key=lambda key: key != "type"):
-        yield from each_setting([*path, key], value[key])
-
-
-def merge(base: Table, changes: Table) -> Table:
-    """`base` with `changes` laid over it, table by table.
-
-    A table of another `type` replaces the base's whole; `false` in place of a table takes the base's out.
-    """
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and value is False:
-            del merged[key]
-        elif isinstance(old, dict) and isinstance(value, dict) and value.get("type", same := old.get("type")) == same:
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """Write a resolved recipe as TOML: plain values first, then tables; None is left out."""
-    lines: list[str] = []
-    _write_table(lines, table, ())
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_table(lines: list[str], table: Mapping[str, Any], path: tuple[str, ...]) -> None:
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
-    if path and (plain or not table):
-        lines.append(f"\n[{'.'.join(map(_toml_key, path))}]")
-    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            _write_table(lines, value, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | os.PathLike):
-        value = os.fspath(value)
-        escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
-        return f'"{escaped}"'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
-    return repr(value)

@@ -5,7 +5,7 @@
     model = "Qwen/Qwen2.5-7B-Instruct"
     serve = "--max-model-len 16384"       # vllm serve Qwen/... --port 8000 --host localhost --max-model-len 16384
 
-One process for each address. A server ends with the run, also with one that is killed (`engines/supervise.py`).
+One process for each address. A server ends with the run, also with one that is killed (`core/supervise.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from midstream.core import supervise
 from midstream.core.errors import EngineError, RecipeError, UnsupportedError
 from midstream.core.events import Listener, Note, ServerStarts
 from midstream.core.secrets import without_secrets
-from midstream.engines import supervise
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Recipe

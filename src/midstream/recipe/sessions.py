@@ -9,19 +9,18 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstream.core.component import Stage
+from midstream.components.component import Stage
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
-from midstream.evaluation import SetConfig
 from midstream.evaluation.session import Session
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,
     no_world,
     reward_components,
-    task_source,
     tasks_config,
     teacher,
     warm_seed,
@@ -108,7 +107,7 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
     Nothing is downloaded: returns what would be. Raises `MidstreamError`.
     """
     recipe = build.recipe
-    away = [chosen for chosen in recipe.evaluation.sets if on_hub(task_source(chosen.tasks or recipe.tasks))]
+    away = [chosen for chosen in recipe.evaluation.sets if on_hub(build.tasks(chosen.tasks or recipe.tasks))]
     names = [chosen.name for chosen in away]
     if any(in_process(recipe, component.engine) for _, component, _ in reward_components(recipe)):
         return names  # such a judge cannot be built without its model
@@ -119,7 +118,7 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
         for chosen in recipe.evaluation.sets:
             if chosen not in away:
                 build.set_tasks(chosen)
-    elif on_hub(task_source(recipe.tasks)):
+    elif on_hub(build.source):
         return ["tasks", *names]
     elif recipe.practice is not None:
         _draw_practice(build, recipe.practice, away)
@@ -372,7 +371,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
         from midstream.training.supervised import warm_start
 
-        if run.checkpoints.load_latest(build.policy.learner.load, report=report) is None:
+        if run.checkpoints.load_latest(build.policy.learner.load) is None:
             await warm_start(
                 config,
                 learner=build.policy.learner,

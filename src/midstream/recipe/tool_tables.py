@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from midstream.core.component import Component, Context, EngineConfig
+from midstream.components.component import Component, Context, EngineConfig
+from midstream.components.own import is_reference
 from midstream.core.errors import RecipeError
-from midstream.core.own import is_reference
 from midstream.core.protocols import Tool
 from midstream.tools.corpus import Corpus
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import Renamed
-from midstream.tools.recording import Origin, Recording
+from midstream.tools.recording import Recording, RecordingOrigin
 from midstream.tools.simulated import SimulatedConfig, SimulatedTool, SimulatorPrompt
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ToolTables:
         self._build.opened.append(opened)
         return opened
 
-    def _recorded(self, origin: Origin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
+    def _recorded(self, origin: RecordingOrigin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
         """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
         recorded = self._recording  # first: an unusable recording must be refused before a server starts
         if recorded is not None and self._build.replay:
@@ -98,7 +98,7 @@ class ToolTables:
         self._build.opened += tools
         return tools if recorded is None else recorded.record(tools, origin)
 
-    def _origin(self, component: Component, context: Context) -> Origin:
+    def _origin(self, component: Component, context: Context) -> RecordingOrigin:
         """Everything in the recipe that affects the answers of a table's tools."""
         settings = component.table()
         if component.engine is not None:
@@ -106,7 +106,7 @@ class ToolTables:
         if component.config.needs_world:
             settings["tasks"] = self._recipe.tasks.table()
         runs_code = component.config.sandboxed and not self._build.replay
-        return Origin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")
+        return RecordingOrigin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")
 
     def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
         """The tools with a simulator in their place during training."""
@@ -118,7 +118,7 @@ class ToolTables:
             settings["prompt"] = SimulatorPrompt(config).template
             if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self._build.engine(config.engine, continuous=True)
-        origin = Origin(table=f"{context.name}.simulated", settings=settings)
+        origin = RecordingOrigin(table=f"{context.name}.simulated", settings=settings)
         (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
         return [SimulatedTool(tool, simulator, config) for tool in tools]
 

@@ -1,7 +1,11 @@
-"""The parts of a page as plain JSON values: text, tiles, tables, charts, lessons, runs. The viewer draws them.
+"""What is shown of a run, as plain JSON values: text, facts, tables, charts, lessons, rollouts.
 
-A page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text; numbers are
-finite. Which fields each kind of block has is what its function here returns.
+Each kind of run is described once in these blocks. `draw.py` shows them in the terminal, the viewer in the browser. A
+page is `{"title", "lead", "sections": [{"key", "title", "blocks"}]}`. Every text in it is plain text; numbers are
+finite. Each function here returns one kind of block, with all fields that the kind has.
+
+A tone says what a text means: "soft" (less important), "strong", "up" and "down" (a change for the better or worse),
+"bad" (an error), "warn", "name" (of a tool) and "put-in" (written by the environment, not by the policy).
 """
 
 from __future__ import annotations
@@ -10,16 +14,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from midstream.evaluation.estimates import Interval
-from midstream.report.numbers import Point, buckets, number, percent
+from midstream.report.numbers import Point, buckets, gains, number, percent
 
 Block = dict[str, Any]
-Cell = str | dict[str, Any]
+Cell = str | Block
+Interval = tuple[float, float]
 Section = tuple[str, str, Sequence[Block | None]]  # key, title, blocks; those that are None are left out
 
 LINE_POINTS = 400
@@ -27,7 +26,7 @@ COLORS = 8
 BAD = 7  # the color of errors
 
 
-def page(title: str, lead: str, sections: Iterable[Section]) -> dict[str, Any]:
+def page(title: str, lead: str, sections: Iterable[Section]) -> Block:
     """A whole page; sections without a block are left out, and so are numbers that are not finite."""
     kept = [(key, name, [block for block in blocks if block]) for key, name, blocks in sections]
     shown = [{"key": key, "title": name, "blocks": blocks} for key, name, blocks in kept if blocks]
@@ -44,8 +43,13 @@ def finite(value: Any) -> Any:
 
 
 def text(words: str, tone: str = "") -> Block | None:
-    """A paragraph; `tone` is "", "soft" or "warning". None for no words."""
+    """A paragraph. None for no words."""
     return {"kind": "text", "text": words, "tone": tone} if words.strip() else None
+
+
+def heading(words: str) -> Block:
+    """A heading inside a section."""
+    return {"kind": "heading", "text": words}
 
 
 def tile(name: str, value: str, note: str = "", *, before: str = "") -> dict[str, str]:
@@ -76,15 +80,25 @@ def table(
 
 
 def counts(caption: str, rows: Iterable[tuple[str, int, str]]) -> Block | None:
-    """A table of counts, each with its meaning."""
-    cells = [(name, f"{count:,}", {"text": note, "tone": "soft"}) for name, count, note in rows]
-    return table(caption, ("What", "Count", "Meaning"), cells, last=1)
+    """A table of counts, each with its meaning; those that are 0 are left out."""
+    cells = [(name, f"{count:,}", {"text": note, "tone": "soft"}) for name, count, note in rows if count]
+    return table(f"{caption} What is not listed did not happen.", ("What", "Count", "Meaning"), cells, last=1)
 
 
-def shift(signed: str) -> Cell:
-    """A signed change as a cell, with a tone for its direction."""
-    tone = "" if signed in ("-", "+0.0") else "up" if signed.startswith("+") else "down"
-    return {"text": signed.replace("-", "−") if signed != "-" else signed, "tone": tone}
+def cell(words: str, tone: str = "") -> Cell:
+    """A cell with a tone."""
+    return {"text": words, "tone": tone} if tone else words
+
+
+def shift(signed: str, good: str = "+") -> Cell:
+    """A signed change as a cell; its tone says whether it goes in the `good` direction."""
+    return cell(signed, "" if signed in ("-", "+0.0") else "up" if signed.startswith(good) else "down")
+
+
+def span_of(estimates: Iterable[tuple[float, Interval] | None]) -> float:
+    """The half-width of an axis that these estimates and their intervals fit on; at least a point."""
+    found = [each for each in estimates if each]
+    return max([0.01, *(abs(end) for mid, ends in found for end in (mid, *ends))])
 
 
 def interval(mid: float, ends: Interval, span: float) -> dict[str, float]:
@@ -92,7 +106,12 @@ def interval(mid: float, ends: Interval, span: float) -> dict[str, float]:
     return {"low": ends[0], "mid": mid, "high": ends[1], "span": span}
 
 
-def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = False) -> dict[str, Any]:
+def interval_cell(mid: float, ends: Interval | None, span: float) -> Cell:
+    """The interval of a difference of shares as a cell; the browser also draws it."""
+    return {"text": gains(ends), "tone": "", "interval": interval(mid, ends, span)} if ends else "-"
+
+
+def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = False) -> Block:
     """A line of a chart, or a band of a stacked one; `color` is 1 to 8."""
     return {"name": name, "color": color, "points": [list(point) for point in points], "faint": faint}
 
@@ -100,7 +119,7 @@ def line(name: str, points: Sequence[Point], color: int = 1, *, faint: bool = Fa
 def chart(
     title: str,
     note: str,
-    lines: Sequence[dict[str, Any]],
+    lines: Sequence[Block],
     summary: str = "",
     *,
     x: str = "step",
@@ -113,8 +132,8 @@ def chart(
     words = summary or "; ".join(
         in_words(each["name"], each["points"], x=x, as_percent=as_percent) for each in lines if not each["faint"]
     )
-    shown = {"title": title, "note": note, "x": x, "percent": as_percent, "stacked": stacked, "size": size}
-    return {"kind": "chart", **shown, "summary": words or f"{title}: no data", "lines": lines}
+    shown = {"title": title, "name": title, "note": note, "x": x, "percent": as_percent, "stacked": stacked}
+    return {"kind": "chart", **shown, "size": size, "summary": words or f"{title}: no data", "lines": lines}
 
 
 def charts(*found: Block | None) -> Block | None:
@@ -127,32 +146,27 @@ def curve(
 ) -> Block:
     """A small chart of one line, its last value in the title."""
     kept = buckets(points, LINE_POINTS)
-    last = _value(kept[-1][1], as_percent) if kept else ""
-    return chart(
-        f"{title} {last}".strip(),
-        note,
-        [line(title, kept, color)],
-        "" if kept else f"{title}: no data",
-        x=x,
-        as_percent=as_percent,
-        size="small",
-    )
+    drawn = chart(title, note, [line(title, kept, color)], x=x, as_percent=as_percent, size="small")
+    return {**drawn, "title": f"{title} {in_short(kept[-1][1], as_percent)}"} if kept else drawn
 
 
 def in_words(name: str, points: Sequence[Sequence[float]], *, x: str = "step", as_percent: bool = True) -> str:
     """A line in words, for readers who do not see it."""
-    ends = [f"{_value(y, as_percent)} at {x} {place:,.0f}" for place, y in (points[0], points[-1])]
+    ends = [f"{in_short(y, as_percent)} at {x} {place:,.0f}" for place, y in (points[0], points[-1])]
     return f"{name}: {', '.join(ends)}"
 
 
-def _value(value: float, as_percent: bool) -> str:
+def in_short(value: float, as_percent: bool) -> str:
+    """A value of a chart as text."""
     return percent(value) if as_percent else number(value)
 
 
 def facts(found: Mapping[str, object] | Iterable[tuple[str, object]]) -> Block | None:
-    """Names with their values."""
+    """Names with their values, which are texts or cells; those without a value are left out."""
     pairs = found.items() if isinstance(found, Mapping) else found
-    shown = [[name, str(value)] for name, value in pairs]
+    shown = [
+        [name, value if isinstance(value, dict) else str(value)] for name, value in pairs if value not in ("", None)
+    ]
     return {"kind": "facts", "facts": shown} if shown else None
 
 
@@ -176,7 +190,7 @@ def card(
     interval: Mapping[str, float] | None = None,
     blocks: Sequence[Block | None] = (),
     vote: bool = False,
-) -> dict[str, Any]:
+) -> Block:
     """A lesson or change: its text, what is known about it, and what can be opened. `vote`: people can vote on it."""
     shown = [fact for fact in said if fact]
     kept = [block for block in blocks if block]
@@ -185,44 +199,6 @@ def card(
     }  # fmt: skip
 
 
-def cards(found: Sequence[dict[str, Any]]) -> Block | None:
+def cards(found: Sequence[Block]) -> Block | None:
     """Lessons or changes below each other."""
     return {"kind": "cards", "cards": list(found)} if found else None
-
-
-# --- what the terminal shows ------------------------------------------------------------------------------------------
-
-_TONES = {"green": "up", "red": "bad", "yellow": "bad", "dim": "soft"}
-
-
-def of_screen(shown: RenderableType) -> list[Block | None]:
-    """The tables and texts of a screen as blocks, so that page and terminal cannot differ."""
-    if isinstance(shown, Group):
-        return [block for part in shown.renderables for block in of_screen(part)]
-    if isinstance(shown, Padding):
-        return of_screen(shown.renderable)
-    if not isinstance(shown, Table):
-        words = shown if isinstance(shown, Text) else Text(str(shown))
-        return [text(words.plain.strip(), "warning" if str(words.style) == "yellow" else "")]
-    columns = [[_cell(cell) for cell in column.cells] for column in shown.columns]
-    rows = list(zip(*columns, strict=True))
-    if not shown.show_header:
-        return [facts((str(name), _plain(value)) for name, value in rows)]
-    right = [column.justify == "right" for column in shown.columns]
-    heads = [" ".join(_plain(column.header).split()) for column in shown.columns]
-    found = table(_plain(shown.title), heads, rows, left=len(heads))
-    if found:
-        for column, aligned in zip(found["columns"], right, strict=True):
-            column["align"] = "right" if aligned else "left"
-    return [found, text(_plain(shown.caption), "warning")]
-
-
-def _cell(shown: RenderableType) -> Cell:
-    """A cell with the tone of its color."""
-    style = str(shown.style) if isinstance(shown, Text) else ""
-    tone = next((tone for color, tone in _TONES.items() if color in style), "")
-    return {"text": _plain(shown), "tone": tone} if tone else _plain(shown)
-
-
-def _plain(shown: object) -> str:
-    return shown.plain if isinstance(shown, Text) else "" if shown is None else str(shown)

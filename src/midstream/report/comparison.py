@@ -1,6 +1,7 @@
 """Evaluations against the first, task by task, and groups of runs against the first group: which is better, how surely.
 
-`Comparison` and `GroupComparison` hold the numbers, what to know about them, and the screens of `midstream compare`.
+`Comparison` and `GroupComparison` hold the numbers and what to know about them; their `sections` are the blocks of
+`midstream compare` and of the page of a comparison.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
@@ -24,21 +23,18 @@ from midstream.core.text import html_table
 from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.pairs import compare_groups as compare_two_groups
-from midstream.report.evaluation_tables import label
-from midstream.report.numbers import counted, gain, gains, percent
-from midstream.report.run_results import evaluated_trajectories
-from midstream.report.tables import (
-    VERDICT_COLORS,
-    compared_screen,
-    effort_table,
-    group_table,
-    sentence,
-    tool_share_table,
-)
+from midstream.report import blocks
+from midstream.report.blocks import Block, Cell, Section, interval_cell, span_of, text
+from midstream.report.draw import chosen, draw
+from midstream.report.evaluation import evaluated_trajectories, label
+from midstream.report.numbers import counted, dollars, gain, gains, number, percent, shorten
 from midstream.runs import RunDirectory
 from midstream.runs.info import differing_settings
 
 _SETTINGS_SHOWN = 8
+_TEXT_LIMIT = 300
+_ANSWERS_SHOWN = 4
+VERDICT_TONES = {"better": "up", "worse": "down", "the same": "", "no evidence of a difference": "strong"}
 
 Comparable = RunDirectory | str | Path
 """A run, its path, or `RUN@STEP` for another step than the last evaluated."""
@@ -87,9 +83,10 @@ class Comparison:
             notes += _differences(self.letters, first, other)
         return notes
 
-    def screen(self, *, tasks: bool = False) -> Group:
-        """What `midstream compare` shows; `tasks` lists the tasks that differ."""
-        letters, parts = self.letters, list[RenderableType]()
+    @property
+    def sections(self) -> list[Section]:
+        """The results of every set, what a task took, what to know about them; tasks that differ are folded."""
+        letters, named = self.letters, list[tuple[str, str]]()
         for compared in self.runs:
             resolved: Any = compared.run.info().resolved
             agent = resolved.get("agent", {})
@@ -97,28 +94,31 @@ class Comparison:
             words = [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]
             policies = [label([result], "") for result in compared.results.values()]
             described = ", ".join(filter(None, [" ".join(filter(None, words)), *dict.fromkeys(policies)]))
-            parts.append(Text(f"{letters[compared.name]}  {compared.name} ({described})"))
-        parts += [Text(), compared_screen(letters, self.found, tasks=tasks)]
+            named.append((letters[compared.name], f"{compared.name} ({described})"))
+        results, effort = list[Block | None](), list[Block | None]()
         for key in dict.fromkeys((paired.set_name, paired.sampling) for paired in self.found):
+            several = [paired for paired in self.found if (paired.set_name, paired.sampling) == key]
+            results += compared_blocks(letters, several)
             sides = {letters[compared.name]: compared.results[key] for compared in self.runs if key in compared.results}
-            parts += [Text(), effort_table(sides, f"{', '.join(key)}: what a task took")]
-            several = [paired for paired in self.found if (paired.set_name, paired.sampling) == key and paired.tools]
-            if several:
-                parts.append(tool_share_table(letters, several, f"{', '.join(key)}: share of turns by tool"))
+            effort += [
+                effort_table(sides, f"{', '.join(key)}: what a task took"),
+                tool_share_table(letters, [paired for paired in several if paired.tools]),
+            ]
         if len(self.runs) > 2:
-            parts.append(
-                Text(
-                    f"\nWith {len(self.runs) - 1} comparisons against {letters[self.runs[0].name]} each interval of "
-                    "success is made wider (Bonferroni), so that all of them together hold in 95% of cases; those of "
-                    "tools are not."
-                )
+            words = (
+                f"With {len(self.runs) - 1} comparisons against {letters[self.runs[0].name]} each interval of success "
+                "is made wider (Bonferroni), so that all of them together hold in 95% of cases; those of tools are not."
             )
-        if notes := self.notes:
-            parts.append(Text("\n" + "\n".join(notes), "yellow"))
-        return Group(*parts)
+            effort.append(text(words))
+        return [
+            ("compared", "Compared", [blocks.facts(named)]),
+            ("results", "Results", results),
+            ("details", "What it took", effort),
+            ("notes", "To know", [text("\n".join(self.notes), "warn")]),
+        ]
 
     def __str__(self) -> str:
-        return plain_text(self.screen())
+        return plain_text(draw(chosen(self.sections, *SHOWN)))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -170,19 +170,28 @@ class GroupComparison:
             notes += _setting_notes(head, runs[0], f"settings that differ ({first} | {other}):")
         return notes
 
-    def screen(self, *, tasks: bool = False) -> Group:
-        """What `midstream compare --group` shows; groups are compared by their runs, so there are no `tasks`."""
-        parts: list[RenderableType] = []
+    @property
+    def sections(self) -> list[Section]:
+        """The results of every set, and what to know about them; groups are compared by their runs, not by tasks."""
+        found: list[Block | None] = []
         for key in dict.fromkeys((pair.set_name, pair.sampling) for pair in self.found):
             several = [pair for pair in self.found if (pair.set_name, pair.sampling) == key]
-            parts.append(group_table(several))
+            found.append(group_table(several))
             for pair in several:
-                said = f"{sentence(self.letters, pair)}\n  {pair.method}"
-                parts.append(Text(said, VERDICT_COLORS.get(pair.verdict or "", "")))
-            parts.append(Text())
-        if notes := self.notes:
-            parts.append(Text("\n".join(notes), "yellow"))
-        return Group(*parts)
+                words = f"{sentence(self.letters, pair)}\n  {pair.method}"
+                found.append(text(words, VERDICT_TONES.get(pair.verdict or "", "")))
+        return [("results", "Results", found), ("notes", "To know", [text("\n".join(self.notes), "warn")])]
+
+
+SHOWN = ("compared", "results", "details", "notes")
+"""The sections that the terminal shows."""
+
+
+def comparison_page(comparison: Comparison | GroupComparison) -> Block:
+    """The page of a comparison; its lead has every verdict."""
+    letters = comparison.letters
+    verdicts = (f"{sentence(letters, pair)}, on {pair.set_name} {pair.sampling}." for pair in comparison.found)
+    return blocks.page(" and ".join(letters), " ".join(verdicts), comparison.sections)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -375,3 +384,144 @@ def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Map
         loops = [{key: value for key, value in agent.items() if not isinstance(value, Mapping)} for agent in agents]
         ours, theirs = {**ours, "agent": loops[0]}, {**theirs, "agent": loops[1]}
     return ours, theirs
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def sentence(letters: Mapping[str, str], pair: Paired | GroupDifference) -> str:
+    """The verdict in words: "B is better than A by 3.2 points (95% interval 1.1 to 5.3)"."""
+    first, other = letters[pair.first], letters[pair.other]
+    if pair.interval is None:
+        return f"{other} has {gain(pair.difference)} points against {first}"
+    if pair.verdict == "the same":
+        return f"{other} and {first} are the same: every turn of every task is equal"
+    level = f"{pair.level * 100:.4g}%"
+    if pair.verdict == "no evidence of a difference":
+        between = f"{level} interval {gains(pair.interval)}"
+        return f"{other} and {first}: no evidence of a difference ({gain(pair.difference)} points, {between})"
+    # "Better by" and "worse by" both take positive numbers, smallest first.
+    low, high = sorted(abs(end) * 100 for end in pair.interval)
+    points = f"{abs(pair.difference) * 100:.1f} points ({level} interval {low:.1f} to {high:.1f})"
+    return f"{other} is {pair.verdict} than {first} by {points}"
+
+
+def compared_blocks(letters: Mapping[str, str], several: Sequence[Paired]) -> list[Block | None]:
+    """One set and sampling: success on the tasks that both sides have a result of, the verdicts, what is left out."""
+    head = several[0]
+    span = span_of((pair.difference, pair.interval) for pair in several)
+    rows: list[list[Cell]] = []
+    shown = None
+    for pair in several:
+        # The first run again, where other tasks have a result on both sides.
+        if (pair.tasks, pair.first_success) != shown:
+            shown = pair.tasks, pair.first_success
+            rows.append([letters[pair.first], str(pair.tasks), percent(pair.first_success), *[""] * 5])
+        rows.append(
+            [
+                letters[pair.other],
+                str(pair.tasks),
+                percent(pair.other_success),
+                blocks.cell(gain(pair.difference), VERDICT_TONES[pair.verdict]),
+                "-" if pair.verdict == "the same" else interval_cell(pair.difference, pair.interval, span),
+                *map(str, (pair.wins, pair.losses, pair.ties)),
+            ]
+        )
+    level = f"{head.level * 100:.4g}% interval"
+    heads = ("", "tasks", "success", f"against {letters[head.first]}", level, "won", "lost", "tied")
+    found = [blocks.table(f"{head.set_name}, {head.sampling}: {head.metric}", heads, rows)]
+    for pair in several:
+        found.append(text(sentence(letters, pair), VERDICT_TONES[pair.verdict]))
+        left_out = [
+            (pair.left_out, "task", "left out: no result on one side (infrastructure errors)"),
+            (pair.runs_left_out, "run", "of the others left out: no result (infrastructure errors)"),
+        ]
+        for count, side in ((pair.only_first, pair.first), (pair.only_other, pair.other)):
+            they = "it" if count == 1 else "them"
+            left_out.append((count, "task", f"left out: only {letters[side]} has {they}"))
+        found += [text(f"  {counted(count, noun)} {why}", "warn") for count, noun, why in left_out if count]
+    return found + [differing_tasks(letters, pair) for pair in several]
+
+
+def differing_tasks(letters: Mapping[str, str], compared: Paired) -> Block | None:
+    """The tasks that only one side solves, or solves more often, with the answers of both."""
+    found: list[Block | None] = []
+    for pair in sorted(compared.differing, key=lambda pair: -pair.difference):
+        won = letters[compared.other if pair.difference > 0 else compared.first]
+        found.append(text(f"{won} is better on {pair.task_id}: {shorten(pair.question, _TEXT_LIMIT)}"))
+        rows = [("gold", shorten(pair.gold or "-", _TEXT_LIMIT))]
+        for name, side in ((compared.first, pair.first), (compared.other, pair.other)):
+            answers = ["(none)" if a is None else shorten(a, _TEXT_LIMIT) for a in dict.fromkeys(side.answers)]
+            more = f" | {len(answers) - _ANSWERS_SHOWN} more" if len(answers) > _ANSWERS_SHOWN else ""
+            rows.append((letters[name], f"{number(side.value)}  {' | '.join(answers[:_ANSWERS_SHOWN])}{more}"))
+        found.append(blocks.facts(rows))
+    return blocks.fold(f"Tasks that {letters[compared.first]} and {letters[compared.other]} differ on", *found)
+
+
+def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block | None:
+    """What each side took for a task, by letter: agents of any kind have these numbers."""
+    rows = []
+    for letter, result in results.items():
+        runs = max(1, result.tasks * result.trials)
+        rows.append(
+            [
+                letter,
+                f"{result.turns_mean:.2f}",
+                f"{sum(result.tool_use.calls.values()) / runs:.2f}",
+                percent(result.tool_use.error_rate),
+                number(result.prompt_tokens / runs),
+                number(result.completion_tokens / runs),
+                dollars(result.cost_usd / runs) if result.cost_usd else "-",
+            ]
+        )
+    return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
+
+
+def tool_share_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Block | None:
+    """The share of turns that went to each tool, the first evaluation's and the others', with their differences."""
+    if not several:
+        return None
+    head = several[0]
+    names = ["tool", letters[head.first]]
+    most: dict[str, float] = {}
+    for pair in several:
+        names += [letters[pair.other], f"against {letters[pair.first]}", "95% interval"]
+        most |= {name: max(shift.other, most.get(name, 0.0)) for name, shift in pair.tools.items()}
+    span = span_of((shift.other - shift.first, shift.interval) for pair in several for shift in pair.tools.values())
+    rows: list[list[Cell]] = []
+    for name in sorted(most, key=lambda name: (-most[name], name)):
+        cells: list[Cell] = [name, percent(head.tools[name].first if name in head.tools else 0.0)]
+        for pair in several:
+            if shift := pair.tools.get(name):
+                difference = shift.other - shift.first
+                cells += [percent(shift.other), gain(difference), interval_cell(difference, shift.interval, span)]
+            else:
+                cells += [percent(0.0), gain(0.0), "-"]
+        rows.append(cells)
+    return blocks.table(f"{head.set_name}, {head.sampling}: share of turns by tool", names, rows)
+
+
+def group_table(several: Sequence[GroupDifference]) -> Block | None:
+    """Mean success of the first group and of each other over their runs, and each run's own."""
+    head = several[0]
+    span = span_of((pair.difference, pair.interval) for pair in several if pair.interval)
+    rows: list[list[Cell]] = []
+
+    def add(name: str, values: Sequence[float], difference: Cell = "", interval: Cell = "") -> None:
+        each = "  ".join(percent(value).removesuffix("%") for value in values)
+        rows.append([name, str(len(values)), percent(fmean(values)), difference, interval, each])
+
+    add(head.first, head.first_values)
+    for pair in several:
+        interval = interval_cell(pair.difference, pair.interval, span)
+        tone = VERDICT_TONES.get(pair.verdict or "", "")
+        add(pair.other, pair.other_values, blocks.cell(gain(pair.difference), tone), interval)
+    heads = (
+        "group",
+        "runs",
+        "success",
+        f"against {head.first}",
+        f"{head.level * 100:.4g}% interval",
+        "of each, by seed",
+    )
+    return blocks.table(f"{head.set_name}, {head.sampling}: {head.metric}", heads, rows, last=1)

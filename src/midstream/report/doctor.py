@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
-from midstream.report.evaluation_tables import plain_table
+from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, cut, listed, number
 
 Status = Literal["ok", "warning", "failed", "not checked"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from midstream.core.metrics import Spent
+from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
 from midstream.core.trajectory import OUTER_LIMITS
 from midstream.evaluation.estimates import t_quantile
@@ -64,11 +66,6 @@ def duration(seconds: float) -> str:
 def dollars(value: float) -> str:
     """US dollars: "$12.34", below a dollar "$0.0123"."""
     return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
-
-
-def counted(count: int, noun: str, several: str = "") -> str:
-    """A count with its noun: "1 turn", "2 turns"; `several` where the plural is not made with an s."""
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -148,3 +145,45 @@ def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     finite = [point for point in points if all(map(math.isfinite, point))]
     recent = [finite[max(0, index - window) : index] for index in range(1, len(finite) + 1)]
     return [(some[-1][0], statistics.fmean(y for _, y in some)) for some in recent]
+
+
+# --- lessons and budgets ---------------------------------------------------------------------------------------------
+
+
+def total_fates(updates: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The `fates` of all updates, summed. A pending change comes up again, so only the last update's count."""
+    total = {name: sum(found[name] for found in updates) for name in ("accepted", "rejected", "refused")}
+    return {**total, "pending": updates[-1]["pending"] if updates else 0}
+
+
+def spent_text(spent: Spent, limits: Mapping[str, float] | None = None) -> str:
+    """What was used, each with its limit where there is one: "1,500 of 2,000 rollouts, 2.1M tokens, $0.84".
+
+    `limits` are those of a budget that are set (`BudgetConfig.limits`), by field of `Spent`.
+    """
+    limits = limits or {}
+    writers: dict[str, Callable[[float], str]] = {"rollouts": "{:,}".format, "tokens": short, "cost_usd": dollars}
+    used = {name: write(getattr(spent, name)) for name, write in writers.items()}
+    used |= {name: f"{used[name]} of {write(limits[name])}" for name, write in writers.items() if name in limits}
+    parts = [f"{used['rollouts']} rollout{'' if used['rollouts'] == '1' else 's'}", f"{used['tokens']} tokens"]
+    if spent.cost_usd or "cost_usd" in limits:
+        parts.append(used["cost_usd"])
+    return ", ".join(parts)
+
+
+def short(count: float) -> str:
+    """A large count in three digits: "2.05M", "41.3k"."""
+    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if count >= max(10_000, size * 0.9995):  # three digits of 999,700 are 1M
+            return f"{number(count / size)}{letter}"
+    return f"{count:,}"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """The counts above 0: "uniform groups 6, lost pairs 2"; "" for none."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def fates_text(found: Mapping[str, int]) -> str:
+    """The fates that occur, in words; "no change" for none."""
+    return ", ".join(f"{count:,} {name}" for name, count in found.items() if count) or "no change"

@@ -20,43 +20,50 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core import events
-from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
+from midstream.core.metrics import EvaluationResult, tool_use
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
-from midstream.engines.openai.prices import prices_used
+from midstream.engines.openai.providers import prices_used
 from midstream.evaluation.estimates import value
-from midstream.report.evaluation_tables import is_greedy, summary_line, where
+from midstream.report.evaluation import is_greedy, summary_line, where
 from midstream.report.numbers import (
     counted,
+    counts_text,
     dollars,
     duration,
+    fates_text,
     mean,
     number,
     percent,
     sharing,
     sparkline,
+    spent_text,
     summed,
+    total_fates,
     troubles,
 )
-from midstream.report.practice_data import counts_text, fates_text, spent_text, total_fates
 
 _RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates
 _LINES_A_SET = 10
+_TROUBLES = ("errors", "left out")
 _COUNTERS = re.compile(r"\s*\S*\d\S*")  # words of a phase such as "120/450", which alone make no new line
 
-Rows = list[tuple[str, Text]]
 Kind = Literal["training", "practice", "evaluation"]
 
 
 class RunView:
-    """What every kind of run shows: its name, its phase, the units done, the time left."""
+    """What every kind of run shows: its name, its phase, the units done, the time left, and its newest numbers.
+
+    `facts` are the numbers by name: the panel shows all of them, a line of a log those of its unit.
+    """
 
     unit = ""
 
     def __init__(self) -> None:
         self.recipe, self.directory, self.phase = "midstream", "", "starting"
         self.total = self.done = 0
+        self.facts: dict[str, str] = {}
         self._earlier = 0  # units of earlier sessions took no time in this one
         self._loaded = self._started = time.monotonic()
 
@@ -78,13 +85,15 @@ class RunView:
                 return f"finished after {duration(self.elapsed_s)}"
         return ""
 
-    def rows(self) -> Rows:
-        """The panel's lines, between the bar and the time."""
-        return []
-
     def bar(self) -> tuple[str, int, int]:
         """The bar's label, how much of it is done, and its length."""
         return f"{self.unit} {self.done}/{self.total}", self.done, self.total
+
+    def line(self, facts: Mapping[str, str], *more: str) -> str:
+        """A line of a log: the unit, its facts, the time left and `more`."""
+        left = f"{duration(self.left_s)} left" if self.left_s is not None else ""
+        parts = [f"{name} {value}" for name, value in facts.items() if value]
+        return " | ".join(filter(None, [self.bar()[0], *parts, left, *more]))
 
     @property
     def elapsed_s(self) -> float:
@@ -107,9 +116,9 @@ class TrainingView(RunView):
 
     def __init__(self) -> None:
         super().__init__()
+        self.facts = {"reward": "", "held-out": "not evaluated yet"}
         self._rewards: list[float] = []
         self._troubles: Counter[str] = Counter()
-        self._last: events.StepFinished | None = None
         self._newest: EvaluationResult | None = None
 
     def count(self, event: events.RunEvent) -> str:
@@ -122,64 +131,44 @@ class TrainingView(RunView):
             case events.StepFinished():
                 return self._count_step(event)
             case events.EvaluationFinished(result):
-                self._troubles += _troubles(result)
+                self._count_troubles(Counter(failures=result.request_failures, repaired=result.replies_repaired))
                 # A sampled result is shown only until there is a greedy one.
                 if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
                     self._newest = result
+                    when = f"at step {result.step}" if result.step is not None else f"({result.policy})"
+                    success = f"{percent(result.success)} {when}"
+                    self.facts["held-out"] = f"{success}  {result.set_name}, {result.sampling}"
                 at = f"step {result.step}: " if result.step is not None else ""
                 return f"evaluation {at}{_result_text(result)}"
         return super().count(event)
-
-    def rows(self) -> Rows:
-        """Reward, held-out success, tool errors, tools, speed and errors."""
-        rows: Rows = [("held-out", self._held_out())]
-        if self._last is not None:
-            metrics = self._last.metrics
-            recent = self._rewards[-_RECENT:]
-            reward = Text(f"{metrics.reward_mean:.3f}  ", "bold")
-            reward.append(sparkline(self._rewards[-_SPARKLINE:]), "cyan")
-            reward.append(f"  last {len(recent)}: {mean(recent) or 0.0:.3f}", "not bold")
-            tools = Text()
-            for name, share in sorted(metrics.tool_use.share.items(), key=lambda item: -item[1]):
-                tools.append("  " if tools else "").append(name).append(f" {share:.0%}", "bold")
-            habits = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run"
-            pace = [f"{number(self._last.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]
-            rows = [("reward", reward), *rows, ("tool errors", Text(habits)), ("tools", tools)]
-            rows.append(("speed", Text("   ".join(pace))))
-        if errors := _troubles_text(self._troubles, "lost, left out of training"):
-            rows.append(("errors", Text(errors, "bold yellow")))
-        return rows
 
     def _next_step(self, done: int) -> None:
         self.phase = f"training step {done + 1} of {self.total}" if done < self.total else "writing down"
 
     def _count_step(self, event: events.StepFinished) -> str:
         metrics = event.metrics
-        self.done, self._last = metrics.step, event
+        self.done = metrics.step
         self._next_step(metrics.step)
         self._rewards.append(metrics.reward_mean)
-        met = _troubles(metrics, lost=metrics.trajectories_error)
-        self._troubles += met
+        met = Counter(
+            failures=metrics.request_failures, repaired=metrics.replies_repaired, lost=metrics.trajectories_error
+        )
+        self._count_troubles(met)
         recent = self._rewards[-_RECENT:]
-        parts = [
-            f"step {metrics.step}/{self.total}",
-            f"reward {metrics.reward_mean:.3f} (last {len(recent)}: {mean(recent) or 0.0:.3f})",
-            f"tool errors {percent(metrics.tool_use.error_rate)}",
-            f"turns {metrics.turns_mean:.2f}",
-            f"{number(event.timing.tokens_per_s)} tokens/s",
-            *sharing(metrics.sharing),
-            f"{duration(self.left_s or 0.0)} left",
-            _troubles_text(met, "lost to errors"),
-        ]
-        return " | ".join(filter(None, parts))
+        facts = {
+            "reward": f"{metrics.reward_mean:.3f} (last {len(recent)}: {mean(recent) or 0.0:.3f})",
+            "tool errors": percent(metrics.tool_use.error_rate),
+            "turns": f"{metrics.turns_mean:.2f}",
+            "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
+        }
+        tools = sorted(metrics.tool_use.share.items(), key=lambda item: -item[1])
+        self.facts |= {**facts, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
+        self.facts["reward"] += f"  {sparkline(self._rewards[-_SPARKLINE:])}"
+        return self.line(facts, _troubles_text(met, "lost to errors"))
 
-    def _held_out(self) -> Text:
-        newest = self._newest
-        if newest is None:
-            return Text("not evaluated yet", "dim")
-        when = f"at step {newest.step}" if newest.step is not None else f"({newest.policy})"
-        text = Text(percent(newest.success), "bold green").append(f" {when}", "not bold")
-        return text.append(f"  {newest.set_name}, {newest.sampling}", "dim not bold")
+    def _count_troubles(self, met: Counter[str]) -> None:
+        self._troubles += met
+        self.facts["errors"] = _troubles_text(self._troubles, "lost, left out of training")
 
 
 class PracticeView(RunView):
@@ -189,9 +178,9 @@ class PracticeView(RunView):
 
     def __init__(self) -> None:
         super().__init__()
+        self.facts = {"reward": "", "held-out": "not evaluated yet"}
         self._limits: Mapping[str, float] = {}
         self._updates: list[events.UpdateFinished] = []
-        self._spent = Spent()
         self._results: dict[tuple[str, str], list[EvaluationResult]] = {}
 
     def count(self, event: events.RunEvent) -> str:
@@ -200,48 +189,37 @@ class PracticeView(RunView):
             case events.RunStarted():
                 self._limits = event.limits
             case events.BudgetSpent():
-                self._spent = event.spent
+                self.facts["spent"] = spent_text(event.spent, self._limits)
             case events.UpdateFinished():
-                self._updates.append(event)
-                self._spent = event.spent
-                if event.update <= self.done:
-                    return ""  # of an earlier session
-                self.done = event.update
-                parts = [
-                    f"update {event.update}/{self.total}",
-                    f"reward {event.reward_mean:.3f}",
-                    fates_text(event.fates),
-                    counted(event.lessons, "lesson"),
-                    spent_text(event.spent, self._limits),
-                    counts_text(event.left_out),
-                    f"{duration(self.left_s)} left" if self.left_s is not None else "",
-                ]
-                return " | ".join(filter(None, parts))
+                return self._count_update(event)
             case events.EvaluationFinished():
                 self._results.setdefault((where(event.result), event.result.sampling), []).append(event.result)
+                scores = [
+                    " -> ".join(f"{percent(result.success)} {result.policy}" for result in results)
+                    + f"  {name}, {sampling}"
+                    for (name, sampling), results in self._results.items()
+                ]
+                self.facts["held-out"] = "\n".join(scores)
                 return f"evaluation {_result_text(event.result)}"
         return super().count(event)
 
-    def rows(self) -> Rows:
-        """Reward, a line for each set without and with lessons, lessons, changes and budget."""
-        rows: Rows = []
-        for (name, sampling), results in self._results.items():
-            scores = " -> ".join(f"{percent(result.success)} {result.policy}" for result in results)
-            line = Text(scores, "bold green").append(f"  {name}, {sampling}", "dim not bold")
-            rows.append(("held-out", line))
-        rows = rows or [("held-out", Text("not evaluated yet", "dim"))]
-        if self._updates:
-            last = self._updates[-1]
-            rewards = sparkline([update.reward_mean for update in self._updates[-_SPARKLINE:]])
-            newest = f"  last update: {last.proposed} proposed, {fates_text(last.fates)}"
-            total = total_fates([update.fates for update in self._updates])
-            rows = [("reward", Text(f"{last.reward_mean:.3f}  ", "bold").append(rewards, "cyan")), *rows]
-            rows.append(("lessons", Text(f"{last.lessons}", "bold").append(newest, "not bold")))
-            rows.append(("changes", Text(fates_text(total))))
-        rows.append(("spent", Text(spent_text(self._spent, self._limits))))
-        if lost := counts_text(summed(update.left_out for update in self._updates)):
-            rows.append(("left out", Text(lost, "yellow")))
-        return rows
+    def _count_update(self, event: events.UpdateFinished) -> str:
+        self._updates.append(event)
+        facts = {
+            "reward": f"{event.reward_mean:.3f}",
+            "changes": fates_text(event.fates),
+            "lessons": f"{event.lessons:,}",
+            "spent": spent_text(event.spent, self._limits),
+            "left out": counts_text(event.left_out),
+        }
+        self.facts |= facts
+        self.facts["reward"] += f"  {sparkline([update.reward_mean for update in self._updates[-_SPARKLINE:]])}"
+        self.facts["changes"] = fates_text(total_fates([update.fates for update in self._updates]))
+        self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
+        if event.update <= self.done:
+            return ""  # of an earlier session
+        self.done = event.update
+        return self.line(facts)
 
 
 class EvaluationView(RunView):
@@ -261,7 +239,7 @@ class EvaluationView(RunView):
         match event:
             case events.RunStarted():
                 super().count(event)
-                self.sets = event.sets
+                self.sets, self.facts["all sets"] = event.sets, f"{self.done:,} of {counted(self.total, 'run')}"
                 before = f", {event.done:,} of them done before" if event.done else ""
                 size = f"{counted(event.total, 'run')} in {counted(event.sets, 'evaluation')}"
                 return f"{event.recipe}: {size}{before}, in {event.directory}"
@@ -271,25 +249,7 @@ class EvaluationView(RunView):
                 before = f", {event.done:,} of them done before" if event.done else ""
                 return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
             case events.TrajectoriesFinished():
-                tenths = self.set_done * _LINES_A_SET // self.set_total
-                self.done += len(event.trajectories)
-                self.set_done += len(event.trajectories)
-                for trajectory in event.trajectories:
-                    used = usage_of(trajectory.calls)
-                    self.solved += value(trajectory)
-                    self.errors += trajectory.status == "error"
-                    self.cost_usd += trajectory.cost_usd
-                    self.tokens += used.prompt_tokens + used.completion_tokens
-                self.calls.update(tool_use(event.trajectories).calls)
-                if event.earlier:
-                    self._earlier += len(event.trajectories)
-                    return ""
-                if self.set_done * _LINES_A_SET // self.set_total == tenths or self.set_done == self.set_total:
-                    return ""
-                parts = [f"{self.set_done:,}/{self.set_total:,}", f"success so far {percent(self.success)}"]
-                parts += [counted(self.errors, "error"), f"{number(self.tokens)} tokens"]
-                parts += [dollars(self.cost_usd)] if self.cost_usd else []
-                return " | ".join([*parts, f"{duration(self.left_s or 0.0)} left"])
+                return self._count_trajectories(event)
             case events.EvaluationFinished():
                 return summary_line(event.result)
             case events.RunFinished():
@@ -297,20 +257,31 @@ class EvaluationView(RunView):
                 return ""
         return super().count(event)
 
-    def rows(self) -> Rows:
-        """Success of the set so far, errors, tool calls, tokens, and how much of all sets is done."""
-        errors = Text(f"{self.errors:,}", "bold yellow" if self.errors else "")
-        if self.errors:
-            errors.append("  counted as wrong", "not bold dim")
+    def _count_trajectories(self, event: events.TrajectoriesFinished) -> str:
+        tenths = self.set_done * _LINES_A_SET // self.set_total
+        self.done += len(event.trajectories)
+        self.set_done += len(event.trajectories)
+        for trajectory in event.trajectories:
+            used = usage_of(trajectory.calls)
+            self.solved += value(trajectory)
+            self.errors += trajectory.status == "error"
+            self.cost_usd += trajectory.cost_usd
+            self.tokens += used.prompt_tokens + used.completion_tokens
+        self.calls.update(tool_use(event.trajectories).calls)
+        facts = {
+            "success so far": percent(self.success),
+            "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),
+            "tokens": number(self.tokens),
+            "cost": dollars(self.cost_usd) if self.cost_usd else "",
+        }
         calls = ", ".join(f"{name} {count:,}" for name, count in self.calls.most_common())
-        cost = f", {dollars(self.cost_usd)}" if self.cost_usd else ""
-        return [
-            ("success", Text(percent(self.success), "bold green").append(" so far", "not bold dim")),
-            ("errors", errors),
-            ("tool calls", Text(calls or "-")),
-            ("tokens", Text(f"{number(self.tokens)}{cost}")),
-            ("all sets", Text(f"{self.done:,} of {counted(self.total, 'run')}")),
-        ]
+        self.facts = {**facts, "tool calls": calls, "all sets": f"{self.done:,} of {counted(self.total, 'run')}"}
+        if event.earlier:
+            self._earlier += len(event.trajectories)
+            return ""
+        if self.set_done * _LINES_A_SET // self.set_total == tenths or self.set_done == self.set_total:
+            return ""
+        return self.line(facts)
 
     def bar(self) -> tuple[str, int, int]:
         """The bar is the current set's."""
@@ -363,9 +334,11 @@ class Progress:
         rows.add_column(style="dim", no_wrap=True, min_width=len("tool errors"))
         # One line each, cut if need be: the panel keeps its height.
         rows.add_column(no_wrap=True, overflow="ellipsis")
-        time_row = ("time", Text(f"{duration(view.elapsed_s)} elapsed{left}"))
-        for name, text in [*view.rows(), time_row, ("now", Text(view.phase))]:
-            rows.add_row(name, text)
+        shown = {**view.facts, "time": f"{duration(view.elapsed_s)} elapsed{left}", "now": view.phase}
+        for name, text in shown.items():
+            if text:
+                color = "yellow" if name in _TROUBLES and text != "0" else "bold" if name == "held-out" else ""
+                rows.add_row(name, Text(text, color))
         label, done, total = view.bar()
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
@@ -440,11 +413,6 @@ def _result_text(result: EvaluationResult) -> str:
         f"{where(result)} {result.sampling} ({result.policy}): success {percent(result.success)} of "
         f"{counted(result.tasks, 'task')}{errors}{', ' if trouble else ''}{trouble}"
     )
-
-
-def _troubles(counts: StepMetrics | EvaluationResult, lost: int = 0) -> Counter[str]:
-    """What failed around the model; an evaluation's line has its own lost tasks."""
-    return Counter(failures=counts.request_failures, repaired=counts.replies_repaired, lost=lost)
 
 
 def _troubles_text(counts: Mapping[str, int], lost: str) -> str:

@@ -36,8 +36,9 @@ from midstream.core.terminal import Terminal
 from midstream.core.text import visible
 from midstream.core.trajectory import Action, Call, Trajectory, usage_of
 from midstream.report import turn_rows
+from midstream.report.draw import STYLES, plain
 from midstream.report.numbers import counted, duration, troubles
-from midstream.report.turn_rows import Row, part_rows, plain
+from midstream.report.turn_rows import Row, part_rows
 
 _WIDEST = 110
 _LABEL_WIDTH = len("observation")
@@ -241,7 +242,7 @@ class Timeline:
 
     def _print_rows(self, rows: list[Row], note: str = "") -> None:
         """Print rows under the turn, long ones cut; `note` stands at the right end of the first if there is room."""
-        self._print_texts(turn_rows.shown(rows), note)
+        self._print_texts([(row.label, plain(row.text, STYLES.get(row.tone, ""))) for row in rows], note)
 
     def _print_texts(self, rows: list[tuple[str, Text]], note: str = "", *, whole: bool = False) -> None:
         for name, content in rows:

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from midstream.report.draw import fields
 from midstream.report.numbers import counted
-from midstream.report.turn_rows import fields
 
 _INDENT = (0, 0, 1, 2)
 

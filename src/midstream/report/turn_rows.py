@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pydantic import JsonValue
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.metrics import StreamMetrics
 from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
-from midstream.core.text import visible
 from midstream.core.trajectory import (
     Action,
     Call,
@@ -44,7 +40,6 @@ from midstream.core.trajectory import (
 )
 from midstream.report.numbers import counted, listed, number, percent, shorten, troubles
 
-_TEXT_LIMIT = 1500
 _VOTE = 40  # characters of an answer among votes
 
 # Stop reasons that say too little by their name.
@@ -59,7 +54,6 @@ BLOCKS = ("command", "code", "call", "▸ call", "observation", "◂ output", "s
 _LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
 
 Tone = Literal["", "bad", "warn", "soft", "name", "put-in"]  # put-in: the environment wrote it, not the policy
-_STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "soft": "dim", "name": "cyan", "put-in": "magenta"}
 
 
 class Row(NamedTuple):
@@ -68,36 +62,6 @@ class Row(NamedTuple):
     label: str
     text: str
     tone: Tone = ""
-
-
-def shown(rows: Iterable[Row]) -> list[tuple[str, Text]]:
-    """Rows for the terminal, by `plain`."""
-    return [(row.label, plain(row.text, _STYLES.get(row.tone, ""))) for row in rows]
-
-
-def plain(text: str, style: str = "") -> Text:
-    """Model or tool text for the terminal: never markup, control characters written out, long text cut."""
-    # Cleaned here, although `Terminal` does: the timeline wraps these rows itself.
-    return Text(visible(shorten(text, _TEXT_LIMIT)), style)
-
-
-def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least: int = 0, style: str = "dim") -> Table:
-    """A grid of labels, at least `least` characters wide, and text that is folded rather than cut."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style=style, no_wrap=True, min_width=least)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def hints(commands: Mapping[str, str]) -> Table:
-    """Commands to continue with, and what each shows."""
-    table = Table.grid(padding=(0, 4))
-    table.add_column(no_wrap=True)
-    for command, what in commands.items():
-        table.add_row(f"  {command}", what)
-    return table
 
 
 def opening_rows(trajectory: Trajectory) -> list[Row]:

@@ -18,11 +18,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from midstream.core.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig
+from midstream.components.tables import parse_component
 from midstream.core.protocols import Reward
 from midstream.core.stream import is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.dialogue import outcome_of
@@ -47,11 +47,11 @@ class ArtistMathConfig(RewardConfig):
     answer: str = "math"
     gated: bool = False
 
-    def build(self, context: Context) -> Math:
+    def build(self, context: Context) -> ArtistMath:
         """Build it."""
         answer = context.reward(parse_component("reward", {"type": self.answer}, "reward.answer"))
         assert context.template is not None, "recipe/check.py requires an agent with a template"
-        return Math(self, answer, context.template)
+        return ArtistMath(self, answer, context.template)
 
 
 class FunctionCallingConfig(RewardConfig):
@@ -66,13 +66,13 @@ class FunctionCallingConfig(RewardConfig):
 
     gated: bool = False
 
-    def build(self, context: Context) -> FunctionCalling:
+    def build(self, context: Context) -> ArtistFunctionCalling:
         """Build it."""
         assert context.template is not None, "recipe/check.py requires an agent with a template"
-        return FunctionCalling(self, context.template)
+        return ArtistFunctionCalling(self, context.template)
 
 
-class Math(BaseReward):
+class ArtistMath(BaseReward):
     """The answer by a rule, the format of the stream, and the share of tool calls that succeeded.
 
     Each of the tags think, call, output and answer counts in the relaxed format if it is there and closed; output only
@@ -105,7 +105,7 @@ class Math(BaseReward):
         return _score(parts, MOST, inner, answer.calls)
 
 
-class FunctionCalling(BaseReward):
+class ArtistFunctionCalling(BaseReward):
     """The matched shares of the state and of the expected calls, and the format of the stream.
 
     The relaxed format counts each of four marks that the policy wrote anywhere: those that open and close its thoughts

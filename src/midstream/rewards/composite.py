@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import field_validator
 
+from midstream.components.component import Context, Parts, RewardConfig
+from midstream.components.kinds import rules
+from midstream.components.tables import parse_component
 from midstream.core.answers import is_number
-from midstream.core.component import Context, Parts, RewardConfig
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.kinds import rules
 from midstream.core.protocols import Reward
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward
@@ -122,9 +122,9 @@ class PerTask(BaseReward):
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """The score by the task's own reward, which `parts` names. Raises `RecipeError` as `check` does."""
         score = await self._reward(task).score(task, trajectory)
-        if self._named(task) == self._otherwise:
+        if self._reward_of(task) == self._otherwise:
             return score
-        return score.model_copy(update={"parts": {self._named(task): score.value, **score.parts}})
+        return score.model_copy(update={"parts": {self._reward_of(task): score.value, **score.parts}})
 
     def used(self, tasks: Iterable[Task]) -> list[Reward]:
         """The rewards that score these tasks, by name; raises as `check` does, and if a judge and a rule would."""
@@ -137,11 +137,11 @@ class PerTask(BaseReward):
             )
         return found
 
-    def _named(self, task: Task) -> str:
+    def _reward_of(self, task: Task) -> str:
         return task.reward or self._otherwise or rule_for(task)
 
     def _reward(self, task: Task) -> Reward:
-        named = self._named(task)
+        named = self._reward_of(task)
         if named not in self._rules and (task.reward or named != self._otherwise):
             raise RecipeError(
                 f"task {task.id!r} names the reward {named!r}, which is not rule-based",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.data import problems_of
 from midstream.core.errors import RewardError
 from midstream.core.task import Task
@@ -32,7 +32,7 @@ class TurnOutcome(BaseModel):
     calls: Matched = (0, 0)
 
 
-class Outcome(BaseModel):
+class DialogueOutcome(BaseModel):
     """The fields that every dialogue's outcome has; a benchmark may add others.
 
     `turns` holds all user turns of the task; one that was never reached has nothing matched.
@@ -50,10 +50,10 @@ class Outcome(BaseModel):
         return sum(pair[0] for pair in pairs) / total if total else float(self.success)
 
 
-def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
+def outcome_of(trajectory: Trajectory, reward: str) -> DialogueOutcome:
     """The outcome of a trajectory's dialogue. Raises `RewardError` if it is missing or malformed."""
     try:
-        return Outcome.model_validate(trajectory.outcome)
+        return DialogueOutcome.model_validate(trajectory.outcome)
     except ValidationError as error:
         raise RewardError(
             f"the reward {reward!r} finds no outcome of a dialogue in task {trajectory.task_id!r}: "

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from typing import Literal
 
+from midstream.components.component import RewardConfig
 from midstream.core.answers import numbers, words
-from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule

@@ -6,7 +6,7 @@ import re
 import string
 from decimal import Decimal
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
@@ -45,13 +45,13 @@ def _correct(answer: str, accepted: str) -> bool:
     if _SEPARATORS.search(accepted):
         ours, theirs = _SEPARATORS.split(answer), _SEPARATORS.split(accepted)
         return len(ours) == len(theirs) and all(
-            _same_number(our, their) if _NUMBER.fullmatch(their.strip()) else _joined(our) == _joined(their)
+            _same_number(our, their) if _NUMBER.fullmatch(their.strip()) else _join(our) == _join(their)
             for our, their in zip(ours, theirs, strict=True)
         )
     bare = accepted.translate(_PUNCTUATION).strip()
     if not bare:
-        return bool(accepted.strip()) and _joined(answer) == _joined(accepted)
-    return _joined(answer.translate(_PUNCTUATION)) == _joined(bare)
+        return bool(accepted.strip()) and _join(answer) == _join(accepted)
+    return _join(answer.translate(_PUNCTUATION)) == _join(bare)
 
 
 def _same_number(answer: str, accepted: str) -> bool:
@@ -59,5 +59,5 @@ def _same_number(answer: str, accepted: str) -> bool:
     return bool(_NUMBER.fullmatch(bare)) and Decimal(bare) == Decimal(accepted.strip())
 
 
-def _joined(text: str) -> str:
+def _join(text: str) -> str:
     return "".join(text.split()).lower()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -23,19 +23,12 @@ ROUNDED = -1  # in place of a number with decimals, which is never a given one
 _BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
 # A sentence ends where no number does; a line that ends in a colon belongs to the next.
 _SENTENCE = re.compile(r"[.;](?!\w)|(?<!:)\n|(?<=[a-z])!|\b(?:but|so|then)\b", re.IGNORECASE)
-# All the words that may stand next to a solution. None of them denies or doubts.
-_KNOWN = frozenset(
-    "a an the this that these it it's its is are does do can will we we're we've i i'd i'll i've you us me my our to "
-    "of in on at by for from with as which so thus therefore hence and or but either here there then now first "
-    "second final finally one single another also all each every exactly once only out line way ways answer answers "
-    "solution solutions expression equation formula result target number numbers valid possible correct right plain "
-    "text code latex job idea use uses using used write written working works work make makes making get gets "
-    "getting give gives given have has found find reach reaches hit hits yield yields equal equals obtain produce "
-    "produces exist exists simply just several many free them think say submit go add subtract multiply divide times "
-    "plus minus sum product difference quotient combine combining group grouping indeed yes sure frac because "
-    "since check that's here's means observe however instead option great follows giving written we'd".split()
+# What takes a solution back: a word, a question, or a sign that makes it another expression ("√", "!", "≠").
+_DENIAL = re.compile(
+    r"\b(?:not|never|no|false|wrong|incorrect|invalid|cannot|fails?|almost|close|rejected|mistake|unacceptable|abs|sqrt|floor|ceil|round)\b|n't\b"
+    r"|[^\w\s\-+*/=()\[\]{}.,:;→\"'\\]|\\(?!frac)",
+    re.IGNORECASE,
 )
-_WORD = re.compile("[^\\W\\d_]+(?:'[a-z]+)?")
 _DROPPED = re.compile(r"\\(?:begin|end) ?\{\w+\*?\}|\\\\")
 _SIGNS = ((r"\\(?:times|cdot)(?![a-z])", "*"), (r"\\div(?![a-z])", "/"), (r"\\implies", "→"))
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
@@ -44,7 +37,6 @@ _SAID = re.compile(
 )
 _RUN = re.compile(r"(?:\\frac|[0-9]+\.[0-9]+|[0-9+\-*/()\[\]{}= ])+")
 _OPERATION = re.compile(r"[0-9)\]}] ?[-+*/=] ?[(\[0-9\\]|\\frac")
-_SIGN = re.compile(r"[-+*/=()\[\]{}0-9.,:→\"\s]|\\frac")
 _TOKEN = re.compile(r" ?([0-9]+(?:\.[0-9]+)?|\\frac|.)")
 _FRACTION = re.compile(r"\\frac \{([^{}\\]*)\} \{([^{}\\]*)\}")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -67,11 +59,11 @@ class Game24(Rule):
 
     def check(self, task: Task) -> None:
         """Refuse a task without its numbers."""
-        _given(task)
+        _given_numbers(task)
 
     async def value(self, task: Task, answer: str) -> float:
         """Whether the answer's one expression is a solution."""
-        return float(solves(answer, _given(task)))
+        return float(solves(answer, _given_numbers(task)))
 
 
 class Game24RewardConfig(RewardConfig):
@@ -84,13 +76,13 @@ class Game24RewardConfig(RewardConfig):
 def solves(answer: str, given: Sequence[int]) -> bool:
     """Whether a text ends in solutions: from the last sentence with an expression of as many numbers as are given.
 
-    From there on all words and signs must be known, and every expression must use the given numbers, each once, and
-    make 24. Equations of fewer numbers are steps, and claim nothing.
+    From there on nothing is denied or asked, and every expression uses the given numbers, each once, and makes 24.
+    Equations of fewer numbers are steps, and claim nothing.
     """
     sentences = _sentences(answer)
     read = [list(map(_sides, _runs(sentence))) for sentence in sentences]
     whole = [place for place, found in enumerate(read) if any(_size(sides) >= len(given) for sides in found)]
-    if not whole or not all(map(_is_known, sentences[whole[-1] :])):
+    if not whole or any(map(_DENIAL.search, sentences[whole[-1] :])):
         return False
     claims = [sides for found in read[whole[-1] :] for sides in found if len(sides) < 2 or _size(sides) >= len(given)]
     return all(
@@ -101,12 +93,6 @@ def solves(answer: str, given: Sequence[int]) -> bool:
 
 def _size(sides: Sequence[Side]) -> int:
     return max((len(numbers) for _, numbers in sides), default=0)
-
-
-def _is_known(sentence: str) -> bool:
-    """Whether a sentence has no word and no sign besides those that may stand around a solution."""
-    rest = _SIGN.sub(" ", sentence.lower())
-    return _KNOWN.issuperset(_WORD.findall(rest)) and not _WORD.sub("", rest).strip(" '")
 
 
 def _sentences(answer: str) -> list[str]:
@@ -153,14 +139,14 @@ def _side(text: str) -> Side:
     # The spaces keep two signs from being one of Python's, such as // and **.
     expression = " ".join(tokens)
     while "\\frac" in expression:
-        expression, replaced = _FRACTION.subn(_divided, expression)
+        expression, replaced = _FRACTION.subn(_divide, expression)
         if not replaced:
             raise SyntaxError
     numbers: list[int] = []
     return _value(ast.parse(expression, mode="eval").body, numbers), numbers
 
 
-def _divided(fraction: re.Match[str]) -> str:
+def _divide(fraction: re.Match[str]) -> str:
     above, below = fraction[1].strip(), fraction[2].strip()
     for part in (above, below):
         ast.parse(part, mode="eval")  # each is an expression by itself
@@ -183,7 +169,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     raise SyntaxError
 
 
-def _given(task: Task) -> list[int]:
+def _given_numbers(task: Task) -> list[int]:
     numbers = task.metadata.get("numbers")
     given = [number for number in numbers if type(number) is int] if isinstance(numbers, list) else []
     if not given or not isinstance(numbers, list) or len(given) < len(numbers):

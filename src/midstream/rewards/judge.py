@@ -21,14 +21,14 @@ from typing import Any
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from midstream.components.component import Context, RewardConfig
+from midstream.components.tables import parse_component
 from midstream.core.answers import extract
-from midstream.core.component import Context, RewardConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.keyed_file import KeyedFile
 from midstream.core.protocols import Engine, Request, Reward
 from midstream.core.seeds import derive_seed
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
@@ -114,7 +114,7 @@ class Judge:
         self._rubric = config.rubric.strip() or _prompt("rubric").strip()
         self._system, self._user = _prompt("judge").split("<!-- user -->\n")
         self._kept = verdict_file(config.cache) if config.cache else None
-        self._flights: SingleFlight[Verdict] = SingleFlight()
+        self._flights: SingleFlight[JudgeVerdict] = SingleFlight()
 
     def check(self, task: Task) -> None:
         """Accept any task that the rule accepts."""
@@ -163,14 +163,14 @@ class Judge:
         if self._kept:
             self._kept.close()
 
-    async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[Verdict, bool]:
+    async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[JudgeVerdict, bool]:
         """The verdict, and whether the judge was asked now."""
         said = [message.wire() for message in messages]
         identity = [self._model, self._sampling.model_dump(), self._config.structured_output, said, vote]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         fresh = False
 
-        async def find_or_ask() -> Verdict:
+        async def find_or_ask() -> JudgeVerdict:
             nonlocal fresh
             # In threads: a write waits for the disk, and readers wait for the write.
             found = await asyncio.to_thread(self._kept.find_json, key, VERDICT) if self._kept else None
@@ -184,7 +184,7 @@ class Judge:
 
         return await self._flights.get(key, find_or_ask), fresh
 
-    async def _ask(self, messages: tuple[Message, ...], seed: int) -> Verdict:
+    async def _ask(self, messages: tuple[Message, ...], seed: int) -> JudgeVerdict:
         calls, reply = tuple[Call, ...](), ""
         for _ in range(ASKS):
             request = Request(
@@ -210,7 +210,7 @@ class Judge:
             reply = spoken(calls[-1].completion).strip()
             correct = read_verdict(reply)
             if correct is not None:
-                return Verdict(correct=correct, calls=calls)
+                return JudgeVerdict(correct=correct, calls=calls)
             shown = Message(role="assistant", content=neutral(reply) or "(no text)")
             messages = (*messages, shown, Message(role="user", content=AGAIN))
         raise RewardError(
@@ -246,14 +246,14 @@ def _prompt(name: str) -> str:
 # --- verdicts on disk, shared by processes: prompts and replies, and no key ------------------------------------------
 
 
-class Verdict(Frozen):
+class JudgeVerdict(Frozen):
     """One vote: whether the answer is correct, and the requests that led to it (two if one was unreadable)."""
 
     correct: bool
     calls: tuple[Call, ...]
 
 
-VERDICT = TypeAdapter(Verdict)
+VERDICT = TypeAdapter(JudgeVerdict)
 
 
 def verdict_file(directory: Path) -> KeyedFile:

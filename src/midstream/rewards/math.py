@@ -16,17 +16,17 @@ from importlib import resources
 
 from pydantic import Field
 
+from midstream.components.component import Context, RewardConfig
 from midstream.core.answers import LONGEST, extract
-from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.numeric import number_of, with_point
 from midstream.rewards.rule import SingleFlight
 from midstream.rewards.statement import Statement, state
-from midstream.sandbox.launch import installed
+from midstream.sandbox.launch import find_installed
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Library, Limits
+from midstream.sandbox.settings import CodeLimits, Library
 from midstream.sandbox.tiers import Sandbox
 
 LIBRARY = "math_verify"
@@ -44,10 +44,10 @@ _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([2
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
 
-class MathConfig(Limits, RewardConfig):
+class MathConfig(CodeLimits, RewardConfig):
     """1 if the answer is mathematically equal to an accepted one, else 0.
 
-    The settings are the limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
+    The settings are the limits of one comparison (`sandbox.settings.CodeLimits`), and what counts as equal.
 
     Attributes:
         timeout_s: CPU-seconds of one comparison, rounded up; five times that on the wall clock
@@ -96,7 +96,7 @@ class Math:
             )
         # Without a time limit for waiting: every comparison ends.
         self.pool = PythonPool(config, sandbox, queue_s=None, table="reward")
-        if sandbox.tier != "remote" and not installed((LIBRARY,)):
+        if sandbox.tier != "remote" and not find_installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})

@@ -82,7 +82,7 @@ def parse(formula: str, other: str = "") -> list[Any]:
     formula = _DESCENDING.sub(r"\3<\2<\1", formula)
     # "x < -2, x > 4", which Math-Verify does not compare with a union; with "and" between them they are not a union.
     formula = formula if r"\cup" in other else formula.replace(r"\land", ",")
-    parts = [_FLIPPED.sub(_turned, part) for part in formula.split(",")]
+    parts = [_FLIPPED.sub(_flip, part) for part in formula.split(",")]
     bounds = [bound for part in parts if (bound := _BOUND.fullmatch(part))]
     if r"\cup" in other and len(bounds) == len(parts) and len({bound[3] for bound in bounds}) == 1:
         formula = r"\cup ".join(map(_interval, bounds))
@@ -94,7 +94,7 @@ def parse(formula: str, other: str = "") -> list[Any]:
     return math_verify.parse(f"${formula}$", wanted, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
-def _turned(found: re.Match[str]) -> str:
+def _flip(found: re.Match[str]) -> str:
     """`x > 4` for "4 < x"."""
     return f"{found[3]} {_FLIP[found[2]]} {found[1]}"
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from pydantic import Field
 
-from midstream.core.component import RewardConfig
+from midstream.components.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -39,7 +39,7 @@ class Numeric(Rule):
     """1 if the one number that the answer states lies within the tolerance of an accepted one, else 0.
 
     `statement.state` finds it: in bold, a box, LaTeX, a sentence, after "answer is", with a unit. Read: "1,000", "$5",
-    "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "forty-two", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
+    "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "twelve", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
     sign or the question asks for percent, else 0.42; 0.42 is 42% where the gold answer has the sign and the question
     does not ask for percent. Units are neither compared nor converted: "5 miles" is 5.
 
@@ -56,14 +56,14 @@ class Numeric(Rule):
 
     def check(self, task: Task) -> None:
         """Refuse a task without an accepted answer that is a number."""
-        _accepted(task)
+        _accepted_numbers(task)
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer that is a number."""
         stated = state(answer, " ".join((task.question, *task.answers)))
         found = number_of(with_point(stated.formula))
         in_percent = bool(_PERCENT.search(task.question))
-        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
+        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted_numbers(task)))
 
     def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
         values = [found.value if gold.percent or in_percent else found.share]
@@ -89,7 +89,7 @@ class NumericConfig(RewardConfig):
     absolute_tolerance: float = Field(default=0.0, ge=0)
 
 
-def _accepted(task: Task) -> list[Number]:
+def _accepted_numbers(task: Task) -> list[Number]:
     golds = [number_of(with_point(state(gold, gold).formula)) for gold in task.answers]
     accepted = [number for number in golds if number is not None]
     if not accepted:

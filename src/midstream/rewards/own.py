@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from midstream.core.component import Kind, RewardConfig
+from midstream.components.component import Kind, RewardConfig
+from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.errors import RewardError
-from midstream.core.own_settings import OwnFunction, class_or_object
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory

@@ -131,22 +131,20 @@ _SCALES = {
 }
 # Values in words, as formulas.
 _IN_WORDS: Sequence[Form] = (
-    (r"(\d)\s+and\s+(\d+/\d+)", r"\1 \2"),
-    (r"(\d)\s+and\s+a half\b", r"\1 1/2"),
     (r"^\s*\(?[A-E][).]\s+(?=[-\\\d(\[])", ""),  # the letter of an option before its value
     (r"(?i)(?<![\d)}] )(?<!\b[a-z] )\b(?:minus|negative)\s+(?=\d)", "-"),
     *((rf"(?<=[\d}}])(?:{names})", rf"\\times 10^{{{power}}}") for power, names in _SCALES.items()),
     (r"([<>]|\\[lg]e )([^<>]*)\s(?:and|\\land|\\wedge)\s+(?=[^<>]*(?:[<>]|\\[lg]e ))", r"\1\2 \\land "),
     (r"(?:(?<=[\w)}\]])\s*,?\s+|(?<=[\d)}\]]))(?:and|or|\\lor|\\vee)\s*(?=[-+(\[\\\d{]|\b[A-Za-z]\b|[A-Z]\()", ", "),
 )
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_NUMERALS = {word: number for number, word in enumerate(_UNITS)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
-_COUNTED = "|".join([*_NUMERALS, "hundred", "thousand"])
-_NUMERAL = re.compile(rf"\b(?:a |(?:{_COUNTED})\b[\s-]+(?:and )?)*(?:{_COUNTED})\b", re.IGNORECASE)
+_NUMERALS = {
+    word: str(number)
+    for number, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
+_NUMERAL = re.compile(rf"\b(?:{'|'.join(_NUMERALS)})\b(?![\s-]*(?:{'|'.join(_NUMERALS)}|hundred)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -163,17 +161,17 @@ def state(text: str, known: str = "") -> Statement:
 
     A box is looked for in the last `LONGEST` characters, anything else in half of them.
     """
-    before, conclusion = _conclusion(in_latex(unboxed(text[-LONGEST:])[-LONGEST // 2 :]))
+    before, conclusion = _conclusion(in_latex(unbox(text[-LONGEST:])[-LONGEST // 2 :]))
     formula, bare = _value(before, conclusion, known)
     return Statement(" ".join(conclusion.split()), formula, bare)
 
 
 def answer_text(reply: str) -> str:
     """What a reply answers, out of tags and box; only its last `LONGEST` characters are read."""
-    return unboxed(extract(reply[-LONGEST:]))
+    return unbox(extract(reply[-LONGEST:]))
 
 
-def unboxed(text: str) -> str:
+def unbox(text: str) -> str:
     """The content of the last \\boxed{}, or of the last ones that "and", "or" or a comma joins; else the text.
 
     None counts that is denied, or where "the answer is" comes after it.
@@ -191,7 +189,7 @@ def unboxed(text: str) -> str:
     if not contents or _DENIED.search(clause) or _TAKEN_BACK.search(rest):
         return text
     percent = "%" if re.match(r"\s*\$?\s*(?:\\?%|(?:per ?cent|pct)\b)", rest) else ""
-    return unboxed(", ".join(contents) + percent)  # boxes in boxes
+    return unbox(", ".join(contents) + percent)  # boxes in boxes
 
 
 def plain(text: str) -> str:
@@ -200,7 +198,7 @@ def plain(text: str) -> str:
     Characters of one meaning become one: typographic quotation marks and dashes are those of ASCII, an accent is part
     of its letter, white space is a space or a line break, invisible characters go.
     """
-    text = _COMMAND.sub("", _SPACING.sub(" ", _typed(text))).replace("{", "").replace("}", "")
+    text = _COMMAND.sub("", _SPACING.sub(" ", _keyboard_text(text))).replace("{", "").replace("}", "")
     return "\n".join(" ".join(line.split()) for line in _MARK_UP.sub("", text).splitlines() if line.strip())
 
 
@@ -210,23 +208,23 @@ def conclusion(text: str) -> str:
     return text[found[0].end() :] if len(found) == 1 else ""
 
 
-def meaning(text: str) -> object:
+def answer_value(text: str) -> object:
     """An answer as a value: equal for answers with equal `words`, whatever tags and box are around them."""
     answer = answer_text(text)
     return tuple(words(answer)) or answer
 
 
-def _typed(text: str) -> str:
+def _keyboard_text(text: str) -> str:
     """A text in the characters of a keyboard, without HTML and fences of code."""
     return _HTML.sub(" ", unicodedata.normalize("NFC", text)).translate(_TYPOGRAPHY)
 
 
 def in_latex(text: str) -> str:
     """A text without decoration, its mathematical characters as LaTeX."""
-    return _replaced(_typed(text.translate(_CHARACTERS)), _DECORATION)
+    return _replace(_keyboard_text(text.translate(_CHARACTERS)), _DECORATION)
 
 
-def _replaced(text: str, forms: Sequence[Form]) -> str:
+def _replace(text: str, forms: Sequence[Form]) -> str:
     for pattern, replacement in forms:
         text = re.sub(pattern, replacement, text)
     return text
@@ -246,8 +244,8 @@ def _conclusion(text: str) -> tuple[str, str]:
 def _value(before: str, text: str, known: str) -> tuple[str, bool]:
     """The one value of a conclusion, or "", and whether the conclusion is nothing else."""
     if not _VALUE.search(text):
-        text = _NUMERAL.sub(_in_digits, text)
-    text = _replaced(text, _IN_WORDS)
+        text = _NUMERAL.sub(lambda found: _NUMERALS[found[0].lower()], text)
+    text = _replace(text, _IN_WORDS)
     words = list(_WORD.finditer(text))
     usual = _SMALL.union(map(_singular, re.findall(r"[^\W\d_]+(?:'[a-z]+)?", known.lower())))
     for word in (found[0].lower() for found in (*_WORD.finditer(before), *words)):
@@ -273,16 +271,3 @@ def _trim(value: str) -> str:
     missing = sum(map(value.count, "([")) - sum(map(value.count, ")]"))
     value = value[:-1] if (missing > 0 and value[-1] in "([") or (missing < 0 and value[-1] in ")]") else value
     return " ".join(value.split())
-
-
-def _in_digits(found: re.Match[str]) -> str:
-    """A number in words ("two hundred and five") in digits."""
-    total = part = 0
-    for token in re.split(r"[\s-]+", found[0].lower()):
-        if token == "hundred":
-            part = max(part, 1) * 100
-        elif token == "thousand":
-            total, part = total + max(part, 1) * 1000, 0
-        else:
-            part += _NUMERALS.get(token, 0)
-    return str(total + part)

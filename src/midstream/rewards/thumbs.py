@@ -9,7 +9,7 @@ from statistics import fmean
 
 from pydantic import field_validator
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Reward
 from midstream.core.task import Task

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable
 
 from midstream.core.answers import LONGEST, extract
-from midstream.rewards.multiple_choice import chosen
+from midstream.rewards.multiple_choice import find_choice
 from midstream.rewards.numeric import number_of
-from midstream.rewards.statement import meaning, state
+from midstream.rewards.statement import answer_value, state
 
 _ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)  # "the 7" is the number
 _OPTION = re.compile(r"^([A-Z])\. (.+)$", re.MULTILINE)
@@ -22,11 +22,11 @@ def answer_key(question: str, answer: str | None) -> Hashable | None:
     but a number or a formula, it is the number ("1/2" and "0.5" are the same; a percentage keeps its sign) or the
     formula without spaces; of any other answer, its words and numbers.
     """
-    if answer is None or not (said := meaning(answer := answer[-LONGEST:])):
+    if answer is None or not (said := answer_value(answer := answer[-LONGEST:])):
         return None
     options = dict(_OPTION.findall(question))
     if len(options) > 1 and "".join(options) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]:
-        choice = chosen(answer, options, question)
+        choice = find_choice(answer, options)
         return ("option", *sorted(choice)) if choice else ("text", said)
     stated = state(_ARTICLE.sub("", extract(answer)))
     if not stated.bare or not stated.formula:

@@ -2,7 +2,7 @@
 
 run.json                        format, versions, git commit, seed, command line, resolved recipe
 recipe.toml                     the recipe as text
-components/                     copies of the files whose components it names, see `core/own.py`
+components/                     copies of the files whose components it names, see `components/own.py`
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
@@ -23,23 +23,21 @@ run.lock                        held while training or evaluating
 
 from __future__ import annotations
 
-import shutil
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
+from midstream.components.own import file_of
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
 from midstream.runs import results
-from midstream.runs.checkpoint import MANIFEST, Checkpoints
-from midstream.runs.files import FileDigest, atomic_write, damaged, digest_of, file_damage, read_file, storage_errors
+from midstream.runs.checkpoint import Checkpoints
+from midstream.runs.files import atomic_write, damaged, read_file, storage_errors
 from midstream.runs.info import Learned, RunInfo, RunState, RunStatus, parse_info, utc_now
-from midstream.runs.journal import Records, Report, cut_at_damage, filter_records, read_records, skip_damage, warn
+from midstream.runs.journal import Records, Report, filter_records, read_records, skip_damage, warn
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments
-
-_LARGE = ("trajectories/", "policy/")  # files that a resumed run may write again
 
 
 class RunDirectory:
@@ -68,7 +66,7 @@ class RunDirectory:
         self.learned = Records(root / "learned.jsonl", Learned)
         self.trajectories = Segments(root / "trajectories")
         self.checkpoints = Checkpoints(root / "checkpoints")
-        # Those that only grow, but for `rewind`.
+        # Those that are read whole, and that no crash damages.
         self.journals = (
             self.metrics.path, self.timings.path, self.evaluations.path, self.learned.path,
             self.updates_path, self.library_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
@@ -105,16 +103,12 @@ class RunDirectory:
     def open(cls, root: Path, report: Report = warn) -> RunDirectory:
         """An existing run. Raises `RunError` if `root` is missing, not a run, or of another format version.
 
-        `report` receives a line of text for each damaged file, unless the run is at work (see `damage`).
+        `report` receives a line of text for each damaged journal.
         """
         run = cls(root)
         parse_info(run.info_path)
-        for path in root.rglob("*"):
-            if not (path.is_file() or path.is_dir()) and path.exists():  # reading it would never end
-                raise damaged(path, "it is a pipe or a device, not a file")
-        if not is_locked(run.lock_path):
-            for error in run.damage().values():
-                report(f"{error.what}; {error.fix}")
+        for error in run.damage():
+            report(f"{error.what}; {error.fix}")
         return run
 
     def info(self) -> RunInfo:
@@ -133,126 +127,38 @@ class RunDirectory:
         return exclusive_lock(self.lock_path)
 
     def set_status(self, state: RunState, message: str = "", *, step: int | None = None) -> None:
-        """Replace the status. Any state but "running" seals the run as it is, the exported weights included."""
-        files = {name: digest for name, digest in self.digests().items() if not name.startswith(_LARGE)}
-        if state != "running" or not files:
-            files = self._digests(weights=state != "running")
-        self._write_status(RunStatus(state=state, message=message, step=step, updated_at=utc_now(), files=files))
+        """Replace the status."""
+        status = RunStatus(state=state, message=message, step=step, updated_at=utc_now())
+        atomic_write(self.status_path, status.model_dump_json().encode() + b"\n")
 
-    def seal(self, *, begun: bool = False) -> None:
-        """Write the digests of the files into the status, if there is one: from now on, losing a record is damage.
-
-        With `begun` also the digests of what the run began with, which `write_info` has just replaced.
-        """
-        if before := self._written_status():
-            self._write_status(before.model_copy(update={"files": self._digests(begun=begun)}))
-
-    def unseal(self, segment: str | None = None) -> None:
-        """Remove the digests before records are removed, or that of a segment before it is written again.
-
-        So a crash before the next `seal` does not look like damage.
-        """
-        if (before := self._written_status()) is None:
-            return
-        if segment is None:
-            fixed = {path.relative_to(self.root).as_posix() for path in _fixed(self)}
-            kept = {name: digest for name, digest in before.files.items() if name in fixed}
-        else:
-            written = self.trajectories.path(segment).relative_to(self.root).as_posix()
-            kept = {name: digest for name, digest in before.files.items() if name != written}
-        if kept != before.files:
-            self._write_status(before.model_copy(update={"files": kept}))
-
-    def damage(self, *, whole: bool = False) -> dict[str, RunError]:
-        """The damage in the files of the run, by their path in the directory.
-
-        The content of trajectories and weights is read only for the `whole` run, that of checkpoints never.
-        """
-        found = self._changed(whole=whole)
-        if self._written_status() is None and any(path.exists() for path in (self.status_path, *self.journals)):
-            problem = "it is not as it was written" if self.status_path.exists() else "the file is missing"
-            fix = f"midstream resume {self.root} writes it again"
-            found[self.status_path.name] = damaged(self.status_path, problem, fix)
+    def damage(self) -> list[RunError]:
+        """The first unreadable line of each journal that has one."""
+        found: list[RunError] = []
         for path in self.journals:
             try:
                 for _ in read_records(path):
                     pass
             except RunError as error:
-                found.setdefault(path.relative_to(self.root).as_posix(), error)
+                found.append(error)
         return found
 
-    def digests(self) -> dict[str, FileDigest]:
-        """The digests of files when they were last known to be whole, by their path in the directory."""
-        status = self._written_status()
-        return status.files if status else {}
-
     def require_whole(self) -> None:
-        """Raise the `RunError` of damage that resuming the run would not restore.
-
-        Status and weights are written again, and timings are for people only. What training has recorded since its last
-        checkpoint is repeated.
-        """
-        damage = self._changed() if self.info().kind == "training" else self.damage()
-        harmless = {self.recipe_path.name, self.status_path.name, self.timings.path.name}  # `resume` compares settings
-        # A copy of your code that is used in place of the original is compared when it is imported.
-        restored = (*_LARGE, f"{self.own_dir.name}/", *["checkpoints/"] * bool(self.checkpoints.steps()))
-        for name, error in damage.items():
-            if name not in harmless and not name.startswith(restored):
-                raise error
+        """Raise the `RunError` of a damaged journal: a resumed run would count without its lost records."""
+        for error in self.damage():
+            raise error
 
     def accept_damage(self) -> None:
-        """Take the files as they are now: unreadable records of metrics, timings and evaluations are removed.
-
-        The old file stays as FILE.damaged.
-        """
+        """Remove unreadable records of metrics, timings and evaluations; the old file stays as FILE.damaged."""
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            if path.relative_to(self.root).as_posix() in self.damage():
-                shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
-                filter_records(path, lambda record: True, skip_damage)
-        self.unseal()
-        self.seal()
-
-    def _changed(self, *, whole: bool = False) -> dict[str, RunError]:
-        """The files that are not as they were when they were sealed."""
-        status = self._written_status()
-        if status is None:
-            return {}
-        # Those of a run that was killed, and a library that a person edits.
-        grow = self.journals if status.state == "running" else (self.library_dir / "versions.jsonl",)
-        found: dict[str, RunError | None] = {}
-        for name, digest in status.files.items():
-            path, read = self.root / name, whole or not name.startswith(_LARGE)
-            found[name] = file_damage(path, digest, grows=path in grow, read=read)
-        return {name: error for name, error in found.items() if error is not None}
-
-    def _digests(self, *, weights: bool = False, begun: bool = False) -> dict[str, FileDigest]:
-        """The digests of all files that are whole; without `begun`, known ones of files that never change are kept."""
-        known = {} if begun else self.digests()
-        manifests = [self.checkpoints.path(step) / MANIFEST for step in self.checkpoints.steps()[-1:]]
-        segments = [segment.path for segment in self.trajectories.parts().values()]
-        policy = self.policy_dir.rglob("*") if weights else ()
-        changing = [path for path in (*self.journals, *manifests, *policy) if path.is_file()]
-        files = {path.relative_to(self.root).as_posix(): digest_of(path) for path in changing}
-        for path in (*_fixed(self), *segments):
-            name = path.relative_to(self.root).as_posix()
-            files[name] = known.get(name) or digest_of(path)
-        return files
-
-    def _write_status(self, status: RunStatus) -> None:
-        atomic_write(self.status_path, status.sealed().model_dump_json().encode() + b"\n")
-
-    def _written_status(self) -> RunStatus | None:
-        """The content of the status file; None without one, and of a damaged one."""
-        try:
-            status = RunStatus.model_validate_json(read_file(self.status_path))
-        except (FileNotFoundError, ValueError, RunError):
-            return None
-        return status if status == status.sealed() else None
+            before = path.read_bytes() if path.exists() else b""
+            if filter_records(path, lambda record: True, skip_damage):
+                atomic_write(path.with_name(f"{path.name}.damaged"), before)
 
     def status(self) -> RunStatus:
         """The state of the run; "interrupted" without a status file, or if "running" has no live process behind it."""
-        status = self._written_status()
-        if status is None:
+        try:
+            status = RunStatus.model_validate_json(read_file(self.status_path))
+        except (FileNotFoundError, ValueError, RunError):
             return RunStatus(state="interrupted", message="the run has left no status")
         if status.state == "running" and not is_locked(self.lock_path):
             update = {"state": "interrupted", "message": "the process ended without a status"}
@@ -270,21 +176,12 @@ class RunDirectory:
         A run resumed from the checkpoint of `step` repeats these steps. Evaluations without a step and their
         trajectories stay. If a crash interrupts this, the rewind of the next resume completes it.
         """
-        self.unseal()
         # Newest checkpoint first and before any record, so that there never is a checkpoint without its records.
         later = [saved for saved in self.checkpoints.steps() if saved > step]
         self.checkpoints.remove(later[::-1])
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            # Of later steps: `require_whole` has compared those before.
-            cut_at_damage(path)
             filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
         self.trajectories.remove_after(step)
-        self.seal()
-
-
-def _fixed(run: RunDirectory) -> list[Path]:
-    """The files of a run that never change."""
-    return [run.info_path, run.recipe_path, *run.own_dir.rglob("*.py")]
 
 
 def damaged_recipe(path: Path, error: Exception) -> RunError:
@@ -307,7 +204,7 @@ def _taken(root: Path) -> RunError:
 def write_info(run: RunDirectory, info: RunInfo) -> None:
     """Write what a run began with, and a copy of each file of your own that it used."""
     for component in info.own:
-        if component.copy_name:
+        if (file := file_of(component.reference)) is not None:
             (run.own_dir / component.copy_name).parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(run.own_dir / component.copy_name, component.source())
+            atomic_write(run.own_dir / component.copy_name, file.read_bytes())
     atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Write files so that a crash or a full disk leaves either the old content or the new one; open and compare them.
+"""Write files so that a crash or a full disk leaves either the old content or the new one; open them.
 
 `atomic_write` replaces a whole file, `journal.Journal` appends lines. Both turn an `OSError` into a `StorageError`,
 which stops a run in a state that it can resume from. `open_file` opens the files of a run, which others may have made.
@@ -7,7 +7,6 @@ which stops a run in a state that it can resume from. `open_file` opens the file
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -19,10 +18,8 @@ from typing import Any, BinaryIO, cast
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from midstream.core.data import Frozen
 from midstream.core.errors import RunError, StorageError
 
-_BLOCK = 1 << 20
 _REFUSED = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 _RESUME = "then give the command again, or `midstream resume` the run"
 # Code, cause and fix by the system's name of the error, because not every platform has every number.
@@ -51,13 +48,6 @@ def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> Ru
     return RunError(f"{path} is damaged: {problem}", code="file-damaged", fix=fix)
 
 
-class FileDigest(Frozen):
-    """The size of a file in bytes and its SHA-256; of a journal, which may have grown since, of its first part."""
-
-    size: int
-    sha256: str
-
-
 def open_file(path: Path, mode: str = "rb", buffering: int = -1) -> BinaryIO:
     """Open a file of a run. Raises `RunError` for a link, a pipe or a device: reading it could end nowhere."""
     try:
@@ -81,30 +71,6 @@ def read_file(path: Path) -> bytes:
     """The content of a small file of a run; raises as `open_file`."""
     with open_file(path) as file:
         return file.read()
-
-
-def digest_of(path: Path, size: int | None = None) -> FileDigest:
-    """The digest of a file, or of its first `size` bytes."""
-    with open_file(path) as file:
-        whole = os.fstat(file.fileno()).st_size
-        left = whole = whole if size is None else min(size, whole)
-        digest = hashlib.sha256()
-        while left and (block := file.read(min(_BLOCK, left))):
-            digest.update(block)
-            left -= len(block)
-    return FileDigest(size=whole - left, sha256=digest.hexdigest())
-
-
-def file_damage(path: Path, digest: FileDigest, *, grows: bool = False, read: bool = True) -> RunError | None:
-    """How a file, or the first part of one that `grows`, differs from its digest; without `read` only in its size."""
-    if path.is_symlink() or not path.is_file():
-        return damaged(path, "it is a link" if path.is_symlink() else "the file is missing")
-    size = path.stat().st_size
-    if size < digest.size or (size > digest.size and not grows):
-        return damaged(path, f"it has {size:,} bytes, and had {digest.size:,}")
-    if read and digest_of(path, digest.size) != digest:
-        return damaged(path, "it is not as it was written")
-    return None
 
 
 @contextmanager

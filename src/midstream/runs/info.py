@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -17,16 +16,16 @@ from typing import Any, Literal
 from pydantic import JsonValue
 from pydantic_core import from_json, to_jsonable_python
 
-from midstream.core import own
+from midstream.components import own
+from midstream.components.own import OwnComponent
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError, did_you_mean
-from midstream.core.own import OwnComponent
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.text import shorten
 from midstream.core.version import __version__
-from midstream.runs.files import FileDigest, damaged, read_file
+from midstream.runs.files import damaged, read_file
 
-RUN_FORMAT = 3
+RUN_FORMAT = 4
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
@@ -96,23 +95,12 @@ class Learned(Frozen):
 
 
 class RunStatus(Frozen):
-    """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC.
-
-    `files` holds the digests of files that were whole when this was written, by their path in the directory, `sha256`
-    that of this record without it.
-    """
+    """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""
 
     state: RunState
     message: str = ""
     step: int | None = None
     updated_at: str = ""
-    files: dict[str, FileDigest] = {}
-    sha256: str = ""
-
-    def sealed(self) -> RunStatus:
-        """The same status with its own digest."""
-        plain = self.model_copy(update={"sha256": ""}).model_dump_json()
-        return self.model_copy(update={"sha256": hashlib.sha256(plain.encode()).hexdigest()})
 
 
 def collect_info(
@@ -223,5 +211,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = json.dumps(value, sort_keys=True)  # a set of an older directory has another order
+            flat[prefix + key] = json.dumps(value, sort_keys=True)
     return flat

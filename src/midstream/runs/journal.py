@@ -2,8 +2,7 @@
 
 A record is a line that ends in a newline and holds a JSON object. Each append is one write to the system, so a killed
 process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and
-reports it; reading skips it. An unreadable line anywhere else is an error, because no crash causes it. What else may
-have changed is found by the digests of the run (`directory.RunDirectory.seal`).
+reports it; reading skips it. An unreadable line anywhere else is an error, because no crash causes it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -30,9 +29,6 @@ OnDamage = Callable[[RunError], None]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 warn = logging.getLogger("midstream.runs").warning
-_BLOCK = 1 << 16
-_LONGEST = 1 << 25  # bytes of a line
-_LARGEST = 1 << 27  # bytes of a file whose records are read at once, far more than any run writes
 
 
 def raise_damage(error: RunError) -> None:
@@ -114,12 +110,7 @@ class Records(Generic[ModelT]):
     model: type[ModelT]
 
     def read(self, on_damage: OnDamage = raise_damage) -> list[ModelT]:
-        """All records in order; empty if the file does not exist yet. Damage: as `read_records`.
-
-        Raises `RunError` for a file that is too large to be one of a run.
-        """
-        if self.path.exists() and (size := self.path.stat().st_size) > _LARGEST:
-            raise damaged(self.path, f"it has {size:,} bytes, more than any run writes")
+        """All records in order; empty if the file does not exist yet. Damage: as `read_records`."""
         return read_models(self.path, self.model, on_damage)
 
     def append(self, record: ModelT) -> None:
@@ -157,17 +148,6 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage
     return removed + len(damage)
 
 
-def cut_at_damage(path: Path) -> None:
-    """Remove the first damaged record and all after it. Raises `StorageError`."""
-    intact = 0
-    try:
-        for _, line, _ in read_records(path):
-            intact += len(line)
-    except RunError:
-        with storage_errors(path):
-            os.truncate(path, intact)
-
-
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The line number (from 1), raw line and record of each record; none without a file.
 
@@ -179,8 +159,7 @@ def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tup
     # The number of an unreadable line, which is torn if no other follows.
     unreadable = 0
     with open_file(path) as file:
-        # A line without an end, as of a file of somebody else's, is not read whole.
-        for number, line in enumerate(iter(partial(file.readline, _LONGEST), b""), start=1):
+        for number, line in enumerate(file, start=1):
             if unreadable:
                 on_damage(_damaged_line(path, unreadable, "is not a JSON object"))
                 unreadable = 0
@@ -210,16 +189,12 @@ def _repair_tail(path: Path, report: Report) -> None:
     """Cut off a torn last line."""
     with open_file(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
-        # Read backwards in blocks until the newline before the last line: a journal may be large.
-        line, start = b"", size
-        while start > 0 and b"\n" not in line[:-1]:
-            block = min(_BLOCK, start)
-            start -= block
-            file.seek(start)
-            line = file.read(block) + line
-        cut = line.rfind(b"\n", 0, -1) + 1  # 0 if the file is one line
-        start, line = start + cut, line[cut:]
-        if line and _parse(line) is None:
+        if not size:
+            return
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            start = content.rfind(b"\n", 0, size - 1) + 1
+            torn = _parse(content[start:]) is None
+        if torn:
             file.truncate(start)
             os.fsync(file.fileno())
             report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")

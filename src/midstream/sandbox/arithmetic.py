@@ -67,13 +67,13 @@ def evaluate(expression: str) -> Number:
 def _value(node: ast.expr) -> Number:
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return _bounded(value)
+            return _check_size(value)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             return _UNARY[type(op)](_value(operand))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_value(left), _value(right))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+            return _check_size(_BINARY[type(op)](_value(left), _value(right)))
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             return _compare(left, ops, comparators)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
@@ -81,7 +81,7 @@ def _value(node: ast.expr) -> Number:
     raise NotArithmetic(f"{type(node).__name__} is not allowed")
 
 
-def _bounded(value: Number) -> Number:
+def _check_size(value: Number) -> Number:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise NotArithmetic(f"an integer of more than {MAX_BITS} bits")
     return value
@@ -114,11 +114,11 @@ def _call(name: str, nodes: list[ast.expr]) -> Number:
     """A call of a listed function, on numbers or on one list or tuple of numbers."""
     match nodes:
         case [ast.List(elts=elements) | ast.Tuple(elts=elements)]:
-            return _bounded(_FUNCTIONS[name]([_value(element) for element in elements]))
+            return _check_size(_FUNCTIONS[name]([_value(element) for element in elements]))
     values = [_value(node) for node in nodes]
     if name == "round" and len(values) > 1 and abs(values[1]) > MAX_DIGITS:
         raise NotArithmetic(f"rounding to more than {MAX_DIGITS} digits")
-    return _bounded(_FUNCTIONS[name](*values))
+    return _check_size(_FUNCTIONS[name](*values))
 
 
 def answer(expression: str, output_limit: int) -> tuple[Literal["ok", "raised", "output_limit"], str]:

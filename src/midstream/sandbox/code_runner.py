@@ -30,7 +30,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.inside.running import CALL_LIMIT, WALL_FACTOR
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Library, Limits
+from midstream.sandbox.settings import CodeLimits, Library
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker, receive
 
@@ -40,7 +40,7 @@ TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the tr
 NOTHING = "(the program printed nothing)"
 
 
-class CodeRunnerConfig(Limits):
+class CodeRunnerConfig(CodeLimits):
     """Settings of the programs that an executor writes.
 
     Attributes:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.core.errors import UnsupportedError
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.settings import CodeLimits, Tier
 
 INSIDE = Path(__file__).with_name("inside")
 BOOT = "import sys; sys.path.insert(0, {place!r}); from inside.zygote import main; del sys.path[0]; main()"
@@ -60,7 +60,7 @@ class Launch:
     scratch: str = ""
 
 
-def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
+def launch(tier: Tier, limits: CodeLimits, image: str = "") -> Launch:
     """The command and environment of one worker; creates its scratch directory where that is the host's.
 
     Raises `UnsupportedError` if the program that the tier needs (bwrap, docker) is not installed, `OSError` if no
@@ -76,7 +76,7 @@ def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
     return Launch(command=command, environment=_variables(scratch), scratch=scratch)
 
 
-def installed(libraries: Iterable[str]) -> tuple[str, ...]:
+def find_installed(libraries: Iterable[str]) -> tuple[str, ...]:
     """Those of `libraries` that this Python can import; imports none of them."""
     return tuple(name for name in libraries if _spec_places(name))
 
@@ -101,7 +101,7 @@ def _spec_places(name: str) -> list[str]:
     return [os.path.dirname(inside[0])] if inside else [os.path.dirname(os.__file__)]
 
 
-def _zygote(python: str, tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
+def _zygote(python: str, tier: Tier, limits: CodeLimits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
     """The command of the zygote with its settings (see `inside.zygote.Zygote`); no `packages`: that Python's own."""
     settings = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
     settings["packages"] = packages
@@ -123,7 +123,7 @@ def _prefixes() -> list[str]:
     return [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.realpath(BASE_PYTHON))]
 
 
-def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
+def _bubblewrap(limits: CodeLimits, packages: list[str]) -> Launch:
     program = _find("bwrap", "bubblewrap", "apt-get install bubblewrap   # dnf, pacman, apk: the same name")
     seen = [path for path in (*SYSTEM, *_prefixes(), *packages, str(INSIDE)) if os.path.exists(path)]
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -160,7 +160,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
     return kept
 
 
-def _container(limits: Limits, image: str) -> Launch:
+def _container(limits: CodeLimits, image: str) -> Launch:
     program = _find("docker", "docker", "install Docker (https://docs.docker.com/engine/install), or another tier")
     memory = f"{limits.memory_mb + limits.disk_mb + CONTAINER_MEMORY_MB}m"
     command = [program, "run", "--rm", "--interactive", "--network", "none", "--ipc", "none", "--read-only"]

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from midstream.core.errors import SandboxError
 from midstream.sandbox.arithmetic import answer
-from midstream.sandbox.launch import installed
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.launch import find_installed
+from midstream.sandbox.settings import CodeLimits, Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
@@ -38,11 +38,11 @@ class PythonPool:
     """
 
     def __init__(
-        self, limits: Limits, sandbox: Sandbox, *, queue_s: float | None = QUEUE_S, table: str = "tools.python"
+        self, limits: CodeLimits, sandbox: Sandbox, *, queue_s: float | None = QUEUE_S, table: str = "tools.python"
     ) -> None:
         self.tier: Tier = sandbox.tier
         local = sandbox.tier not in ("arithmetic", "remote")
-        self.libraries = installed(limits.libraries) if local else ()
+        self.libraries = find_installed(limits.libraries) if local else ()
         self._limits, self._sandbox, self._queue_s, self._table = limits, sandbox, queue_s, table
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(limits.workers)

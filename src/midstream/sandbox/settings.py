@@ -31,7 +31,7 @@ class SandboxConfig(Settings):
     image: str = "python:3.12-slim"
 
 
-class Limits(Settings):
+class CodeLimits(Settings):
     """Limits of one piece of code, and how many run at once.
 
     Attributes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
-from midstream.sandbox.settings import Limits, SandboxConfig, Tier
+from midstream.sandbox.settings import CodeLimits, SandboxConfig, Tier
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
@@ -129,7 +129,7 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
 
 
 async def _run_probe(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult]:
-    worker = Worker(Limits(libraries=()), tier, image, "sandbox")
+    worker = Worker(CodeLimits(libraries=()), tier, image, "sandbox")
     try:
         return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
     finally:

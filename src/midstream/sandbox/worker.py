@@ -19,7 +19,7 @@ from midstream.core.errors import SandboxError
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.inside.running import ERROR_LIMIT, PLAIN, PROGRAM, READY, REASONS, WALL_FACTOR
 from midstream.sandbox.launch import launch
-from midstream.sandbox.settings import Limits, Tier
+from midstream.sandbox.settings import CodeLimits, Tier
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "disk", "killed"]
 
@@ -83,7 +83,7 @@ class Worker:
     what the tier needs is not installed.
     """
 
-    def __init__(self, limits: Limits, tier: Tier, image: str, table: str) -> None:
+    def __init__(self, limits: CodeLimits, tier: Tier, image: str, table: str) -> None:
         self._deadline_s = CLEANING * WALL_FACTOR * limits.timeout_s + GRACE_S
         self._tier, self._table, self._output_limit = tier, table, limits.output_limit
         self._hello: dict[str, Any] | None = None

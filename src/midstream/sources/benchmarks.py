@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
+from midstream.components.tables import parse_component
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UsageError, needs_extra
 from midstream.core.protocols import TaskSource
-from midstream.core.tables import parse_component
 from midstream.core.task import Task
 from midstream.sources import conversions
 from midstream.sources.finite import Finite, Split, check_known
@@ -107,8 +107,8 @@ class BenchmarkConfig(TasksConfig):
         if self.file is None and not find(self.name).tasks:
             super().check_machine(where)
 
-    def build(self, context: Context) -> TaskSource:
-        """Build the source, which reads nothing yet. Raises `RecipeError` for an unknown name or a useless setting."""
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check the name, and that every setting is used. Raises `RecipeError`."""
         benchmark = find(self.name)
         made = bool(benchmark.tasks) and self.file is None
         unused = {"file": benchmark.use == "world", "revision": bool(benchmark.tasks or self.file), "instruction": made}
@@ -118,7 +118,11 @@ class BenchmarkConfig(TasksConfig):
                 code="setting-conflict",
                 fix=f"leave out {' and '.join(names)}",
             )
-        if made:
+
+    def build(self, context: Context) -> TaskSource:
+        """Build the source, which reads nothing yet."""
+        benchmark = find(self.name)
+        if benchmark.tasks and self.file is None:
             return context.tasks(parse_component("tasks", benchmark.tasks, "tasks"))
         return BenchmarkTasks(benchmark, self)
 

@@ -17,10 +17,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from midstream.core.component import Context, Kind, TasksConfig
+from midstream.components.component import Context, Kind, TasksConfig
+from midstream.components.own import name_of
+from midstream.components.own_settings import (
+    class_or_object,
+    described,
+    not_of_kind,
+    own_values,
+    settings_of,
+    where_raised,
+)
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.own import name_of
-from midstream.core.own_settings import class_or_object, described, not_of_kind, own_values, settings_of, where_raised
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task

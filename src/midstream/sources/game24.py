@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
 
-from midstream.core.component import TasksConfig
+from midstream.components.component import TasksConfig
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.sources.finite import SPLITS, Finite

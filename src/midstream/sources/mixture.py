@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from midstream.core.component import Context, Parts, TasksConfig
+from midstream.components.component import Context, Parts, TasksConfig
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task

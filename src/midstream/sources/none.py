@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import UsageError
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from midstream.core.component import TasksConfig
+from midstream.components.component import TasksConfig
 from midstream.core.errors import needs_extra
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task

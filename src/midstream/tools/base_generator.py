@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, RefusedError, ToolServerError
 from midstream.core.protocols import ORDER, Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from midstream.components.component import Context
 from midstream.core.answers import holds, words
-from midstream.core.component import Context
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import World
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig

@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.data import Settings
 from midstream.core.protocols import PerRun, Tool, ToolResult, ToolRun
-from midstream.core.schedule import Probability, Progress, Schedule
+from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.tools.corpus import NUMBER, Corpus
 from midstream.tools.function import Wrapper
 from midstream.tools.simulated import Draws, query_of
@@ -50,7 +50,7 @@ class DegradedConfig(Settings):
     keep: float = Field(default=0.5, ge=0, lt=1)
     index: Path | None = None
 
-    def at(self, progress: Progress | None) -> dict[str, float]:
+    def at(self, progress: RunProgress | None) -> dict[str, float]:
         """The probability of each way at a step; None: outside training."""
         return {way: getattr(self, way).at(progress) for way in WAYS}
 
@@ -73,7 +73,7 @@ class DegradedTool(Wrapper):
         inner = self.tool.for_run(run) if isinstance(self.tool, PerRun) else self.tool
         return _DegradedRun(self, inner, run) if run.progress is not None or self.always else inner
 
-    def probabilities(self, progress: Progress) -> dict[str, float]:
+    def probabilities(self, progress: RunProgress) -> dict[str, float]:
         """The probabilities of the ways that are set, by the settings' names."""
         inner = self.tool.probabilities(progress) if isinstance(self.tool, PerRun) else {}
         scheduled = {way: getattr(self.config, way) for way in WAYS}

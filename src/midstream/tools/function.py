@@ -24,11 +24,9 @@ import inspect
 import json
 import keyword
 import re
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
+from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, Unpack, get_args, get_type_hints, overload
 
 import docstring_parser
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, field_validator
@@ -38,14 +36,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from midstream.core.component import Context, Kind, ToolConfig
+from midstream.components.component import Context, Kind, ToolConfig
+from midstream.components.own import is_reference, load
+from midstream.components.own_settings import class_settings, settings_of
+from midstream.components.tables import validate
 from midstream.core.data import whole
-from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
+from midstream.core.errors import RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import unusable_schema
-from midstream.core.own import is_reference, load
-from midstream.core.own_settings import class_settings, settings_of
 from midstream.core.protocols import PerRun, Tool, ToolResult
-from midstream.core.tables import validate
 from midstream.core.threads import in_thread
 
 P = ParamSpec("P")
@@ -56,7 +54,6 @@ OUTPUT_TOKENS = 2000
 # Subclasses of ValueError that parsing a broken reply raises: not the model's mistake.
 _PARSING_ERRORS = (json.JSONDecodeError, UnicodeError, ValidationError)
 _SHOWN_PROBLEMS = 5
-_SHOWN_MESSAGE = 500  # characters
 _EXAMPLE = 'e.g. "my_tools.py:word_count" or "my_package.tools:word_count"'
 
 
@@ -74,8 +71,8 @@ class FunctionTool(Tool, Generic[P, R]):
         self,
         function: Callable[P, R],
         *,
-        name: str | None = None,
-        description: str | None = None,
+        name: str = "",
+        description: str = "",
         timeout_s: float = TIMEOUT_S,
         output_tokens: int = OUTPUT_TOKENS,
     ) -> None:
@@ -118,24 +115,21 @@ class FunctionTool(Tool, Generic[P, R]):
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Return the function's value: text unchanged, other values as JSON, None as "(no output)".
 
-        `ok=False` if the arguments are invalid or the function raised `ValueError`. Raises `ToolServerError` if it
-        raised anything else, or returned a value that JSON cannot hold.
+        `ok=False` if the arguments are invalid or the function raised `ValueError`; any other exception is raised.
+        Raises `ToolServerError` if the function returned a value that JSON cannot hold.
         """
-        if inspect.iscoroutinefunction(self._function):
-            try:
-                return self._result_of(await self._function(**self._validated(arguments)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function can raise anything
-                return self._answer_or_raise(error)
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                return self._result_of(await self._function(**self._validate(arguments)))
+            return await in_thread(lambda: self._result_of(self._function(**self._validate(arguments))))
+        except _PARSING_ERRORS:
+            raise
+        except ValueError as error:
+            return ToolResult(text=str(error) or f"{self.name} raised {type(error).__name__}", ok=False)
+        except SystemExit as error:  # which would end the run
+            raise RuntimeError(f"it called sys.exit({error.code})").with_traceback(error.__traceback__) from None
 
-        def work() -> ToolResult:
-            try:
-                return self._result_of(self._function(**self._validated(arguments)))
-            except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
-                return self._answer_or_raise(error)
-
-        return await in_thread(work)
-
-    def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
+    def _validate(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""
         try:
             return self._adapter.validate_json(json.dumps(whole(dict(arguments))), strict=True)
@@ -170,51 +164,21 @@ class FunctionTool(Tool, Generic[P, R]):
             ) from error
         return ToolResult(text=text)
 
-    def _answer_or_raise(self, error: BaseException) -> ToolResult:
-        """An answer for the model if the function raised `ValueError`; anything else is a broken tool."""
-        if isinstance(error, InfrastructureError):
-            raise error
-        try:
-            text = str(error)
-        except Exception as failure:  # noqa: BLE001 - the user's exception may have a broken __str__
-            text = f"(str() of it raises {type(failure).__name__})"
-        if isinstance(error, ValueError) and not isinstance(error, _PARSING_ERRORS):
-            return ToolResult(text=text or f"{self.name} raised {type(error).__name__}", ok=False)
-        # The last line of the traceback that is in the function's own file; it may wrap something without a file.
-        own = getattr(getattr(inspect.unwrap(self._function), "__code__", None), "co_filename", "")
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-        where = (f", {Path(own).name}" if own else "") + (f", line {lines[-1]}" if lines else "")
-        raise ToolServerError(
-            f"{self.name} raised {type(error).__name__}: {text[:_SHOWN_MESSAGE]}",
-            code="tool-broken",
-            cause=f"raised in the function {self._function.__qualname__}{where}",
-            fix="correct the function; if arguments are wrong or nothing is found, raise ValueError with a text",
-        ) from error
+
+class ToolOptions(TypedDict, total=False):
+    """Options of `tool`."""
+
+    name: str
+    description: str
+    timeout_s: float
+    output_tokens: int
 
 
 @overload
-def tool(
-    *, name: str | None = None, description: str | None = None, timeout_s: float = ..., output_tokens: int = ...
-) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 @overload
-def tool(
-    function: Callable[P, R],
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float = ...,
-    output_tokens: int = ...,
-) -> FunctionTool[P, R]: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float = TIMEOUT_S,
-    output_tokens: int = OUTPUT_TOKENS,
-) -> Any:
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> FunctionTool[P, R]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a typed function, or an object's method, a tool: `@tool`, `@tool(timeout_s=5)`, `tool(store.find)`.
 
     Args:
@@ -227,9 +191,7 @@ def tool(
     Raises:
         UsageError: the function cannot be a tool.
     """
-    make = functools.partial(
-        FunctionTool, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
-    )
+    make = functools.partial(FunctionTool, **options)
     return make if function is None else make(function)
 
 
@@ -362,15 +324,19 @@ def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
     if isinstance(value, type) and issubclass(value, ToolConfig):
         return value
     if isinstance(value, type):
-        return class_settings(ToolConfig, reference, value, lambda made, context: _named(reference, made, context.name))
+
+        def build_made(made: Any, context: Context) -> Tool:
+            return _find_tool(reference, made, context.name)
+
+        return class_settings(ToolConfig, reference, value, build_made)
 
     def build(self: ToolConfig, context: Context) -> Tool:
-        return _named(reference, value, context.name)
+        return _find_tool(reference, value, context.name)
 
     return settings_of(ToolConfig, reference, lambda: value, build=build, __doc__=inspect.getdoc(value))
 
 
-def _named(reference: str, found: Any, name: str) -> Tool:
+def _find_tool(reference: str, found: Any, name: str) -> Tool:
     """What a reference names as a tool called `name`. Raises `UsageError` if it cannot be one."""
     if inspect.isfunction(found) or inspect.ismethod(found):
         return tool(found, name=name)

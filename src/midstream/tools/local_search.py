@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ToolResult, World

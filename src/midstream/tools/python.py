@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.text import fill, find_program
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits
+from midstream.sandbox.settings import CodeLimits
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools.base_generator import ask
 
@@ -117,10 +117,10 @@ class PythonCoder:
         await self._python.close()
 
 
-class PythonConfig(Limits, ToolConfig):
+class PythonConfig(CodeLimits, ToolConfig):
     """Runs Python in the sandbox; with an engine, a model writes the code.
 
-    The settings are `sandbox.settings.Limits`, and how the model samples.
+    The settings are `sandbox.settings.CodeLimits`, and how the model samples.
 
     Attributes:
         temperature: of the model that writes the program; 0 is greedy

@@ -18,16 +18,16 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 
+from midstream.components.own import portable
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
-from midstream.core.own import portable
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
@@ -49,7 +49,7 @@ _ANSWER = TypeAdapter(tuple[str, bool, Json[tuple[Call, ...]]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
+class RecordingOrigin:
     """The source of tools: a recipe's table by name, its resolved settings, the sandbox in which they run code.
 
     Settings that end in `_env` or are named `env_pass` name variables that hold keys. They do not affect results, so
@@ -62,10 +62,10 @@ class Origin:
 
     @property
     def relevant(self) -> dict[str, Any]:
-        """The settings that affect results."""
-        return {
-            name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"
-        }
+        """The settings that affect results: code without its directory, so that another machine can replay it."""
+        return portable(
+            {name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"}
+        )
 
     @property
     def key(self) -> str:
@@ -114,23 +114,11 @@ class Recording:
             write=write,
         )
 
-    def _as_recorded(self, origin: Origin) -> Origin:
-        """The origin as the recording has it, where another directory may hold the file of a function."""
-        settings = portable(origin.relevant)
-        with self.file.access() as connection:
-            rows = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
-        try:
-            held = [held for table, held in _TABLES.validate_python(rows) if table == origin.table]
-        except ValidationError as error:
-            raise self.file.unusable(error) from error
-        return replace(origin, settings=next((known for known in held if portable(known) == settings), settings))
-
-    def record(self, tools: Sequence[Tool], origin: Origin) -> list[Tool]:
+    def record(self, tools: Sequence[Tool], origin: RecordingOrigin) -> list[Tool]:
         """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
         Raises `UsageError` if the recording holds their results from another sandbox.
         """
-        origin = self._as_recorded(origin)
         shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
         specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
@@ -150,12 +138,11 @@ class Recording:
             )
         return [RecordedTool(tool, self, origin.relevant) for tool in tools]
 
-    def replay(self, origin: Origin) -> list[Tool]:
+    def replay(self, origin: RecordingOrigin) -> list[Tool]:
         """Return the recorded tools of one recipe table, in their order; `origin.sandbox` does not matter.
 
         Raises `UsageError` if the table was not recorded with these settings.
         """
-        origin = self._as_recorded(origin)
         try:
             with self.file.access() as connection:
                 query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
@@ -188,11 +175,10 @@ class Recording:
             fix=f"{fix}, or use the settings that it was recorded with",
         )
 
-    def sandbox(self, origin: Origin) -> str:
+    def sandbox(self, origin: RecordingOrigin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
-        key = self._as_recorded(origin).key
         with self.file.access() as connection:
-            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (key,)).fetchone()
+            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
         return found[0] if found else ""
 
     def find(self, key: str) -> ToolResult | None:

@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from midstream.components.component import Context
 from midstream.core.answers import holds
-from midstream.core.component import Context
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Engine, Tool, ToolResult, ToolRun
-from midstream.core.schedule import Probability, Progress, Schedule
+from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
 from midstream.core.text_file import read_text
@@ -207,7 +207,7 @@ class SimulatedTool(Wrapper):
             return self.tool
         return _SimulatedRun(self, run)
 
-    def probabilities(self, progress: Progress) -> dict[str, float]:
+    def probabilities(self, progress: RunProgress) -> dict[str, float]:
         """The probability of noise at a step, by the setting's name."""
         return {f"simulated.{self.name}.noise": self.config.noise.at(progress)}
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from midstream.core.component import Stage
+from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
 from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
 from midstream.core.task import Task
@@ -75,7 +75,7 @@ class FlowGRPO:
         trained = [family for stage in self.stages for family in stage.families] or self.source.families
         self.success = dict.fromkeys(trained, 0.0)
         self.stage = 0
-        self.progress = Progress(step=0, steps=self.config.steps)
+        self.progress = RunProgress(step=0, steps=self.config.steps)
         own: Any = self.config.advantage
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
@@ -117,13 +117,13 @@ class FlowGRPO:
             self.stage += 1
         success = dict(self.success)
         mean = fmean(success[family] for family in self._begun) if success else 0.0
-        self.progress = Progress(step=step, steps=self.config.steps, success=mean)
+        self.progress = RunProgress(step=step, steps=self.config.steps, success=mean)
         try:
             groups = await self._rollout(step)
         except (BudgetError, asyncio.CancelledError):
             self.success = success  # the step was not made
             raise
-        kept = self._kept(groups)
+        kept = self._select_groups(groups)
         return Sampled(groups=groups, kept=kept, batches=self._batches(kept, step))
 
     def outcome(
@@ -153,19 +153,19 @@ class FlowGRPO:
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.
 
-        With `resample_uniform`, other tasks are rolled out for the groups that `_kept` leaves out, at most so many
-        times; the step then trains on what it has (arXiv 2503.14476, eq. 11, repeats this without a limit).
+        With `resample_uniform`, other tasks are rolled out for the groups that `_select_groups` leaves out, at most so
+        many times; the step then trains on what it has (arXiv 2503.14476, eq. 11, repeats this without a limit).
         """
         config = self.config
         groups = await self._round([], config.tasks_per_step, step)
         for extra in range(1, config.resample_uniform + 1):
-            missing = config.tasks_per_step - len(self._kept(groups))
+            missing = config.tasks_per_step - len(self._select_groups(groups))
             if not missing:
                 break
             groups += await self._round(groups, missing, step, extra)
         return groups
 
-    def _kept(self, groups: Sequence[Group]) -> list[Group]:
+    def _select_groups(self, groups: Sequence[Group]) -> list[Group]:
         """The groups to train on: with `resample_uniform`, none whose finished trajectories all have one reward.
 
         It compares the recorded rewards, as DAPO does, without a penalty of length. A group with fewer than two
@@ -191,7 +191,7 @@ class FlowGRPO:
             weights = {family: (weights or {}).get(family, 1.0) if family in begun else 0.0 for family in every}
         drawn = derive_seed(self.seed, "tasks", *rounds)
         if self.config.family_sampling == "balanced":
-            sampled = self._balanced(count, drawn)
+            sampled = self._draw_balanced(count, drawn)
         else:
             sampled = self.source.sample("train", count, drawn, weights)
         tried = {group.task.id for group in earlier}
@@ -207,7 +207,7 @@ class FlowGRPO:
                     self.success[trajectory.family] = rate + SUCCESS_MEMORY * (trajectory.reward.value - rate)
         return groups
 
-    def _balanced(self, count: int, seed: int) -> list[Task]:
+    def _draw_balanced(self, count: int, seed: int) -> list[Task]:
         """Tasks of every family that is trained on, as often as of the others; of a random part if `count` is small."""
         families = list(self._begun)
         random.Random(seed).shuffle(families)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -31,13 +32,13 @@ from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
 from midstream.training.passes import (
     Chunk,
-    Plan,
+    PassPlan,
     at_least_single,
     head,
     hidden_states,
     padded_chunks,
     plan_of,
-    recomputing,
+    recompute_layers,
     require_plain_head,
 )
 from midstream.training.settings import LearnerConfig, LoraConfig
@@ -132,7 +133,7 @@ class LocalLearner:
             )
             return total
 
-        with self._accumulating():
+        with self._accumulate():
             plan.backward(self.model, chunk_loss)
         return stats
 
@@ -188,7 +189,7 @@ class LocalLearner:
             value += loss.item()
             return loss
 
-        with self._accumulating():
+        with self._accumulate():
             if plan is not None:
                 plan.backward(self.model, chunk_loss)
         return self._total(torch.tensor(value, dtype=torch.float64)).item()
@@ -196,15 +197,15 @@ class LocalLearner:
     def _cross_entropy(self, rows: Sequence[Row], prompt_weight: float) -> float:
         """Add the gradient of the weighted cross-entropy of padded rows; returns the loss."""
         chunks = [
-            _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
+            _pad_weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
             for chunk in padded_chunks([row.length for row in rows], self.config.chunk_tokens)
         ]
         sums = [weights.sum() for _, weights in chunks] or [torch.zeros((), device=self.model.device)]
         total, value = self._total(torch.stack(sums).sum()), 0.0
-        with self._accumulating():
+        with self._accumulate():
             for ids, weights in chunks:
                 picked = weights[:, 1:] > 0
-                with recomputing(self.model):
+                with recompute_layers(self.model):
                     logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
                 losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
                 loss = (losses * weights[:, 1:][picked]).sum() / total
@@ -239,7 +240,7 @@ class LocalLearner:
             torch.save(state, file)
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
+        """Restore what `save` wrote; `CheckpointError` if it is damaged, or belongs to another model."""
         try:
             if (directory / "config.json").exists():  # weights alone, of a run on a cluster
                 saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
@@ -254,11 +255,11 @@ class LocalLearner:
                 mapped = self.config.offloads_optimizer
                 path = directory / "learner.pt"
                 self._load_whole(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
-        except (KeyError, RuntimeError, ValueError) as failure:
+        except (KeyError, RuntimeError, ValueError, OSError, EOFError, UnpicklingError) as failure:
             raise CheckpointError(
-                f"{directory} does not fit the model: {failure}",
+                f"{directory} does not fit the model, or is damaged: {failure}",
                 code="checkpoint-unfit",
-                fix="resume with the recipe in the run directory",
+                fix="resume with the recipe in the run directory; or delete it, to resume from the one before",
             ) from failure
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
@@ -288,7 +289,7 @@ class LocalLearner:
 
     # What a learner over several processes does more (`ranks.py`).
 
-    def _accumulating(self) -> AbstractContextManager[None]:
+    def _accumulate(self) -> AbstractContextManager[None]:
         """Where gradients are added up; at its end they are those of all ranks."""
         return nullcontext()
 
@@ -305,7 +306,7 @@ class LocalLearner:
             with self.model.disable_adapter():  # type: ignore[operator]
                 yield self.model
 
-    def _plan(self, rows: Sequence[Row]) -> tuple[Tree, Plan]:
+    def _plan(self, rows: Sequence[Row]) -> tuple[Tree, PassPlan]:
         """The trie of a batch, and how the batch is computed."""
         tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
@@ -322,7 +323,7 @@ def any_sampled(rows: Sequence[Row]) -> bool:
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 
 
-def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids and each token's weight in the supervised loss, [rows, longest] each; a first token has weight 0."""
     longest = max(row.length for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midstream.core.component import ComponentConfig, Context, Kind
+from midstream.components.component import ComponentConfig, Context, Kind
+from midstream.components.own_settings import OwnFunction
 from midstream.core.errors import RecipeError, TrainingError
-from midstream.core.own_settings import OwnFunction
 from midstream.core.trajectory import Trajectory
 from midstream.training.losses import PolicyLoss
 

@@ -21,8 +21,8 @@ from midstream.core.errors import TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.prefix_tree.attention import Backend, KeyValues
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
-from midstream.prefix_tree.stages import Stage, stages_of
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
+from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import Ints, Tree, tree_of
 from midstream.training.settings import LOGITS, LearnerConfig
@@ -48,7 +48,7 @@ ChunkLoss = Callable[[Chunk, torch.Tensor], torch.Tensor]  # (chunk, log-probabi
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Batch:
+class PackedBatch:
     """_P heads in packed order, _U choices ordered by head, _M tokens ordered by row.
 
     `heads` [_P] are packed indices, `temperatures` [_P] theirs. `choice_heads` and `choice_ids` [_U] index heads and
@@ -66,7 +66,7 @@ class Batch:
     choices: Ints
 
     @classmethod
-    def of(cls, rows: Sequence[Row], tree: Tree, paths: Sequence[Ints]) -> Batch:
+    def of(cls, rows: Sequence[Row], tree: Tree, paths: Sequence[Ints]) -> PackedBatch:
         """`paths[i]` are the packed indices of row i's tokens in `tree`."""
         places = [_sampled_places(row) for row in rows]
         lengths = [len(own) for own in places]
@@ -138,7 +138,7 @@ def _sampled_places(row: Row) -> Ints:
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
-def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, config: LearnerConfig) -> Plan:
+def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, config: LearnerConfig) -> PassPlan:
     """A plan for `rows`, whose trie is `tree`. Trie and padded rows differ in rounding alone."""
     heads_at_once = max(1, LOGITS // cost.vocabulary)
     # Equal sequences once (rollouts of one task often sample the same action), from the shortest on.
@@ -147,15 +147,15 @@ def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, conf
     padded = sum(cost.padded(len(chunk), len(distinct[chunk[-1]])) for chunk in chunks)
     backend = attention.backend if len(distinct[-1]) <= attention.longest else None
     if backend and (config.attention != "auto" or (cost.counts and cost.trie(tree, backend) < padded)):
-        batch = Batch.of(rows, tree, tree.paths)
+        batch = PackedBatch.of(rows, tree, tree.paths)
         stages = stages_of(tree, config.chunk_tokens, cost.work(tree, batch.heads))
-        return Plan(batch=batch, stages=stages, backend=backend, heads_at_once=heads_at_once)
+        return PassPlan(batch=batch, stages=stages, backend=backend, heads_at_once=heads_at_once)
     flat = tree_of(distinct, share=False)
     place = {sequence: flat.paths[i] for i, sequence in enumerate(distinct)}
-    return Plan(
-        batch=Batch.of(rows, flat, [place[row.prompt_ids + row.completion_ids] for row in rows]),
+    return PassPlan(
+        batch=PackedBatch.of(rows, flat, [place[row.prompt_ids + row.completion_ids] for row in rows]),
         stages=tuple(
-            Stage(chunk.start, chunk.stop, flat.segments[chunk.start].start, flat.segments[chunk.stop - 1].end)
+            TreeStage(chunk.start, chunk.stop, flat.segments[chunk.start].start, flat.segments[chunk.stop - 1].end)
             for chunk in chunks
         ),
         backend=None,
@@ -189,14 +189,14 @@ class _Forward:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Plan:
+class PassPlan:
     """How a batch is computed: its stages, by the trie with a back end or (None) as padded rows.
 
     `heads_at_once` bounds how many positions the language-model head runs at in one call.
     """
 
-    batch: Batch
-    stages: tuple[Stage, ...]
+    batch: PackedBatch
+    stages: tuple[TreeStage, ...]
     backend: Backend | None
     heads_at_once: int
 
@@ -204,7 +204,7 @@ class Plan:
         """Log-probabilities [_U] of the batch's choices, without gradient."""
         parts: dict[int, torch.Tensor] = {}
 
-        def visit(stage: Stage, past: list[Layers]) -> None:
+        def visit(stage: TreeStage, past: list[Layers]) -> None:
             forward = self._forward(model, stage, past)
             for chunk in self._chunks(stage):
                 hidden = forward.hidden[self._places(forward, stage, chunk)]
@@ -212,20 +212,20 @@ class Plan:
             for below in stage.below:
                 visit(below, [*past, forward.kept])
 
-        with torch.no_grad(), self._attending(model):
+        with torch.no_grad(), self._attend(model):
             for stage in self.stages:
                 visit(stage, [])
         return torch.cat([parts[start] for start in sorted(parts)])
 
     def backward(self, model: PreTrainedModel, loss: ChunkLoss) -> None:
         """Add the gradient of the losses of all chunks."""
-        with self._attending(model):
+        with self._attend(model):
             for stage in self.stages:
                 self._backward(model, loss, stage, [])
 
-    def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: Stage, past: list[Layers]) -> None:
+    def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: TreeStage, past: list[Layers]) -> None:
         """Of one stage and those below it. `past` are leaves of the graph, which gather their gradients."""
-        with recomputing(model):
+        with recompute_layers(model):
             forward = self._forward(model, stage, past)
         chunks = self._chunks(stage)
         if len(chunks) == 1 and not stage.below:  # nothing to add up
@@ -252,13 +252,13 @@ class Plan:
         if outputs:
             torch.autograd.backward([output for output, _ in outputs], [gradient for _, gradient in outputs])
 
-    def _forward(self, model: PreTrainedModel, stage: Stage, past: list[Layers]) -> _Forward:
+    def _forward(self, model: PreTrainedModel, stage: TreeStage, past: list[Layers]) -> _Forward:
         if self.backend is None:
-            return self._padded(model, stage)
+            return self._forward_padded(model, stage)
         hidden, kept = stage_hidden(model, self.batch.tree, stage, self.backend, past, keep=bool(stage.below))
         return _Forward(hidden, np.arange(len(hidden)), kept)
 
-    def _padded(self, model: PreTrainedModel, stage: Stage) -> _Forward:
+    def _forward_padded(self, model: PreTrainedModel, stage: TreeStage) -> _Forward:
         """Rows one below the other, padded on the right, where causal attention never looks.
 
         The last token of the longest predicts nothing, and is left out, unless it is the only one.
@@ -274,12 +274,12 @@ class Plan:
         hidden = hidden_states(model, torch.from_numpy(ids[:, :-1]).to(model.device))
         return _Forward(hidden.flatten(0, 1), places, [])
 
-    def _places(self, forward: _Forward, stage: Stage, chunk: Chunk) -> torch.Tensor:
+    def _places(self, forward: _Forward, stage: TreeStage, chunk: Chunk) -> torch.Tensor:
         """Where a chunk's heads are among the hidden states."""
         offsets = self.batch.heads[chunk.heads] - stage.start
         return torch.from_numpy(forward.places[offsets]).to(forward.hidden.device)
 
-    def _chunks(self, stage: Stage) -> list[Chunk]:
+    def _chunks(self, stage: TreeStage) -> list[Chunk]:
         return list(self.batch.chunks(stage.start, stage.end, self.heads_at_once))
 
     def _choice_logprobs(self, model: PreTrainedModel, hidden: torch.Tensor, chunk: Chunk) -> torch.Tensor:
@@ -293,8 +293,8 @@ class Plan:
         ids = torch.from_numpy(batch.choice_ids[chunk.choices]).to(logits.device)
         return logits.log_softmax(-1)[heads, ids]
 
-    def _attending(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        return nullcontext() if self.backend is None else using(model, self.backend)
+    def _attend(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        return nullcontext() if self.backend is None else use_backend(model, self.backend)
 
 
 def _leaf(given: torch.Tensor) -> torch.Tensor:
@@ -305,7 +305,7 @@ def _leaf(given: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def recomputing(model: PreTrainedModel) -> Iterator[None]:
+def recompute_layers(model: PreTrainedModel) -> Iterator[None]:
     """Where gradient checkpointing is on, mark the layers it is for, and nothing inside them, as training.
 
     Transformers recomputes only what is in training; but dropout inside stays off, and the engine that shares the model

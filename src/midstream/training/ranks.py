@@ -187,7 +187,7 @@ class RankedLearner(LocalLearner):
                 return super(RankedLearner, self).forward_backward(own, loss)
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
                 pass  # what the others gather
-            with self._accumulating():
+            with self._accumulate():
                 return LossStats()
 
         every = [asdict(stats) for stats in self._of_all(compute)]
@@ -197,7 +197,7 @@ class RankedLearner(LocalLearner):
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As in one process."""
         own = self._own(rows)
-        with self.reference_policy() if reference else _gathered(self.model):
+        with self.reference_policy() if reference else _gather(self.model):
             computed = self._of_all(lambda: super(RankedLearner, self).logprobs(own, reference=reference))
         by_row: dict[int, tuple[float, ...]] = {}
         for places, values in zip(self._shares(rows), computed, strict=True):
@@ -275,11 +275,11 @@ class RankedLearner(LocalLearner):
             with self.replica.disable_adapter():  # type: ignore[operator]
                 yield self.replica
         else:
-            with _gathered(self.reference or self.model), super().reference_policy() as model:
+            with _gather(self.reference or self.model), super().reference_policy() as model:
                 yield model
 
     @contextmanager
-    def _accumulating(self) -> Iterator[None]:
+    def _accumulate(self) -> Iterator[None]:
         """Where gradients are added up on each rank; at its end they become the sum over the ranks."""
         divided: Any = self.model if self._ddp is None else None
         earlier = [parameter.grad for parameter in self.parameters]
@@ -287,7 +287,7 @@ class RankedLearner(LocalLearner):
             self.optimizer.zero_grad()  # or what is the sum of all ranks already would be summed again
         else:
             divided.set_requires_gradient_sync(False)
-        with _gathered(self.model):
+        with _gather(self.model):
             try:
                 yield
             finally:
@@ -345,7 +345,7 @@ def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:
     for part in _parts(model):
         part.set_gradient_divide_factor(1.0)  # the sum over the ranks; gloo cannot scale as it sums
         part.set_force_sum_reduction_for_comms(True)
-    with torch.no_grad(), _gathered(model):
+    with torch.no_grad(), _gather(model):
         model(input_ids=_token(model), use_cache=False)  # before the passes: what runs first becomes FSDP2's root
 
 
@@ -354,7 +354,7 @@ def _parts(model: torch.nn.Module) -> list[FSDPModule]:
 
 
 @contextmanager
-def _gathered(model: PreTrainedModel) -> Iterator[None]:
+def _gather(model: PreTrainedModel) -> Iterator[None]:
     """A divided model is whole on each rank within the context; every rank enters it."""
     parts = _parts(model)
     for part in parts:

@@ -120,7 +120,7 @@ def build_rows(
 
     calls = [call for group in runs for own in group for run, _ in own for call in run]
     return RowBatch(
-        rows=_weighted(drafts, config, calls, left_out),
+        rows=_apply_weights(drafts, config, calls, left_out),
         groups=len(groups),
         groups_uniform=uniform,
         groups_broken=len(groups) - len(usable),
@@ -296,7 +296,7 @@ def _reward(trajectory: Trajectory, runs: _Runs, config: TrainingConfig) -> floa
     return value + config.overlong.added(max((tokens_after_prompt(run) for run, _ in runs), default=0))
 
 
-def _weighted(
+def _apply_weights(
     drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Sequence[Call], left_out: Counter[str]
 ) -> tuple[Row, ...]:
     """Multiply in the normalizer, taken over all rows, then drop those not drawn and those whose gradient is 0."""

@@ -19,17 +19,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from midstream.core.component import Component, Stage
+from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
 from midstream.core.protocols import Learner, Student, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
@@ -144,7 +144,13 @@ class TrainingSession(Session):
     async def begin(self) -> range:
         """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
         parts, run = self.parts, self.run_directory
-        loaded = run.checkpoints.load_latest(self._load, report=self.note)
+        loaded = run.checkpoints.load_latest(self._load)
+        if loaded is None and run.metrics.read():
+            raise CheckpointError(
+                f"{run.root} has records of training and no checkpoint: to resume would remove them",
+                code="no-checkpoint",
+                fix="restore a checkpoint from a copy, or start over with another --out",
+            )
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.
@@ -286,7 +292,6 @@ class TrainingSession(Session):
             (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state_dict()), encoding="utf-8")
 
         self.run_directory.checkpoints.save(self._done, write)
-        self.run_directory.seal()
         self._saved_at = self.clock()
 
     def _load(self, directory: Path) -> None:
@@ -317,9 +322,9 @@ def model_card(run: RunDirectory, engine: str) -> str:
     )
 
 
-def load_policy(learner: Learner, run: RunDirectory, report: Callable[[str], None], max_step: int | None = None) -> int:
-    """Put the weights of a run's newest good checkpoint, of `max_step` at most, into `learner`; returns its step."""
-    loaded = run.checkpoints.load_latest(learner.load, max_step=max_step, report=report)
+def load_policy(learner: Learner, run: RunDirectory, max_step: int | None = None) -> int:
+    """Put the weights of a run's newest checkpoint, of `max_step` at most, into `learner`; returns its step."""
+    loaded = run.checkpoints.load_latest(learner.load, max_step=max_step)
     if loaded is None:
         raise CheckpointError(
             f"{run.root} has no checkpoint",

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
-from midstream.core.component import Component, ComponentConfig, Table
+from midstream.components.component import Component, ComponentConfig, Table
+from midstream.components.kinds import config_class
+from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
-from midstream.core.errors import UnsupportedError, did_you_mean
-from midstream.core.kinds import config_class
+from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
-from midstream.core.tables import located, parse_component, validate
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
 
@@ -83,10 +83,34 @@ class LearnerConfig(ComponentConfig):
         """Return a recipe's table with this learner, registered as `name`, as `--engine` of `train` does."""
         return {**table, "learner": {**table.get("learner", {}), "type": name}}
 
-    def check(self, recipe: Any) -> None:
-        """Check a `Recipe` that trains. Raises `RecipeError`."""
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check that the weights of a recipe that trains can be trained so. Raises `RecipeError`."""
+        name = recipe.training.weights or recipe.modules[recipe.trained].engine
+        dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
+        if dtype != "float32" and self.lora is None and not self.masters:
+            raise RecipeError(
+                f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
+                code="setting-conflict",
+                cause="AdamW steps by about the learning rate, less than the distance of two such numbers",
+                fix=f'set {where}.masters = true, or dtype = "float32", or add [learner.lora], an adapter in float32',
+            )
+        if self.masters and (dtype == "float32" or self.lora is not None):
+            already = f"{where}.lora" if self.lora is not None else f"engines.{name}.dtype = {dtype!r}"
+            raise RecipeError(
+                f"{where}.masters = true with {already}",
+                code="setting-conflict",
+                cause="masters are float32 copies of the trained weights, and these are float32 already",
+                fix=f'remove {where}.masters, or train all weights of an engine with dtype = "bfloat16"',
+            )
+        if self.lora is not None and self.offload == "reference":
+            raise RecipeError(
+                f"{where}.offload = 'reference' with {where}.lora",
+                code="setting-conflict",
+                cause="the reference policy is the model without its adapter: there is no copy that could be elsewhere",
+                fix=f'remove {where}.offload, or set it to "optimizer"',
+            )
 
-    def plan(self, recipe: Any, root: Path) -> list[str]:
+    def plan(self, build: Any, root: Path) -> list[str]:
         """Return more lines for a dry run of a run in `root`."""
         return []
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from midstream.agents.interleaved import Interleaved
-from midstream.core.component import Component
+from midstream.agents.interleaved import InterleavedLoop
+from midstream.components.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import Learner, Request, Row, Student, TaskSource
@@ -72,10 +72,10 @@ class Transcripts:
 def collected_tasks(source: TaskSource, config: SupervisedConfig, seed: int) -> list[Task]:
     """All tasks that `collect` runs."""
     starts = range(0, config.transcripts, config.at_once)
-    return [task for start in starts for task in _drawn(source, config, seed, start)]
+    return [task for start in starts for task in _draw_tasks(source, config, seed, start)]
 
 
-def _drawn(source: TaskSource, config: SupervisedConfig, seed: int, start: int) -> list[Task]:
+def _draw_tasks(source: TaskSource, config: SupervisedConfig, seed: int, start: int) -> list[Task]:
     count = min(config.at_once, config.transcripts - start)
     return source.sample("train", count, derive_seed(seed, "transcripts", start))
 
@@ -96,13 +96,13 @@ async def collect(
     the share of runs with known lessons in their prompts, `roles` the modules whose replies are learned.
     """
     agent = environment.agent
-    template = agent.template if isinstance(agent, Interleaved) else None
+    template = agent.template if isinstance(agent, InterleavedLoop) else None
     world = source if lessons > 0 and isinstance(source, TrainableWorld) else None
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, config.at_once):
         report(f"collecting transcripts {start}/{config.transcripts}")
-        tasks = _drawn(source, config, seed, start)
+        tasks = _draw_tasks(source, config, seed, start)
         groups = await rollout(
             environment,
             tasks,

@@ -20,7 +20,7 @@ _CONTRAST = 0.25  # share of groups with both outcomes below which most of a ste
 _LONG_S = 600.0  # of all steps
 
 
-class Trial(Frozen):
+class RecipeTrial(Frozen):
     """What a trial measured. Seconds are those of a step of the recipe; memory is the peak of all."""
 
     tasks: int
@@ -43,7 +43,7 @@ class Trial(Frozen):
         return self.steps * (self.rollout_s + self.update_s)
 
 
-async def measured(parts: Parts) -> Trial:
+async def measure(parts: Parts) -> RecipeTrial:
     """Play `TASKS` x `GROUP` rollouts, make a step as the recipe has it, and say what to change before training."""
     config = parts.training
     played = parts.flow_grpo(
@@ -53,7 +53,7 @@ async def measured(parts: Parts) -> Trial:
     metrics = played.outcome(1, await played.sample(1), [], [], rollout_s=0.0).metrics
     started = time.perf_counter()
     step = await parts.flow_grpo(config).step(1)
-    trial = Trial(
+    trial = RecipeTrial(
         tasks=TASKS,
         group_size=GROUP,
         success=metrics.reward_mean,
@@ -70,7 +70,7 @@ async def measured(parts: Parts) -> Trial:
     return trial.model_copy(update={"advice": tuple(_advice(trial, metrics))})
 
 
-def _advice(trial: Trial, metrics: StepMetrics) -> list[str]:
+def _advice(trial: RecipeTrial, metrics: StepMetrics) -> list[str]:
     found = []
     if trial.readable < _READABLE:
         found.append(

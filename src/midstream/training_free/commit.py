@@ -40,7 +40,7 @@ from midstream.training_free.gate import ChangeRecord, Test
 from midstream.training_free.ledger import Cache, Ledger
 from midstream.training_free.library import Library, next_number
 from midstream.training_free.library_text import from_json, to_json
-from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.operations import Operation, OperationOutcome
 
 
 class UpdateRecord(Frozen):
@@ -64,7 +64,7 @@ class UpdateRecord(Frozen):
     mean_reward: float
     turns_mean: float
     tool_use: ToolUse
-    proposed: tuple[Outcome, ...] = ()
+    proposed: tuple[OperationOutcome, ...] = ()
     changes: tuple[ChangeRecord, ...] = ()
     tests: tuple[Test, ...] = ()
     bisect_pairs: int = 0
@@ -205,7 +205,6 @@ class Committer:
                 journal.append(record)
         if self.votes is not None:
             self.votes.add(gate_votes(record, os.path.abspath(run.root)))
-        run.seal()
         self.ledger.clear()
         self.path.unlink()
 

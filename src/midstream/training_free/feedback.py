@@ -132,7 +132,7 @@ def digest(votes: Iterable[Vote]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Feedback:
+class VoteDecision:
     """The decision about a text, from votes that count, a symmetric `similarity` in [0, 1], and what is `near`.
 
     It depends on neither the order of the votes nor the time.
@@ -190,7 +190,7 @@ class FilteredAgent:
             except EngineError as failure:
                 error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
                 return found.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
-        reason = Feedback(votes=self.votes, similarity=similarity, near=self.config.near).refusal(found.answer)
+        reason = VoteDecision(votes=self.votes, similarity=similarity, near=self.config.near).refusal(found.answer)
         if reason is None:
             return found
         final = found.final or found.answer

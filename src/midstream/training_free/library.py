@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from midstream.agents.rendering import prompt_text
+from midstream.components.own import portable
 from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
-from midstream.core.own import portable
 from midstream.core.text import neutral
 
 CHARACTERS_PER_TOKEN = 4  # the library is rendered for models whose tokenizers it does not know
@@ -38,7 +38,7 @@ State = Literal["active", "pinned", "vetoed"]
 Source = Literal["learned", "person", "imported"]
 
 
-class Origin(Frozen):
+class LessonOrigin(Frozen):
     """The origin of a lesson's present text. `update` counts a run's updates from 1; 0: none.
 
     `tasks` and `trajectories` are the ids of the evidence, `model` the reflector that wrote the text.
@@ -95,7 +95,7 @@ class Lesson(Frozen):
     text: Line
     module: Line = "planner"
     state: State = "active"
-    origin: Origin = Origin()
+    origin: LessonOrigin = LessonOrigin()
     used: int = 0
     helped: int = 0
     harmed: int = 0

@@ -23,16 +23,16 @@ from midstream.core.errors import UsageError
 from midstream.core.lessons import digest
 from midstream.training_free.library import (
     Id,
+    LessonOrigin,
     Library,
     Line,
-    Origin,
     State,
     next_number,
     proven,
     render_modules,
     with_lessons,
 )
-from midstream.training_free.operations import Operation, Outcome, Rules, applied, screened
+from midstream.training_free.operations import Operation, OperationOutcome, Rules, applied, screened
 
 _Model = TypeVar("_Model", bound=Frozen)
 _HEAD = """\
@@ -63,7 +63,7 @@ def to_draft(library: Library) -> str:
     return "\n".join(lines)
 
 
-def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Outcome]]:
+def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[OperationOutcome]]:
     """Apply a person's edit of a library's TOML; returns the new library, and the outcome of each change.
 
     A table without an id is a new lesson, a lesson without a table is deleted. What `rules` refuse is not applied.
@@ -80,7 +80,7 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
     if repeated := [name for place, name in enumerate(ids) if name in ids[:place]]:
         raise _invalid(f"{repeated[0]} occurs twice")
 
-    person = Origin(source="person")
+    person = LessonOrigin(source="person")
     deleted = [
         Operation(kind="delete", id=lesson.id, origin=person) for lesson in library.lessons if lesson.id not in ids
     ]

@@ -5,7 +5,7 @@ raises, and nothing is dropped without a reason on record.
 
 There are two steps, because the gate tries subsets of one batch: `screened` decides once which operations are sound and
 gives each new lesson its id; `applied` carries out any subset of the sound ones. A person's operations
-(`Origin.source`) take the same path; only they may change what is pinned or vetoed.
+(`LessonOrigin.source`) take the same path; only they may change what is pinned or vetoed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from midstream.core.data import Frozen
 from midstream.training_free.library import (
     ID,
     Lesson,
+    LessonOrigin,
     Library,
     Line,
-    Origin,
     cost,
     next_number,
     number,
@@ -45,10 +45,10 @@ class Operation(Frozen):
     id: str = ""
     text: Line = ""
     module: Line = ""
-    origin: Origin = Origin()
+    origin: LessonOrigin = LessonOrigin()
 
 
-class Outcome(Frozen):
+class OperationOutcome(Frozen):
     """An operation, and the reason why it was `refused`; "" where it was sound."""
 
     operation: Operation
@@ -76,7 +76,7 @@ class Rules:
 
 def screened(
     library: Library, operations: Sequence[Operation], rules: Rules, *, pending: int = 0
-) -> tuple[Library, list[Outcome]]:
+) -> tuple[Library, list[OperationOutcome]]:
     """Decide which operations are sound, one after the other; each sees the effect of those before it.
 
     The first `pending` ones were sound in an earlier batch: their new lessons keep the ids that they were given there.
@@ -121,7 +121,7 @@ class _Screen:
         self._touched: set[str] = set()
         self._size = size(library)
 
-    def outcome(self, operation: Operation, *, known: bool) -> Outcome:
+    def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
         """Refuse the operation or accept it into the library. `known`: it has the id that an earlier batch gave it."""
         if operation.kind == "add":
             return self._add(operation, known)
@@ -131,7 +131,7 @@ class _Screen:
         elif before is None or (operation.kind != "keep" and operation.id in self._touched):
             refused = f"a second operation on {operation.id}"
         elif operation.kind == "keep":
-            return Outcome(operation=operation)
+            return OperationOutcome(operation=operation)
         elif _guarded(before, operation):
             refused = f"{before.id} is {before.state} by a person"
         elif operation.kind == "modify":
@@ -143,20 +143,20 @@ class _Screen:
                 refused = self._unsound(operation, _growth(before, after))
         if not refused:
             self._accept(operation, before, after)
-        return Outcome(operation=operation, refused=refused)
+        return OperationOutcome(operation=operation, refused=refused)
 
-    def _add(self, operation: Operation, known: bool) -> Outcome:
+    def _add(self, operation: Operation, known: bool) -> OperationOutcome:
         module = operation.module or next(iter(self.rules.modules), "")
         operation = operation.model_copy(update={"module": module})
         if refused := self._unsound(operation, cost(operation.text)):
-            return Outcome(operation=operation, refused=refused)
+            return OperationOutcome(operation=operation, refused=refused)
         # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
         free = ID.fullmatch(operation.id) and operation.id not in self._ids
         if not (known and free and number(operation.id) < self.next_number):
             operation = operation.model_copy(update={"id": f"L{self.next_number}"})
             self.next_number += 1
         self._accept(operation, None, _lesson(operation, None))
-        return Outcome(operation=operation)
+        return OperationOutcome(operation=operation)
 
     def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
         growth = _growth(before, after)

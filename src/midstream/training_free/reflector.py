@@ -39,22 +39,22 @@ from midstream.core.text import neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Trajectory, Turn
 from midstream.rollout import Group
 from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import CHARACTERS_PER_TOKEN, Library, Origin, size
+from midstream.training_free.library import CHARACTERS_PER_TOKEN, LessonOrigin, Library, size
 from midstream.training_free.operations import Operation
 from midstream.training_free.replies import (
     MERGE_SCHEMA,
     OPERATIONS_SCHEMA,
     SUMMARY_SCHEMA,
     Merged,
+    ParsedReply,
     Proposals,
-    Reading,
     read_operations,
     read_summary,
 )
 from midstream.training_free.settings import ROLES, PracticeConfig
 
 T = TypeVar("T")
-Read = Callable[[str, bool], Reading[T]]  # a reply, and whether to accept JSON that is almost JSON
+Read = Callable[[str, bool], ParsedReply[T]]  # a reply, and whether to accept JSON that is almost JSON
 
 _QUOTED = 300  # characters of an unusable reply in a report; the ledger has all of it
 _RULES = ("words", "modules", "changes", "module", "library", "question")
@@ -97,7 +97,7 @@ class Reflector:
             for role, name in zip(ROLES, ("summarise", critic, "merge"), strict=True)  # words: allow
         }
 
-    async def summarize(self, step: int, question: str, trajectory: Trajectory, answer: str | None) -> Reading[str]:
+    async def summarize(self, step: int, question: str, trajectory: Trajectory, answer: str | None) -> ParsedReply[str]:
         """Summarize one rollout. `answer` is the gold one, None where no role may see it."""
         values = {
             "question": to_json(question),
@@ -109,7 +109,7 @@ class Reflector:
 
     async def contrast(
         self, step: int, group: Group, summaries: Sequence[str | None], library: Library, answer: str | None
-    ) -> Reading[list[Operation]]:
+    ) -> ParsedReply[list[Operation]]:
         """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer."""
         values = {
             "question": to_json(group.task.question),
@@ -117,33 +117,37 @@ class Reflector:
             "rollouts": about_rollouts(group.trajectories, summaries),
         }
         ids = tuple(trajectory.id for trajectory in group.trajectories)
-        return await self._operations(Origin(update=step, tasks=(group.task.id,), trajectories=ids), library, values)
+        return await self._operations(
+            LessonOrigin(update=step, tasks=(group.task.id,), trajectories=ids), library, values
+        )
 
-    async def write(self, step: int, task_id: str, question: str, library: Library) -> Reading[list[Operation]]:
+    async def write(self, step: int, task_id: str, question: str, library: Library) -> ParsedReply[list[Operation]]:
         """Write lessons from a question alone, without any rollout: a control."""
-        return await self._operations(Origin(update=step, tasks=(task_id,)), library, {"question": to_json(question)})
+        return await self._operations(
+            LessonOrigin(update=step, tasks=(task_id,)), library, {"question": to_json(question)}
+        )
 
-    async def merge(self, step: int, proposals: Proposals, library: Library) -> Reading[Merged]:
+    async def merge(self, step: int, proposals: Proposals, library: Library) -> ParsedReply[Merged]:
         """Merge one batch's operations."""
         messages = self._prompts["merger"].messages(self._values(library, {"proposals": proposals.shown()}))
         answer = await self.ask(RoleCall("merger", step), messages, read_operations, MERGE_SCHEMA)
         merged = None if answer.value is None else proposals.merged(answer.value, self.config.modules, answer.model)
-        return Reading(value=merged, flaws=answer.flaws)
+        return ParsedReply(value=merged, flaws=answer.flaws)
 
     async def _operations(
-        self, origin: Origin, library: Library, values: Mapping[str, str]
-    ) -> Reading[list[Operation]]:
+        self, origin: LessonOrigin, library: Library, values: Mapping[str, str]
+    ) -> ParsedReply[list[Operation]]:
         """Ask the critic about one task, and note the origin of each operation."""
         messages = self._prompts["critic"].messages(self._values(library, values))
         purpose = RoleCall("critic", origin.update, *origin.tasks)
         answer = await self.ask(purpose, messages, read_operations, OPERATIONS_SCHEMA)
         if answer.value is None:
-            return Reading(flaws=answer.flaws)
+            return ParsedReply(flaws=answer.flaws)
         operations = [
             change.operation(origin.model_copy(update={"model": answer.model, "why": change.why}), self.config.modules)
             for change in answer.value
         ]
-        return Reading(value=operations, flaws=answer.flaws)
+        return ParsedReply(value=operations, flaws=answer.flaws)
 
     def _values(self, library: Library, values: Mapping[str, str]) -> dict[str, str]:
         text = about_library(library, self.config.library.max_tokens)
@@ -151,7 +155,7 @@ class Reflector:
 
     async def ask(
         self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
-    ) -> Reading[T]:
+    ) -> ParsedReply[T]:
         """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
 
         Returns the reading of the last reply. Its flaws, for the record, begin with the request's name; where no reply
@@ -159,7 +163,7 @@ class Reflector:
         """
         config = self.config.role(purpose.role)
         number, call = 0, Call(role=purpose.role)
-        reading: Reading[T] = Reading()
+        reading: ParsedReply[T] = ParsedReply()
         while reading.value is None and number < config.asks:
             if number:
                 # Show the unusable reply without its thoughts, and what was wrong with it.
@@ -184,7 +188,7 @@ class Reflector:
             if reading.value is None and call.finish_reason == "length":
                 # Not repaired: more than punctuation is missing.
                 problem = f"it was cut off after max_tokens = {call.sampling.max_tokens}: write less"
-                reading = Reading(problem=problem)
+                reading = ParsedReply(problem=problem)
             elif reading.value is None and number == config.asks:
                 repaired = read(call.completion, True)
                 reading = reading if repaired.value is None else repaired
@@ -193,10 +197,10 @@ class Reflector:
             quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "(no text)"
             asked = "when asked once" if number == 1 else f"when asked {number} times"
             lost = f"{purpose.name}: no usable reply {asked}: {reading.problem}: {quoted}"
-            return Reading(problem=reading.problem, flaws=(lost,))
+            return ParsedReply(problem=reading.problem, flaws=(lost,))
         flaws = tuple(f"{purpose.name}: {flaw}" for flaw in reading.flaws)
         # The server's name for the model, where it has one.
-        return Reading(value=reading.value, flaws=flaws, model=str(call.sent.get("model", call.engine)))
+        return ParsedReply(value=reading.value, flaws=flaws, model=str(call.sent.get("model", call.engine)))
 
     async def _call(self, purpose: RoleCall, request: Request) -> Call:
         """The answer in the ledger, or a new one, which is in the ledger before it is used."""

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from midstream.agents.formats import json_objects, repaired_objects
 from midstream.core.text import spoken, to_json
-from midstream.training_free.library import Origin
-from midstream.training_free.operations import Kind, Operation, Outcome
+from midstream.training_free.library import LessonOrigin
+from midstream.training_free.operations import Kind, Operation, OperationOutcome
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ MERGE_SCHEMA = _operations({**_CHANGE, "from": {"type": "array", "items": {"type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading(Generic[T]):
+class ParsedReply(Generic[T]):
     """Result of reading a reply: a value, or the `problem` with all of it; its `flaws` (parts left out) and `model`."""
 
     value: T | None = None
@@ -102,7 +102,7 @@ class Change(BaseModel):
             raise ValueError(f'"{self.kind}" needs the id of a lesson')
         return self
 
-    def operation(self, origin: Origin, modules: Sequence[str]) -> Operation:
+    def operation(self, origin: LessonOrigin, modules: Sequence[str]) -> Operation:
         """The change as an operation. A new lesson without a module is for the first that may have lessons."""
         if self.kind == "add":
             return Operation(kind="add", text=self.text, module=self.module or modules[0], origin=origin)
@@ -112,16 +112,16 @@ class Change(BaseModel):
         return Operation(kind=self.kind, id=lesson, origin=origin)
 
 
-def read_summary(reply: str, repair: bool = False) -> Reading[str]:
+def read_summary(reply: str, repair: bool = False) -> ParsedReply[str]:
     """Read the summary in a summariser's reply."""
     for found in _objects(reply, repair):
         summary = found.get("summary")
         if isinstance(summary, str) and summary.strip():
-            return Reading(value=summary.strip())
-    return Reading(problem='it holds no JSON object with a text as "summary"')
+            return ParsedReply(value=summary.strip())
+    return ParsedReply(problem='it holds no JSON object with a text as "summary"')
 
 
-def read_operations(reply: str, repair: bool = False) -> Reading[tuple[Change, ...]]:
+def read_operations(reply: str, repair: bool = False) -> ParsedReply[tuple[Change, ...]]:
     """Read the changes in a reply; an empty list is valid, a reply in which every change is invalid cannot be used."""
     for found in _objects(reply, repair):
         listed = found.get("operations")
@@ -138,9 +138,9 @@ def read_operations(reply: str, repair: bool = False) -> Reading[tuple[Change, .
                 what = f"{where}: {error['msg']}" if where else error["msg"].removeprefix("Value error, ")
                 flaws.append(f"operation {number}: {what}: {str(item)[:200]}")
         if flaws and not changes:
-            return Reading(problem="; ".join(flaws[:3]))
-        return Reading(value=tuple(changes), flaws=tuple(flaws))
-    return Reading(problem='it holds no JSON object with a list as "operations"')
+            return ParsedReply(problem="; ".join(flaws[:3]))
+        return ParsedReply(value=tuple(changes), flaws=tuple(flaws))
+    return ParsedReply(problem='it holds no JSON object with a list as "operations"')
 
 
 def _objects(reply: str, repair: bool) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ class Merged:
     """The batch's merged operations, and the proposals that are not among them unchanged, each with the reason."""
 
     operations: tuple[Operation, ...]
-    left_out: tuple[Outcome, ...] = ()
+    left_out: tuple[OperationOutcome, ...] = ()
 
 
 class Proposals:
@@ -187,7 +187,7 @@ class Proposals:
         operations: list[Operation] = []
         merged_into: dict[int, Operation] = {}
         for change in changes:
-            made = change.operation(Origin(), modules)
+            made = change.operation(LessonOrigin(), modules)
             # Its sources are the proposals that it names, or else those on the same lesson or with the same text.
             sources = [number - 1 for number in dict.fromkeys(change.sources) if 0 < number <= len(self.operations)]
             if not sources:
@@ -205,13 +205,13 @@ class Proposals:
             for place in sources:
                 merged_into.setdefault(place, made)
         kept = {_content(operation) for operation in operations}
-        left_out: list[Outcome] = []
+        left_out: list[OperationOutcome] = []
         for place, proposal in enumerate(self.operations):
             if _content(proposal) not in kept:
                 reason = "left out by the merger"
                 if into := merged_into.get(place):
                     reason = f"merged into: {' '.join(word for word in (into.kind, into.id, into.text) if word)}"
-                left_out.append(Outcome(operation=proposal, refused=reason))
+                left_out.append(OperationOutcome(operation=proposal, refused=reason))
         return Merged(operations=tuple(operations), left_out=tuple(left_out))
 
 
@@ -220,7 +220,7 @@ def _content(operation: Operation) -> tuple[str, ...]:
     return operation.kind, operation.id, operation.text, operation.module if operation.kind == "add" else ""
 
 
-def _joined(origins: Sequence[Origin]) -> Origin:
+def _joined(origins: Sequence[LessonOrigin]) -> LessonOrigin:
     """One origin of several: all their tasks and trajectories, each once, and the first reason that was given."""
     return origins[0].model_copy(
         update={

@@ -24,10 +24,10 @@ from midstream.core.metrics import malformed_example
 from midstream.core.protocols import Engine
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, sampling_name
 from midstream.evaluation.leakage import record_learned
-from midstream.evaluation.run import MakeEnvironment, every_set
+from midstream.evaluation.run import MakeEnvironment, SetEvaluation, every_set
 from midstream.evaluation.session import Session, evaluate_set
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.rollout import Place
 from midstream.runs import RunDirectory
 from midstream.runs.budget import HELD_BACK, Budget

@@ -180,6 +180,15 @@ class PracticeConfig(Settings):
     shuffle_rewards: bool = False
     cache: Path | None = None
 
+    @model_validator(mode="after")
+    def _groups_have_contrast(self) -> PracticeConfig:
+        if self.group_size < 2 and self.skip_uniform and self.lessons_from == "rollouts":
+            raise ValueError(
+                f"group_size = {self.group_size} never teaches anything, because groups without contrast are skipped: "
+                "set it to 2 or more, or skip_uniform = false"
+            )
+        return self
+
     def role(self, name: str) -> RoleConfig:
         """The settings of one of `ROLES`."""
         return {"summariser": self.summariser, "critic": self.critic, "merger": self.merger}[name] or self.reflector

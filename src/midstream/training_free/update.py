@@ -27,7 +27,7 @@ from midstream.core.answers import most_frequent
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import tool_use
 from midstream.core.protocols import Engine
-from midstream.core.schedule import Progress
+from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -35,11 +35,11 @@ from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
 from midstream.runs.budget import Budget
 from midstream.training_free.commit import MadeUpdate, UpdateRecord
-from midstream.training_free.feedback import Feedback, Vote, VoteFile
+from midstream.training_free.feedback import Vote, VoteDecision, VoteFile
 from midstream.training_free.gate import ChangeRecord, Decision, decide
 from midstream.training_free.ledger import Ledger
 from midstream.training_free.library import Library, measured, proven, render_modules, tokens
-from midstream.training_free.operations import Guard, Operation, Outcome, Rules, Similarity, applied, screened
+from midstream.training_free.operations import Guard, Operation, OperationOutcome, Rules, Similarity, applied, screened
 from midstream.training_free.reflector import Reflector
 from midstream.training_free.replies import Proposals
 from midstream.training_free.runner import Match, Report, Runner
@@ -63,7 +63,7 @@ class Proposal:
     uniform: int
     broken: dict[str, str]
     failed: dict[str, str]
-    left_out: Sequence[Outcome]
+    left_out: Sequence[OperationOutcome]
     unreadable: Sequence[str]
 
 
@@ -72,7 +72,7 @@ class _Suggestion:
     """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
 
     operations: Sequence[Operation] = ()
-    left_out: Sequence[Outcome] = ()
+    left_out: Sequence[OperationOutcome] = ()
     unreadable: Sequence[str] = ()
     skipped: str = ""
 
@@ -196,7 +196,7 @@ class Practice:
             near: Similarity = ngram_similarity
             if embedding := feedback.embedding or config.embedding:
                 near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
-            held_back = Feedback(votes=votes, similarity=near, near=feedback.near).refusal
+            held_back = VoteDecision(votes=votes, similarity=near, near=feedback.near).refusal
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
@@ -257,7 +257,9 @@ class Practice:
             groups: list[Group] = []
             lessons = await run_concurrently(self._write(step, task, library) for task in tasks)
         else:
-            progress = Progress(step=step, steps=self.config.updates)  # simulated and degraded tools; the gate has none
+            progress = RunProgress(
+                step=step, steps=self.config.updates
+            )  # simulated and degraded tools; the gate has none
             runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
             groups = await runner.groups(f"step-{step}", tasks, library, self.config.group_size)
             lessons = await run_concurrently(self._study(step, group, library) for group in groups)
@@ -327,12 +329,12 @@ class Practice:
             return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=unreadable)
         reason = f"beyond the {self.config.changes_per_group} changes of a group"
         kept: list[Operation] = []
-        left_out: list[Outcome] = []
+        left_out: list[OperationOutcome] = []
         changes = 0
         for operation in operations:
             changes += operation.kind != "keep"
             if operation.kind != "keep" and changes > self.config.changes_per_group:
-                left_out.append(Outcome(operation=operation, refused=reason))
+                left_out.append(OperationOutcome(operation=operation, refused=reason))
             else:
                 kept.append(operation)
         return _Suggestion(operations=kept, left_out=left_out, unreadable=unreadable)

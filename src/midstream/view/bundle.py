@@ -23,15 +23,14 @@ from urllib.parse import quote, urlencode
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.report import blocks
-from midstream.report.comparison import Comparison, GroupComparison
-from midstream.report.comparison_page import comparison_page
+from midstream.report.comparison import Comparison, GroupComparison, comparison_page
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.segments import Entry
+from midstream.view import MAX_MB
 from midstream.view.documents import Documents
 
-MAX_MB = 3.0
 _IN_BASE64 = 4 / 3
 _FIRST_WRONG, _FIRST_RIGHT, _FIRST_GROUPS = 4, 2, 2  # of each evaluation and of each step that is chosen
 _FOR_CALLS = 0.4  # of the bytes that are left for trajectories: their prompts and tokens
@@ -171,7 +170,7 @@ def write_trajectory(run: RunDirectory, id_or_prefix: str, path: Path, *, max_mb
     selection = Selection(documents, _room(max_mb))
     parts = [part["name"] for part in add_overview(selection, name, lists=False)["parts"]]
     for part in [segment] if segment in parts else parts:
-        for place, entry in documents.open(name, part).entries():
+        for place, entry in enumerate(documents.open(name, part).entries):
             if entry.id == wanted:
                 at = ("run", name, "part", part)
                 selection.try_to(*at)
@@ -279,26 +278,26 @@ def _add_calls(selection: Selection, path: Path_, document: Any, *, share: float
 def _order(documents: Documents, name: str, parts: Sequence[Any]) -> Iterator[tuple[str, list[int], str]]:
     """(part, places, task) of what a reader is likely to open, the likeliest first.
 
-    Of each evaluation some wrong and some right ones; some whole groups of the first, middle and last step; then the
-    other wrong ones, the right ones, and the other groups of these steps and of the others.
+    Of each evaluation some wrong and some right ones, and some whole groups of the first, middle and last step; then
+    all others of these, then the other steps.
     """
     steps = [part["name"] for part in parts if part["kind"] == "step"]
-    ends = list(dict.fromkeys(steps[place] for place in (0, len(steps) // 2, -1))) if steps else []
-    wrong, right, whole = list[Any](), list[Any](), [_groups(documents, name, part) for part in ends]
-    for part in parts:
-        if part["kind"] != "step":
-            sides: tuple[list[Any], list[Any]] = ([], [])
-            for place, entry in _entries(documents, name, part["name"]):
-                sides[entry.score is not None and entry.score >= 1].append((part["name"], [place], entry.task_id))
-            wrong.append(sides[0])
-            right.append(sides[1])
-    counts = ((wrong, _FIRST_WRONG), (right, _FIRST_RIGHT), (whole, _FIRST_GROUPS))
-    for listed, count in counts:
-        for found in listed:
-            yield from found[:count]
-    for listed, count in counts:
-        for found in listed:
-            yield from found[count:]
+    ends = dict.fromkeys(steps[place] for place in (0, len(steps) // 2, -1)) if steps else {}
+    wrong, right, later = list[Any](), list[Any](), list[Any]()
+    for part in (part["name"] for part in parts if part["kind"] != "step"):
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for place, entry in enumerate(_entries(documents, name, part)):
+            sides[entry.score is not None and entry.score >= 1].append((part, [place], entry.task_id))
+        wrong += sides[0][:_FIRST_WRONG]
+        right += sides[1][:_FIRST_RIGHT]
+        later += [*sides[0][_FIRST_WRONG:], *sides[1][_FIRST_RIGHT:]]
+    first = [*wrong, *right]
+    for part in ends:
+        groups = _groups(documents, name, part)
+        first += groups[:_FIRST_GROUPS]
+        later += groups[_FIRST_GROUPS:]
+    yield from first
+    yield from later
     for part in steps:
         if part not in ends:
             yield from _groups(documents, name, part)
@@ -306,15 +305,15 @@ def _order(documents: Documents, name: str, parts: Sequence[Any]) -> Iterator[tu
 
 def _groups(documents: Documents, name: str, part: str) -> list[tuple[str, list[int], str]]:
     by_task: dict[str, list[int]] = {}
-    for place, entry in _entries(documents, name, part):
+    for place, entry in enumerate(_entries(documents, name, part)):
         by_task.setdefault(entry.task_id, []).append(place)
     return [(part, places, task) for task, places in by_task.items()]
 
 
-def _entries(documents: Documents, name: str, part: str) -> list[tuple[int, Entry]]:
+def _entries(documents: Documents, name: str, part: str) -> list[Entry]:
     """The trajectories of a part; none of one that cannot be read, which is among the run's warnings."""
     try:
-        return list(documents.open(name, part).entries())
+        return documents.open(name, part).entries
     except (MidstreamError, OSError):
         return []
 

@@ -3,56 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
 from midstream.core.errors import UsageError
 from midstream.core.sequences import joined, splits, trainable
-from midstream.core.trajectory import Call
+from midstream.core.trajectory import Call, Trajectory
 from midstream.runs import RunDirectory
-from midstream.view.turns import Recorded
 from midstream.view.vocabulary import token_texts
 
-_LOOKED_BACK = 200  # turns
 _COMPARED_LINES = 3_000  # of a message; longer ones are shown as old and new
-_ROW_BYTES = 8 << 20  # of turns, all of which are read to find rows
 Message = tuple[str, str]  # role, text
 
 
-def find_call(recorded: Recorded, number: int) -> Call:
+def find_call(trajectory: Trajectory, number: int) -> Call:
     """The call with this number, from 0, of the whole trajectory. Raises `UsageError` if it has none."""
-    recorded.scan(None, 30.0)
-    frame = recorded.frame()
-    opening, found = len(frame.opening_calls), None
-    if number < opening:
-        found = frame.opening_calls[number]
-    elif number < opening + recorded.calls:
-        found = recorded.call(number - opening)
-    elif number - opening - recorded.calls < len(frame.closing_calls):
-        found = frame.closing_calls[number - opening - recorded.calls]
-    if found is None:
-        what = f"the trajectory has no call {number + 1}"
-        raise UsageError(what, code="unknown-name", fix="go up to the trajectory, which has its calls")
-    return found
+    if number < len(trajectory.calls):
+        return trajectory.calls[number]
+    what = f"the trajectory has no call {number + 1}"
+    raise UsageError(what, code="unknown-name", fix="go up to the trajectory, which has its calls")
 
 
-def call_document(recorded: Recorded, number: int) -> dict[str, Any]:
+def call_document(trajectory: Trajectory, number: int) -> dict[str, Any]:
     """The messages of a call by pieces, each the same as in the previous call of its role, new, or gone."""
-    call = find_call(recorded, number)
-    previous, before = _previous(recorded, number, call.role)
+    call = find_call(trajectory, number)
+    same_role = [at for at, other in enumerate(trajectory.calls[:number]) if other.role == call.role]
+    before = trajectory.calls[same_role[-1]] if same_role else None
     sampling = call.sampling.model_dump(exclude_defaults=True)
     return {
         "n": number,
         "role": call.role,
-        "previous": previous,
+        "previous": same_role[-1] if same_role else None,
         "messages": list(_compared(_messages(before) if before else [], _messages(call), known=before is not None)),
         "settings": {**call.sent, **sampling},
     }
 
 
 def tokens_document(
-    recorded: Recorded,
+    trajectory: Trajectory,
     number: int,
     run: RunDirectory,
     resolved: Mapping[str, Any],
@@ -60,10 +49,10 @@ def tokens_document(
     trained: str,
     advantage: float | None,
 ) -> dict[str, Any]:
-    """The tokens of a call with their log-probabilities, and its training row; rows of a large trajectory are not."""
-    call = find_call(recorded, number)
+    """The tokens of a call with their log-probabilities, and its training row."""
+    call = find_call(trajectory, number)
     texts = token_texts(run, resolved, call)
-    row, rows, split = _row(recorded, number, call)
+    row, rows, split = _row(trajectory, number, call)
     logprobs = [*call.logprobs, *[None] * len(call.completion_ids)][: len(call.completion_ids)]
     return {
         "n": number,
@@ -79,26 +68,6 @@ def tokens_document(
         "trained": bool(trained) and call.role == trained and trainable(call),
         "texts": texts is not None,
     }
-
-
-def _previous(recorded: Recorded, number: int, role: str) -> tuple[int | None, Call | None]:
-    """The call before this one of the same role, with its number, as far as is looked back."""
-    frame = recorded.frame()
-    opening = len(frame.opening_calls)
-    last = recorded.turn_of_call(number - opening) if number >= opening else 0
-
-    def newest_first() -> Iterator[tuple[int, Sequence[Call]]]:
-        yield opening + recorded.calls, frame.closing_calls
-        for place in range(min(last, recorded.found - 1), max(-1, last - _LOOKED_BACK), -1):
-            for turn in recorded.window(place, 1):
-                yield opening + recorded.calls_before(place), turn.calls
-        yield 0, frame.opening_calls
-
-    for first, calls in newest_first():
-        for at, call in reversed([*enumerate(calls, first)]):
-            if at < number and call.role == role:
-                return at, call
-    return None, None
 
 
 def _messages(call: Call) -> list[Message]:
@@ -153,21 +122,17 @@ def _message(role: str, pieces: list[tuple[str, str]]) -> dict[str, Any]:
     return {"role": role, "pieces": [{"op": op, "text": text} for op, text in pieces]}
 
 
-def _row(recorded: Recorded, number: int, call: Call) -> tuple[int | None, int, str]:
+def _row(trajectory: Trajectory, number: int, call: Call) -> tuple[int | None, int, str]:
     """The row of training, from 0, that a call is in, how many rows its role has, and why the call began its own."""
-    if recorded.size > _ROW_BYTES or not trainable(call):
+    if not trainable(call):
         return None, 0, ""
-    frame, turns = recorded.frame(), recorded.window(0, recorded.found, _ROW_BYTES)
-    every = [*frame.opening_calls, *(each for turn in turns for each in turn.calls), *frame.closing_calls]
+    every = trajectory.calls
     numbers = [at for at, each in enumerate(every) if each.role == call.role and trainable(each)]
     ours = [every[at] for at in numbers]
     rows = joined(ours)
     row = next((at for at, row in enumerate(rows) if any(each is every[number] for each in row)), None)
     for split in splits(ours):
         if numbers[split.call] == number:
-            return (
-                row,
-                len(rows),
-                f"{split.why}: after {split.shared:,} tokens that call {numbers[split.of] + 1} has, too",
-            )
+            shared = f"after {split.shared:,} tokens that call {numbers[split.of] + 1} has, too"
+            return row, len(rows), f"{split.why}: {shared}"
     return row, len(rows), ""

@@ -11,38 +11,44 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from midstream.components.registry import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import result_name
-from midstream.recipe.schema import modules_of
-from midstream.report.comparison import compare
-from midstream.report.comparison_page import comparison_page
-from midstream.report.evaluation_tables import where
-from midstream.report.run_results import run_page
-from midstream.report.trajectory_page import brief, safe, trajectory_document
-from midstream.report.turn_rows import is_stream, stop_words, template_of
+from midstream.report.blocks import Block
+from midstream.report.comparison import compare, comparison_page
+from midstream.report.evaluation import where
+from midstream.report.run import run_page
+from midstream.report.trajectory import brief, safe, trajectory_document
+from midstream.report.turn_rows import stop_words, template_of
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
-from midstream.runs.segments import Entry, evaluation_name
+from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.training_free.commit import read_updates
 from midstream.view import calls
 from midstream.view.advantages import advantages
-from midstream.view.entries import NO_FILTER, Filter, entries, of_task
+from midstream.view.entries import NO_FILTER, Filter, entries
 from midstream.view.feedback import given_on_lessons, given_on_trajectories, keep_feedback
-from midstream.view.parts import RESTORE, JournalIndex, JournalPart, Kept, Part, SegmentPart, identity, recorded_at
+from midstream.view.parts import (
+    RESTORE,
+    JournalIndex,
+    JournalPart,
+    Kept,
+    Part,
+    SegmentPart,
+    identity,
+    of_task,
+    trajectory_at,
+)
 from midstream.view.runs import Runs, cursor_of, not_files
-from midstream.view.turns import TROUBLES, Recorded
 
 PAGE = 100  # entries of a list, unless a number is asked for
 TURNS = 50  # turns of a trajectory
@@ -57,9 +63,9 @@ class Documents:
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.runs = Runs(places)
-        self._parts, self._journals, self._recorded, self._pages = Kept(8), Kept(8), Kept(16), Kept(8)
+        self._parts, self._journals, self._trajectories, self._pages = Kept(8), Kept(8), Kept(8), Kept(8)
 
-    def get(self, path: Sequence[str], query: Mapping[str, str]) -> dict[str, Any]:
+    def get(self, path: Sequence[str], query: Mapping[str, str]) -> Block:
         """The document at a path, whose pieces are decoded; `query` limits what it holds. Raises `UsageError`."""
         match path:
             case ["runs"]:
@@ -83,20 +89,20 @@ class Documents:
                 return self.compare(first, second)
         raise _missing(f"there is no document {'/'.join(path)!r}")
 
-    def list_runs(self) -> dict[str, Any]:
+    def list_runs(self) -> Block:
         """All runs, those that changed last first."""
         states = self.runs.states()
         found = [self.runs.summary(name) for name in states]
         found.sort(key=lambda summary: summary["updated"], reverse=True)
         return {"title": "Runs", "runs": found, "cursor": cursor_of(states)}
 
-    def run(self, name: str) -> dict[str, Any]:
+    def run(self, name: str) -> Block:
         """A run: its page, its parts, what is missing."""
         states, run = self.runs.states(), self.runs.directory(name)
         summary = self.runs.summary(name)
         warnings: list[str] = []
-        page: dict[str, Any] = {"title": summary["recipe"] or name, "lead": "", "sections": []}
-        listed: list[dict[str, Any]] = []
+        page: Block = {"title": summary["recipe"] or name, "lead": "", "sections": []}
+        listed: list[Block] = []
         if not not_files(run.root):
             try:
                 page = self._pages.get((name, states.get(name)), lambda: safe(_with_given(run_page(run), run)))
@@ -106,7 +112,7 @@ class Documents:
                 listed = parts(run, self._journal, warnings)
                 if summary["state"] != "running":
                     damage = self._pages.get(("damage", name, states.get(name)), run.damage)
-                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage.values()]
+                    warnings += [error.what.replace(f"{run.root}{os.sep}", "") for error in damage]
             except (OSError, RunError) as error:
                 warnings.append(f"its rollouts cannot be listed: {_line(error)}")
         warnings = list(dict.fromkeys([*summary["damage"], *warnings]))
@@ -127,7 +133,7 @@ class Documents:
         limit: int | None = None,
         wanted: Filter = NO_FILTER,
         seconds: float = math.inf,
-    ) -> dict[str, Any]:
+    ) -> Block:
         """A list of trajectories, from the place `start` on."""
         part = self.open(run, name)
         found, following, seen = entries(part, start, limit, wanted, seconds)
@@ -143,20 +149,22 @@ class Documents:
             }
         )
 
-    def group(self, run: str, name: str, task: str) -> dict[str, Any]:
+    def group(self, run: str, name: str, task: str) -> Block:
         """The rollouts of a task next to each other. Raises `UsageError` without one."""
         part, resolved = self.open(run, name), _resolved(self.runs.directory(run))
         found = of_task(part, task)
         if not found:
             raise _missing(f"{name} has no task {task!r}")
         values, left_out = self._advantages(part, name, resolved, found)
-        rollouts, turns, frames = [], [], []
+        rollouts, turns, read = [], [], []
         given = given_on_trajectories(self.runs.directory(run), name)
         for (place, entry), advantage in zip(found, values, strict=True):
-            recorded = self._open(part, place)
-            recorded.scan(_GROUP_TURNS)
-            frame, taken = _frame(recorded, entry), recorded.window(0, _GROUP_TURNS)
-            frames.append(frame)
+            try:
+                trajectory = self._trajectory(part, place)
+            except MidstreamError:  # damaged, or too large: the others are shown
+                trajectory = Trajectory(id=entry.id, task_id=entry.task_id)
+            read.append(trajectory)
+            taken = trajectory.turns[:_GROUP_TURNS]
             turns.append([(turn.action, turn.command) for turn in taken])
             rollouts.append(
                 {
@@ -165,9 +173,9 @@ class Documents:
                     "reward": entry.score,
                     "advantage": advantage,
                     "status": entry.status,
-                    "answer": frame.answer,
-                    "stop": stop_words(frame.stop_reason),
-                    "turns": [brief(turn, stream=is_stream(frame)) for turn in taken],
+                    "answer": trajectory.answer,
+                    "stop": stop_words(trajectory.stop_reason),
+                    "turns": [brief(turn) for turn in taken],
                     "tokens": sum(call.usage.completion_tokens for turn in taken for call in turn.calls),
                     "vote": given.get(entry.id, {}).get("vote", ""),
                 }
@@ -175,69 +183,43 @@ class Documents:
         return safe(
             {
                 "task": task,
-                "family": frames[0].family,
-                "question": frames[0].question,
-                "gold": next((frame.gold for frame in frames if frame.gold is not None), None),
+                "family": read[0].family,
+                "question": read[0].question,
+                "gold": next((trajectory.gold for trajectory in read if trajectory.gold is not None), None),
                 "first_difference": _first_difference(turns),
                 "rollouts": rollouts,
                 "left_out": left_out,
             }
         )
 
-    def trajectory(
-        self, run: str, name: str, place: int, *, first: int = 0, limit: int | None = None
-    ) -> dict[str, Any]:
-        """A trajectory with at most `limit` turns from `first` (from 0) on; fewer if these are large."""
+    def trajectory(self, run: str, name: str, place: int, *, first: int = 0, limit: int | None = None) -> Block:
+        """A trajectory with at most `limit` turns from `first` (from 0) on."""
         part, directory = self.open(run, name), self.runs.directory(run)
-        recorded, resolved = self._open(part, place), _resolved(directory)
-        entry = _entry(part, place)
-        recorded.scan(None if limit is None else first + limit, 60.0 if limit is None else 5.0)
-        if recorded.done:
-            first = min(first, max(0, recorded.found - 1))
-        else:  # the rest is found while the first turns are read
-            threading.Thread(target=recorded.scan, args=[None, 60.0], name="turns", daemon=True).start()
-        frame, trained = _frame(recorded, entry), _trained(resolved, name)
-        turns = recorded.window(
-            first, recorded.found if limit is None else limit, 1 << 40 if limit is None else 1 << 20
-        )
-        document = trajectory_document(
-            frame,
-            turns,
+        trajectory, resolved = self._trajectory(part, place), _resolved(directory)
+        return trajectory_document(
+            trajectory,
+            first=min(first, max(0, len(trajectory.turns) - 1)),
+            limit=limit,
             template=_template(resolved),
-            first_turn=first,
-            first_call=len(frame.opening_calls) + recorded.calls_before(first),
-            turns_total=recorded.found if recorded.done else None,
-            trained=trained,
+            trained=_trained(resolved, name),
             part=name,
             place=place,
             advantage=self._advantage(part, name, resolved, place),
-            vote=given_on_trajectories(directory, name).get(entry.id),
+            vote=given_on_trajectories(directory, name).get(part.entries[place].id),
         )
-        if recorded.done:
-            after = len(frame.opening_calls) + recorded.calls
-            document["closing"] = [call | {"n": after + at} for at, call in enumerate(document["closing"])]
-        else:  # what stands behind the turns is not read yet
-            document |= {"reward": entry.score, "status": entry.status}
-        if recorded.damage:
-            words = f"this trajectory is damaged after turn {recorded.found}: {recorded.damage}"
-            document["end"].append({"label": "damaged", "text": words, "tone": "bad", "block": False})
-        return document
 
-    def call(self, run: str, name: str, place: int, number: int) -> dict[str, Any]:
+    def call(self, run: str, name: str, place: int, number: int) -> Block:
         """What one call sent, and what changed since the call before it of the same role."""
-        part = self.open(run, name)
-        with _naming_damage(part):
-            return safe(calls.call_document(self._open(part, place), number))
+        return safe(calls.call_document(self._trajectory(self.open(run, name), place), number))
 
-    def tokens(self, run: str, name: str, place: int, number: int) -> dict[str, Any]:
+    def tokens(self, run: str, name: str, place: int, number: int) -> Block:
         """The tokens of one call, and the training row that it is in."""
         part, directory = self.open(run, name), self.runs.directory(run)
-        recorded, resolved = self._open(part, place), _resolved(directory)
+        trajectory, resolved = self._trajectory(part, place), _resolved(directory)
         trained, value = _trained(resolved, name), self._advantage(part, name, resolved, place)
-        with _naming_damage(part):
-            return safe(calls.tokens_document(recorded, number, directory, resolved, trained=trained, advantage=value))
+        return safe(calls.tokens_document(trajectory, number, directory, resolved, trained=trained, advantage=value))
 
-    def compare(self, first: str, second: str) -> dict[str, Any]:
+    def compare(self, first: str, second: str) -> Block:
         """The paired comparison of two runs. Raises `UsageError` if they have nothing in common."""
         states, both = self.runs.states(), (first, second)
         key = tuple((name, states.get(name)) for name in both)
@@ -262,8 +244,8 @@ class Documents:
                     return JournalPart(index, named)
         raise _missing(f"{run} has no part {name!r}")
 
-    def _open(self, part: Part, place: int) -> Recorded:
-        return self._recorded.get((part.identity, place), lambda: recorded_at(part, place))
+    def _trajectory(self, part: Part, place: int) -> Trajectory:
+        return self._trajectories.get((part.identity, place), lambda: trajectory_at(part, place))
 
     def _journal(self, path: Path) -> JournalIndex:
         found = identity(path.stat())[0]
@@ -280,23 +262,14 @@ class Documents:
         return advantages([entry for _, entry in group], resolved["training"])
 
     def _advantage(self, part: Part, name: str, resolved: Mapping[str, Any], place: int) -> float | None:
-        group = of_task(part, _entry(part, place).task_id)
+        group = of_task(part, part.entries[place].task_id)
         values, _ = self._advantages(part, name, resolved, group)
         return {at: value for (at, _), value in zip(group, values, strict=True)}.get(place)
 
 
-@contextmanager
-def _naming_damage(part: Part) -> Iterator[None]:
-    """Raise `RunError` where a trajectory's file is damaged."""
-    try:
-        yield
-    except TROUBLES as error:
-        raise damaged(part.path, str(error), RESTORE) from error
-
-
-def _with_given(page: dict[str, Any], run: RunDirectory) -> dict[str, Any]:
+def _with_given(page: Block, run: RunDirectory) -> Block:
     """The page of a run, with what people said of its lessons in their cards."""
-    given: dict[str, Any] | None = None
+    given: Block | None = None
     waiting = [block for section in page["sections"] for block in section["blocks"]]
     while waiting:
         block = waiting.pop()
@@ -309,11 +282,11 @@ def _with_given(page: dict[str, Any], run: RunDirectory) -> dict[str, Any]:
     return page
 
 
-def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str, Any]]:
+def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[Block]:
     """The parts of a run: steps, then evaluations in their order, then what is unfinished; `warnings` gets the rest."""
     there = set(run.trajectories.parts())
     of_evaluation = not (run.root / "checkpoints").is_dir()
-    found: list[dict[str, Any]] = []
+    found: list[Block] = []
     metrics = run.metrics.read(skip_damage)
     steps = {step.step: (step.reward_mean, step.trajectories, step.trajectories_error) for step in metrics}
     steps |= {update.step: (update.mean_reward, 0, len(update.failed)) for update in read_updates(run, skip_damage)}
@@ -343,9 +316,9 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str
         found.append(_part(run, name, _kind(name), None, title, 0, None, 0))
     done = {part["name"] for part in found}
     for path in _journals(run):
-        for name, listed in journal(path).sets.items():
+        for name, (_, listed) in journal(path).sets.items():
             if (evaluated := evaluation_name(name)) not in done and name not in done:
-                scores = [entry.score for _, entry in listed if entry.score is not None]
+                scores = [entry.score for entry in listed if entry.score is not None]
                 found.append(
                     {
                         "name": f"unfinished-{evaluated.removeprefix('eval-')}",
@@ -354,7 +327,7 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str
                         "title": f"{name}, under way",
                         "count": len(listed),
                         "mean": sum(scores) / len(scores) if scores else None,
-                        "errors": sum(entry.status == "error" for _, entry in listed),
+                        "errors": sum(entry.status == "error" for entry in listed),
                     }
                 )
     return safe(found)
@@ -362,10 +335,13 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[dict[str
 
 def _part(
     run: RunDirectory, name: str, kind: str, step: int | None, title: str, count: int, mean: float | None, errors: int
-) -> dict[str, Any]:
+) -> Block:
     """A part; what no record says of it is read from its index."""
     if not count or mean is None:
-        listed = [entry for _, entry in SegmentPart(run.trajectories.root / f"{name}.jsonl.gz").entries()]
+        part = SegmentPart(run.trajectories.root / f"{name}.jsonl.gz")
+        listed = part.entries
+        if part.damage and not listed:
+            raise damaged(part.path, part.damage, RESTORE)
         scores = [entry.score for entry in listed if entry.score is not None]
         count, errors = len(listed), sum(entry.status == "error" for entry in listed)
         mean = sum(scores) / len(scores) if scores else None
@@ -399,21 +375,6 @@ def _trained(resolved: Mapping[str, Any], part: str) -> str:
     if _kind(part) != "step" or not resolved.get("training"):
         return ""
     return agent.get("role") or modules_of(agent.get("type", ""))[0]
-
-
-def _frame(recorded: Recorded, entry: Entry) -> Trajectory:
-    try:
-        return recorded.frame()
-    except TROUBLES as error:
-        recorded.damage = recorded.damage or str(error)
-        return Trajectory(id=entry.id, task_id=entry.task_id)
-
-
-def _entry(part: Part, place: int) -> Entry:
-    for at, entry in part.entries(place):
-        if at == place:
-            return entry
-    raise _missing(f"there is no trajectory {place}")
 
 
 def _first_difference(rollouts: Sequence[Sequence[Any]]) -> int | None:

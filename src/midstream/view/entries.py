@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from midstream.core.errors import UsageError
+from midstream.core.errors import RunError, UsageError
 from midstream.runs.segments import Entry
-from midstream.view.lines import Text
-from midstream.view.parts import Line, Part
-from midstream.view.turns import TROUBLES, Recorded
+from midstream.view.parts import Part, records
 
 _REWARD = re.compile(r"(<=|>=|<|>|)(-?\d+(?:\.\d+)?)")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
@@ -63,42 +62,17 @@ class Filter:
         sign, number = _REWARD.fullmatch(self.reward).groups()  # type: ignore[union-attr]  # checked
         return _COMPARE[sign](entry.score, float(number))
 
-    def finds(self, line: Line) -> bool:
-        """Whether the trajectory of a line passes; a large one is searched as text."""
-        if line.record is None:
-            return self._finds_in(line.text, line.start)
+    def finds(self, record: dict[str, Any]) -> bool:
+        """Whether the trajectory of a record passes."""
         try:
-            return self._finds(line.record)
+            turns = record.get("turns") or []
+            return (
+                (not self.tool or any(self.tool in _tools(turn) for turn in turns))
+                and (not self.error or _within(self.error, _errors(record, turns)))
+                and (not self.text or _within(self.text, _texts(record)))
+            )
         except (AttributeError, TypeError):  # of a record of another form
             return False
-
-    def _finds(self, record: dict[str, Any]) -> bool:
-        turns = record.get("turns") or []
-        return (
-            (not self.tool or any(self.tool in _tools(turn) for turn in turns))
-            and (not self.error or _within(self.error, _errors(record, turns)))
-            and (not self.text or _within(self.text, _texts(record)))
-        )
-
-    def _finds_in(self, text: Text, start: int) -> bool:
-        wanted = []
-        if self.tool:
-            wanted.append(f'"tool":{json.dumps(self.tool, ensure_ascii=False)}')
-        if self.error:
-            wanted.append('"error":' if self.error == "*" else _as_json(self.error))
-        if self.text:
-            wanted.append(_as_json(self.text))
-        missing = {each.casefold().encode() for each in wanted}
-        longest, before = max(map(len, missing), default=0), b""
-        for part in text.parts(start):
-            end = part.find(b"\n")
-            part = part if end < 0 else part[:end]
-            searched = (before + part).decode("utf-8", "ignore").casefold().encode()
-            missing = {each for each in missing if each not in searched}
-            if not missing or end >= 0:
-                break
-            before = part[-longest - 4 :]
-        return not missing
 
 
 NO_FILTER = Filter()
@@ -112,55 +86,40 @@ def entries(
     After about so many seconds it ends early, and shows of an entry only what the index says.
     """
     until = time.monotonic() + seconds
+    passing = (place for place, entry in enumerate(part.entries) if place >= start and wanted.takes(entry))
     found: list[dict[str, Any]] = []
-    lines = _Lines(part.lines(start)) if wanted.reads else None
-    seen, place = 0, start
-    for place, entry in part.entries(start):
-        if len(found) == limit or (lines is not None and seen and time.monotonic() > until):
-            break
-        seen += 1
-        line = lines.at(place) if lines is not None else None
-        if wanted.takes(entry) and (lines is None or (line is not None and wanted.finds(line))):
-            found.append(_entry(place, entry, line))
-    else:
-        place = None
-    if lines is None and found:
-        lines = _Lines(part.lines(found[0]["place"]))
-        for shown in found:
-            if time.monotonic() > until:
+    if not wanted.reads:
+        places = list(islice(passing, None if limit is None else limit + 1))
+        following = places.pop() if limit is not None and len(places) > limit else None
+        found = [_entry(place, part.entries[place]) for place in places]
+        with suppress(RunError):  # the index is enough
+            for shown, record in zip(found, records(part, places), strict=True):
+                shown |= _said(record)
+                if time.monotonic() > until:
+                    break
+        return found, following, (len(part.entries) if following is None else following) - start
+    places = list(passing)
+    following, at = None, 0
+    try:
+        for at, record in enumerate(records(part, places)):
+            if len(found) == limit or (at and time.monotonic() > until):
+                following = places[at]
                 break
-            if (line := lines.at(shown["place"])) is not None:
-                shown.update(_said(line))
-    return found, place, seen
+            if wanted.finds(record):
+                found.append(_entry(places[at], part.entries[places[at]]) | _said(record))
+    except RunError as error:
+        part.damage = part.damage or error.what
+    return found, following, (len(part.entries) if following is None else following) - start
 
 
-class _Lines:
-    """Lines that are asked for in ascending order; those that are damaged are missing."""
-
-    def __init__(self, lines: Iterator[Line]) -> None:
-        self._lines, self._next = lines, next(lines, None)
-
-    def at(self, place: int) -> Line | None:
-        while self._next is not None and self._next.place < place:
-            self._next = next(self._lines, None)
-        return self._next if self._next is not None and self._next.place == place else None
+def _entry(place: int, entry: Entry) -> dict[str, Any]:
+    return {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
 
 
-def _entry(place: int, entry: Entry, line: Line | None) -> dict[str, Any]:
-    shown = {"place": place, "id": entry.id, "task": entry.task_id, "reward": entry.score, "status": entry.status}
-    return shown if line is None else shown | _said(line)
-
-
-def _said(line: Line) -> dict[str, Any]:
-    """Question, answer and number of turns; of a large line its question."""
-    if line.record is None:
-        recorded = Recorded(line.text, line.start)
-        recorded.scan(1)
-        try:
-            return {"question": recorded.frame().question[:_LONGEST]}
-        except TROUBLES:
-            return {}
-    record = line.record
+def _said(record: dict[str, Any]) -> dict[str, Any]:
+    """Question, answer and number of turns; nothing of a record that could not be read."""
+    if not record:
+        return {}
     shown = {"question": record.get("question", ""), "answer": record.get("answer")}
     turns = record.get("turns", ())
     return {
@@ -205,13 +164,3 @@ def _texts(value: Any) -> Iterator[str]:
 def _within(wanted: str, texts: Iterator[str]) -> bool:
     wanted = "" if wanted == "*" else wanted.casefold()
     return any(wanted in text.casefold() for text in texts)
-
-
-def _as_json(text: str) -> str:
-    """A text as it stands within a string of JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def of_task(part: Part, task: str) -> list[tuple[int, Entry]]:
-    """The trajectories of a task."""
-    return [(place, entry) for place, entry in part.entries() if entry.task_id == task]

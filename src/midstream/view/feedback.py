@@ -73,7 +73,7 @@ def given_on_lessons(run: RunDirectory) -> dict[str, Given]:
 
 def _texts_of(part: Part, body: Mapping[str, str]) -> dict[str, Any]:
     """The texts of the trajectory, so that a vote is of use without its part. Raises `UsageError` without it."""
-    for place, entry in part.entries():
+    for place, entry in enumerate(part.entries):
         if entry.id == body["id"]:
             [shown], _, _ = entries(part, place, 1)
             return {"task": entry.task_id, "question": shown.get("question", ""), "answer": shown.get("answer")}

@@ -1,68 +1,48 @@
 """The parts of a run, each a list of trajectories: training steps, evaluations, and what is unfinished.
 
 A list is read from a segment's index or, of what is unfinished, from its journal, from which only new lines are read
-again. A trajectory is read alone, by its place in its part, from 0.
+again. A trajectory is read whole, by its place in its part, which counts from 0.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
-from midstream.core.errors import UsageError
+from midstream.core.data import problems_of
+from midstream.core.errors import RunError, UsageError
 from midstream.core.text import visible
-from midstream.runs.files import damaged
-from midstream.runs.segments import Block, Entry, read_blocks
-from midstream.view.lines import HeldText, OpenFile, PackedText, PlainText, Text, lines
-from midstream.view.turns import TROUBLES, Recorded
+from midstream.core.trajectory import Trajectory
+from midstream.runs.files import damaged, open_file
+from midstream.runs.segments import Entry, Segment
 
 T = TypeVar("T")
 RESTORE = "restore it from a copy; training does not need it, only reports do"
+LARGEST = 50 << 20  # bytes of a trajectory that is shown
 _UNREADABLE = Entry("", "", None, "error")
-_RESULT = re.compile(rb'\{"set":("(?:[^"\\]|\\.)*"),"trajectory":')
-_LONGEST_NAME = 1 << 16  # bytes before a result's trajectory
-
-
-class Line(NamedTuple):
-    """A trajectory's line: where it begins in a text, and the record, None of a large one."""
-
-    place: int
-    text: Text
-    start: int
-    record: dict[str, Any] | None
 
 
 class Part(Protocol):
     """A list of trajectories; reading goes as far as the files are whole."""
 
-    @property
-    def identity(self) -> Hashable:
-        """A value that differs where the content does."""
-        ...
+    identity: Hashable
+    """A value that differs where the content does."""
+    path: Path
+    damage: str
+    """What is wrong with the file, "" if nothing was found yet."""
+    entries: list[Entry]
+    """What is known of each trajectory without reading it."""
 
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        ...
-
-    @property
-    def damage(self) -> str:
-        """What is wrong with the file, "" if nothing was found yet."""
-        ...
-
-    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
-        """Place and index entry of each trajectory from `start` on."""
-        ...
-
-    def lines(self, start: int = 0) -> Iterator[Line]:
-        """The lines from `start` on."""
+    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        """The lines at places that ascend. Raises `RunError` where the file is damaged."""
         ...
 
 
@@ -70,133 +50,104 @@ class SegmentPart:
     """The trajectories of a file that is finished."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.damage = path, ""
-        self._file = OpenFile(path)
-        self.identity = (str(path), *identity(self._file.stat()))
-        self._blocks: list[Block] = []
+        self.path, self.damage, self._segment = path, "", Segment(path)
+        self.identity: Hashable = (str(path), *identity(path.stat()))
+        self.entries: list[Entry] = []
         try:
-            with self._file.stream() as stream:
-                self._blocks.extend(read_blocks(stream))
-        except TROUBLES as error:
-            self.damage = str(error)
+            for entry in self._segment.entries():
+                self.entries.append(_listed(entry))
+        except RunError as error:
+            self.damage = error.what
 
-    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
-        """Place and index entry of each trajectory from `start` on."""
-        first = 0
-        for block in self._blocks:
-            if start < first + block.lines:
-                try:
-                    known = block.about()
-                except TROUBLES as error:
-                    self.damage, known = str(error), [_UNREADABLE] * block.lines
-                if None in known:
-                    read = {line.place: entry_of(line) for line in self._in_block(block, first, start)}
-                    known = [read.get(first + place, _UNREADABLE) for place in range(block.lines)]
-                for place, about in enumerate(known, first):
-                    if place >= start:
-                        yield place, _listed(*about) if isinstance(about, list) else about
-            first += block.lines
-
-    def lines(self, start: int = 0) -> Iterator[Line]:
-        """The lines from `start` on."""
-        first = 0
-        for block in self._blocks:
-            if start < first + block.lines:
-                yield from self._in_block(block, first, start)
-            first += block.lines
-
-    def _in_block(self, block: Block, first: int, start: int) -> Iterator[Line]:
-        return self._of(PackedText(self._file, block.offset, block.offset + block.size), first, start)
-
-    def _of(self, text: Text, first: int, start: int) -> Iterator[Line]:
-        try:
-            for place, (at, _, line) in enumerate(lines(text, early=True), first):
-                if place >= start:
-                    # A line that is not large is read again from memory: its calls are asked for one by one.
-                    yield Line(place, text, at, None) if line is None else Line(place, HeldText(line), 0, _record(line))
-        except TROUBLES as error:
-            self.damage = str(error)
-
-
-class JournalPart:
-    """The trajectories of one set in a journal of results."""
-
-    def __init__(self, journal: JournalIndex, name: str) -> None:
-        self.path, self._journal, self._name = journal.path, journal, name
-        self.identity, self.damage = (*journal.identity, name), ""
-
-    def entries(self, start: int = 0) -> Iterator[tuple[int, Entry]]:
-        """Place and index entry of each trajectory from `start` on."""
-        for place, (_, entry) in enumerate(self._journal.sets[self._name][start:], start):
-            yield place, entry
-
-    def lines(self, start: int = 0) -> Iterator[Line]:
-        """The lines from `start` on."""
-        known = self._journal.sets[self._name][start:]
-        found = self._journal.results(known[0][0]) if known else ()
-        ours = (line for _, _, name, line in found if line is not None and name == self._name)
-        for place, line in zip(range(start, start + len(known)), ours, strict=False):
-            yield line._replace(place=place)
+    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        """The lines at places that ascend. Raises `RunError` where the file is damaged."""
+        return self._segment.lines(places)
 
 
 class JournalIndex:
     """Where the trajectories of each set begin in a journal of results (`runs/results.py`); it reads what is new."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._file = path, OpenFile(path)
-        self.identity = (str(path), identity(self._file.stat())[0])
-        self._text = PlainText(self._file)
-        self.sets: dict[str, list[tuple[int, Entry]]] = {}  # by set: where the line begins, and the entry
+        self.path = path
+        self.sets: dict[str, tuple[list[int], list[Entry]]] = {}
         self._end, self._reading = 0, threading.Lock()
 
     def update(self) -> None:
-        """Read the lines that are new."""
-        with self._reading:
-            for begin, end, name, line in self.results(self._end):
-                if line is not None:
-                    self.sets.setdefault(name, []).append((begin, entry_of(line)))
-                self._end = end
-
-    def results(self, start: int) -> Iterator[tuple[int, int, str, Line | None]]:
-        """Where each line from `start` on begins and ends, its set and its trajectory; None if it is no result."""
-        for begin, end, line in lines(self._text, start):
-            head = line or self._file.read(_LONGEST_NAME, begin)
-            if found := _RESULT.match(head):
-                record = _record(line[found.end() :], trailing=True) if line else None
-                yield begin, end, from_json(found[1]), Line(0, self._text, begin + found.end(), record)
-            else:
-                yield begin, end, "", None
+        """Read the lines that are new; a last line without its end is still being written."""
+        with self._reading, open_file(self.path) as file:
+            file.seek(self._end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                record = _record(line)
+                trajectory = record.get("trajectory")
+                if isinstance(record.get("set"), str) and isinstance(trajectory, dict):
+                    starts, entries = self.sets.setdefault(record["set"], ([], []))
+                    starts.append(self._end)
+                    entries.append(_entry(trajectory))
+                self._end += len(line)
 
 
-def entry_of(line: Line) -> Entry:
-    """What an index says of a trajectory, read from its line."""
-    try:
-        if line.record is None:
-            recorded = Recorded(line.text, line.start)
-            recorded.scan(None, 60.0)
-            frame = recorded.frame()
-            return _listed(frame.id, frame.task_id, frame.reward and frame.reward.value, frame.status)
-        reward = line.record.get("reward")
-        return _listed(
-            line.record["id"], line.record["task_id"], reward and reward["value"], line.record.get("status", "ok")
+class JournalPart:
+    """The trajectories of one set in a journal of results."""
+
+    def __init__(self, journal: JournalIndex, name: str) -> None:
+        self.path, self.damage = journal.path, ""
+        self.identity: Hashable = (str(journal.path), identity(journal.path.stat())[0], name)
+        self._starts, self.entries = journal.sets[name]
+
+    def lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        """The lines at places that ascend, without the name of the set."""
+        with open_file(self.path) as file:
+            for place in places:
+                file.seek(self._starts[place])
+                # The trajectory is the last field of the record.
+                yield file.readline().partition(b',"trajectory":')[2].rstrip()[:-1]
+
+
+def records(part: Part, places: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """The trajectories at places that ascend as JSON values, {} for one that is damaged or too large."""
+    with closing(part.lines(places)) as lines:  # type: ignore[type-var]
+        yield from map(_record, lines)
+
+
+def trajectory_at(part: Part, place: int) -> Trajectory:
+    """The trajectory at a place. Raises `UsageError` without it, `RunError` if it is damaged."""
+    if place >= len(part.entries):
+        if part.damage:
+            raise damaged(part.path, part.damage, RESTORE)
+        raise UsageError(f"there is no trajectory {place}", code="unknown-name", fix="the list has those there are")
+    line = next(part.lines([place]))
+    if len(line) > LARGEST:
+        raise UsageError(
+            f"the trajectory {part.entries[place].id} has {len(line) / 1e6:,.0f} MB",
+            code="too-large",
+            fix=f"midstream show RUN {part.entries[place].id} --json",
         )
-    except (AttributeError, KeyError, TypeError, *TROUBLES):
+    try:
+        return Trajectory.model_validate_json(line)
+    except ValidationError as error:
+        raise damaged(part.path, problems_of(error)[0], RESTORE) from error
+
+
+def of_task(part: Part, task: str) -> list[tuple[int, Entry]]:
+    """The trajectories of a task, with their places."""
+    return [(place, entry) for place, entry in enumerate(part.entries) if entry.task_id == task]
+
+
+def _entry(record: dict[str, Any]) -> Entry:
+    """What an index says of a trajectory, from its record."""
+    try:
+        reward = record.get("reward")
+        score = reward and reward["value"]
+        return _listed(Entry(record["id"], record["task_id"], score, record.get("status", "ok")))
+    except (AttributeError, KeyError, TypeError):
         return _UNREADABLE
 
 
-def _listed(name: str, task: str, score: float | None, status: str) -> Entry:
+def _listed(entry: Entry) -> Entry:
     # As the page shows both, and has them in addresses.
-    return Entry(visible(name), visible(task), score, status)
-
-
-def recorded_at(part: Part, place: int) -> Recorded:
-    """The trajectory at a place. Raises `UsageError` without it, `RunError` if the file is damaged before it."""
-    line = next(part.lines(place), None)
-    if line is not None and line.place == place:
-        return Recorded(line.text, line.start)
-    if part.damage:
-        raise damaged(part.path, part.damage, RESTORE)
-    raise UsageError(f"there is no trajectory {place}", code="unknown-name", fix="the list has those there are")
+    return Entry(visible(entry.id), visible(entry.task_id), entry.score, entry.status)
 
 
 def identity(found: os.stat_result) -> tuple[int, int, int]:
@@ -225,14 +176,10 @@ class Kept:
         return made
 
 
-def _record(line: bytes | None, *, trailing: bool = False) -> dict[str, Any] | None:
-    """The record of a line, {} of a damaged one; `trailing`: the brace of a result follows it."""
-    if line is None:
-        return None
-    if trailing:
-        line = line.rstrip()[:-1]
+def _record(line: bytes) -> dict[str, Any]:
+    """The record of a line, {} of a damaged or a very large one."""
     try:
-        found = from_json(line)
+        found = from_json(line) if len(line) <= LARGEST else {}
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

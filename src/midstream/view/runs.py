@@ -20,9 +20,9 @@ from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.report.evaluation_tables import comparisons
+from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
-from midstream.report.trajectory_page import safe
+from midstream.report.trajectory import safe
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import NAME
 from midstream.runs.info import RunInfo
@@ -170,9 +170,9 @@ def _contents(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
         found |= {"recipe": info.recipe_name, "seed": info.seed, "started": info.created_at}
     status = run.status()
     found |= {"state": status.state, "message": status.message}
-    if status.state != "running":
-        damage += _losses(run)
-    evaluations = run.evaluations.read(skip_damage)
+    if run.info_path.exists() and not run.status_path.is_file():
+        damage.append(f"{run.status_path.name} is missing")
+    evaluations = run.evaluations.read(lambda error: damage.append(error.what))
     rewards, errors, cost = _learning(run, found["kind"])
     resolved: Any = info.resolved if info else {}
     planned = (resolved.get("training") or {}).get("steps") if found["kind"] == "training" else None
@@ -213,20 +213,6 @@ def _learning(run: RunDirectory, kind: str) -> tuple[list[float], int, float]:
         return [update.mean_reward for update in updates], sum(len(update.failed) for update in updates), spent
     metrics = run.metrics.read(skip_damage)
     return [step.reward_mean for step in metrics], sum(step.trajectories_error for step in metrics), 0.0
-
-
-def _losses(run: RunDirectory) -> list[str]:
-    """The files that are gone or shorter than they were when they were whole; their content is not read."""
-    found = []
-    for name, digest in run.digests().items():
-        path = run.root / name
-        if not path.is_file():
-            found.append(f"{name} is missing")
-        elif path.stat().st_size < digest.size:
-            found.append(f"{name} has {path.stat().st_size:,} bytes, and had {digest.size:,}")
-    if run.info_path.exists() and not run.status_path.is_file():
-        found.append(f"{run.status_path.name} is missing")
-    return found
 
 
 def _info(run: RunDirectory, damage: list[str]) -> RunInfo | None:

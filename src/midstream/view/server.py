@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from midstream.core.errors import MidstreamError, UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway.forms import FormError
-from midstream.gateway.http import LOOPBACK, Asgi, body_of, listen, parsed, refusal, serve
+from midstream.gateway.http import LOOPBACK, Asgi, body_of, listen, parse_json, refusal, serve
 from midstream.view.documents import Documents
 from midstream.view.runs import changed_since, cursor_of
 
@@ -141,7 +141,7 @@ class Viewer:
     async def _take(self, path: Sequence[str], request: Request) -> Response:
         match path:
             case ["run", run, "feedback"]:
-                body = parsed(await body_of(request.receive, _LONGEST_BODY))
+                body = parse_json(await body_of(request.receive, _LONGEST_BODY))
                 return _json(await in_thread(lambda: self.documents.feedback(run, body)))
         raise FormError("unknown-name", "nothing is taken at this address", None, status=404)
 

@@ -20,11 +20,11 @@ from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import continuous
 from midstream.engines.local.continuous import ContinuousLocal
-from midstream.engines.local.decoding import Batch
+from midstream.engines.local.decoding import DecodingBatch
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.prefill import Prefill
 from midstream.engines.local.pretrained import load_model
-from midstream.engines.local.settings import TinyTextConfig
+from midstream_worlds.tiny_text.settings import TinyTextConfig
 from support.errors import raises
 from support.hf_models import FAMILIES
 
@@ -47,7 +47,7 @@ class Seen:
 def seen(monkeypatch) -> Seen:
     seen = Seen()
 
-    class Watched(Batch):
+    class Watched(DecodingBatch):
         def add(self, prompts):
             seen.joined.append((len(self.rows), len(prompts)))
             return super().add(prompts)
@@ -232,7 +232,7 @@ def test_at_most_max_batch_at_once_in_order_of_arrival(double_engine, seen):
 def test_the_cache_shrinks_when_requests_leave(double_engine, seen):
     """A long prompt with a short reply leaves; what is left has neither its row nor its padding."""
     for family in ("llama", "mistral"):
-        batch = Batch(double_engine(family).model, end_ids=())
+        batch = DecodingBatch(double_engine(family).model, end_ids=())
         long, short = (
             (prompt, Request(role="policy", sampling=Sampling(max_tokens=count)))
             for prompt, count in (((7,) * 40, 2), ((8, 9), 20))

@@ -54,9 +54,9 @@ def test_of_two_roundings_of_one_embedding_the_finer_is_taken(saved_model, tmp_p
     embedding = AutoModelForCausalLM.from_pretrained(directory).state_dict()["model.embed_tokens.weight"]
     path = write_gguf(directory, tmp_path / "model.gguf")
     opened = gguf._File(path)
-    assert not opened._tied()  # of a random model with two embeddings
+    assert not opened._has_tied_embeddings()  # of a random model with two embeddings
     opened._tensors["output.weight"] = opened._tensors["token_embd.weight"]
-    assert opened._tied()
+    assert opened._has_tied_embeddings()
     model = opened._empty_model()
     assert model.config.tie_word_embeddings
     [found] = [value for name, value in opened._weights(model.config) if name == "model.embed_tokens.weight"]
@@ -72,26 +72,26 @@ def test_quantized_weights_are_near_those_that_were_written(saved_model, tmp_pat
 
 
 def test_the_second_load_takes_the_cache(file, cache, capsys, monkeypatch):
-    first = gguf.converted(file)
+    first = gguf.convert(file)
     assert "converting model.gguf to bfloat16, once:" in capsys.readouterr().err
     monkeypatch.setattr(gguf.hashlib, "file_digest", None)
-    assert gguf.converted(file) == first
+    assert gguf.convert(file) == first
     assert capsys.readouterr().err == ""
     assert sorted(path.name for path in cache.iterdir()) == [".lock", "checksums.json", first.name]
 
 
 def test_another_file_of_the_same_size_and_time_is_converted_again(file, saved_model, tmp_path):
-    first = gguf.converted(file)
+    first = gguf.convert(file)
     other = write_gguf(saved_model("llama", seed=1), tmp_path / "other.gguf")
     shutil.copystat(file, other)
     assert other.stat().st_size == file.stat().st_size
     other.replace(file)
-    assert gguf.converted(file) != first
+    assert gguf.convert(file) != first
 
 
 def _die_while_writing(path: Path) -> None:
     gguf._File._weights = lambda self, config: os._exit(9)  # pyright: ignore[reportAttributeAccessIssue]
-    gguf.converted(path)
+    gguf.convert(path)
 
 
 def test_a_killed_conversion_is_repeated(file, cache):
@@ -154,7 +154,7 @@ def test_a_quantization_without_a_decoder_is_refused(file, monkeypatch):
 def test_too_little_space_is_found_before_the_conversion(file, cache, monkeypatch):
     monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9 << 20, 0, 8 << 20))
     with raises("gguf-no-space", "64 MB", "8 MB free", "XDG_CACHE_HOME"):
-        gguf.converted(file)
+        gguf.convert(file)
     assert not list(cache.glob("*gguf-*"))
 
 
@@ -164,7 +164,7 @@ def test_a_disk_that_fills_leaves_nothing(file, cache, monkeypatch):
 
     monkeypatch.setattr(gguf.os, "fsync", full)
     with raises("gguf-no-space", "No space left on device"):
-        gguf.converted(file)
+        gguf.convert(file)
     assert not list(cache.glob("*gguf-*"))
 
 

@@ -15,7 +15,7 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import prefill
 from midstream.engines.local.engine import generate
-from midstream.engines.local.prefill import Prefill, choice_of, padded
+from midstream.engines.local.prefill import Prefill, choice_of, prefill_padded
 from midstream.prefix_tree import cost
 from midstream.prefix_tree.support import Choice
 from midstream.training.learner import LocalLearner
@@ -62,7 +62,7 @@ def grown(prompts, rng):
 @torch.inference_mode()
 def compared(model, way, asked):
     """The trie's prefill after it was compared with the padded one."""
-    ours, theirs = way(model, asked), padded(model, asked)
+    ours, theirs = way(model, asked), prefill_padded(model, asked)
     close = {"rtol": 0, "atol": EXACT[model.dtype]}
     torch.testing.assert_close(ours.logits, theirs.logits, **close)
     assert torch.equal(ours.mask, theirs.mask)
@@ -159,7 +159,7 @@ def test_the_model_attends_afterwards_as_before(trie_always):
     model = model_of()
     before = model.config._attn_implementation
     with torch.inference_mode():
-        assert Prefill()(model, asked_of(PROMPTS)).computed < padded(model, asked_of(PROMPTS)).computed
+        assert Prefill()(model, asked_of(PROMPTS)).computed < prefill_padded(model, asked_of(PROMPTS)).computed
     assert model.config._attn_implementation == before
 
 
@@ -216,7 +216,7 @@ def test_prompts_longer_than_a_window_are_padded(trie_always):
 @pytest.mark.parametrize("failure", ["other keys", "fewer layers"])
 def test_a_model_that_fills_its_cache_in_its_own_way_is_padded(trie_always, monkeypatch, failure):
     def strange(model, asked):
-        found = padded(model, asked)
+        found = prefill_padded(model, asked)
         if failure == "fewer layers":
             raise IndexError("list index out of range")
         for layer in found.cache.layers:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engines.local.prefill import NewTokens, Prefixes, joined, selected
+from midstream.engines.local.prefill import NewTokens, Prefixes, join_cache, select_tokens
 
 prompt = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)  # three tokens: much in common
 turn = st.lists(prompt, min_size=1, max_size=6, unique=True)
@@ -34,12 +34,12 @@ def by_turns(batches):
             for i, place in enumerate(path):
                 if place >= held.size:
                     fresh[place - held.size] = numbers.setdefault(one[: i + 1], len(numbers))
-        layer = joined(held.layers[0] if held.layers else None, (fresh[None, None, :, None],) * 2)
+        layer = join_cache(held.layers[0] if held.layers else None, (fresh[None, None, :, None],) * 2)
         for one, path in new.paths.items():
             expected = [numbers[one[: i + 1]] for i in range(len(one))]
             assert layer[0][0, 0, torch.from_numpy(path), 0].tolist() == expected
         place = held.keep({(i, ""): one for i, one in enumerate(prompts)}, new.paths, ROOMY)
-        held.layers = [selected(layer, torch.from_numpy(place))]
+        held.layers = [select_tokens(layer, torch.from_numpy(place))]
 
 
 @given(turns)

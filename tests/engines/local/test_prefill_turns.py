@@ -191,7 +191,7 @@ def test_one_that_is_cancelled_does_not_spoil_the_others(trie_always, tiny_model
 @pytest.mark.slow
 def test_a_pass_that_fails_leaves_nothing_half_written(trie_always, tiny_model, monkeypatch):
     engine = engine_of(tiny_model)
-    select = prefill.selected
+    select = prefill.select_tokens
 
     def broken(layer, index):
         if engine._prefills[0].prefixes.layers:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import EngineError, StorageError, TransientError
-from midstream.engines.openai import adapters as lora
+from midstream.core.errors import EngineError, StorageError
+from midstream.core.protocols import Weights
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.engines.openai.server import ADAPTERS_KEPT, adapter_name, load_adapter, unload_adapter, write_adapter
 from support.errors import coded
 from support.llm_server import LLMServer
 
@@ -29,6 +32,11 @@ def weights(content: bytes) -> Callable[[Path], None]:
     return export
 
 
+def new_weights(content: bytes, root: Path, version: int) -> Weights:
+    codec: Any = None
+    return Weights(version=version, codec=codec, export=weights(content), directory=root)
+
+
 def engine_for(server: LLMServer) -> OpenAICompatibleEngine:
     config = OpenAIConfig(model="m", base_url=server.base_url, max_attempts=3, first_pause_s=0.001)
     return OpenAICompatibleEngine(config, "planner")
@@ -38,7 +46,7 @@ def hand_over(server: LLMServer, root: Path, *versions: tuple[int, bytes]) -> No
     async def all_of_them() -> None:
         engine = engine_for(server)
         for version, content in versions:
-            await lora.hand_over(engine, weights(content), root, version)
+            await engine.use_weights(new_weights(content, root, version))
 
     asyncio.run(all_of_them())
 
@@ -57,12 +65,12 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path):
 
 def test_a_name_holds_version_content_and_place(tmp_path: Path):
     paths = [
-        lora.write(weights(content), tmp_path / root, version)
+        write_adapter(weights(content), tmp_path / root, version)
         for root, version, content in [("a", 1, b"x"), ("a", 1, b"y"), ("a", 2, b"x"), ("b", 1, b"x")]
     ]
-    assert len({lora.name_of(path) for path in paths}) == 4
-    assert lora.write(weights(b"x"), tmp_path / "a", 1) == paths[0]
-    assert all(lora.name_of(path).startswith("midstream-version-") for path in paths)
+    assert len({adapter_name(path) for path in paths}) == 4
+    assert write_adapter(weights(b"x"), tmp_path / "a", 1) == paths[0]
+    assert all(adapter_name(path).startswith("midstream-version-") for path in paths)
 
 
 def test_a_resumed_run_with_other_weights_leaves_nothing_of_the_killed_one(tmp_path: Path):
@@ -71,7 +79,7 @@ def test_a_resumed_run_with_other_weights_leaves_nothing_of_the_killed_one(tmp_p
         hand_over(server, tmp_path, (4, b"other four"))  # another process, from checkpoint 4
     [(name, path)] = server.adapters.items()
     assert Path(path, "adapter_model.safetensors").read_bytes() == b"other four"
-    assert name == lora.name_of(Path(path))
+    assert name == adapter_name(Path(path))
     assert on_disk(tmp_path) == ["version-4", "version-5"]
 
 
@@ -97,16 +105,16 @@ def test_an_interrupted_export_is_never_seen(tmp_path: Path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lora.write(dies, tmp_path, 1)
+        write_adapter(dies, tmp_path, 1)
     assert not list(tmp_path.glob("version-*"))
-    lora.write(weights(b"whole"), tmp_path, 1)
+    write_adapter(weights(b"whole"), tmp_path, 1)
     assert on_disk(tmp_path) == ["version-1"]
 
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, check=coded("write-failed", tmp_path)):
-        lora.write(weights(b"x"), tmp_path / "file" / "adapters", 1)
+        write_adapter(weights(b"x"), tmp_path / "file" / "adapters", 1)
 
 
 # -- what the server may answer, as vLLM 0.32 does -----------------------------------------------------------
@@ -119,20 +127,12 @@ RANK = (500, "Call to add_lora method failed: Worker failed with error 'LoRA ran
 GOOD = (200, "Success: LoRA adapter 'a' added successfully.")
 
 
-def calls(*answers: Answer | TransientError) -> tuple[lora.AdapterCalls, list[str]]:
-    """Calls to a server that gives these answers, and the paths they went to."""
-    left, seen = list(answers), []
+CONFIG = OpenAIConfig(model="m", base_url="http://h/v1")
 
-    async def send(action: str, body: dict[str, str]) -> Answer:
-        seen.append(action)
-        answer = left.pop(0)
-        if isinstance(answer, TransientError):
-            raise answer
-        return answer
 
-    return lora.AdapterCalls(
-        OpenAIConfig(model="m", base_url="http://h/v1", max_attempts=3, first_pause_s=0), send
-    ), seen
+async def post_answer(action: str, body: Mapping[str, str], *, answer: Answer) -> Answer:
+    """Answer every post the same way."""
+    return answer
 
 
 def run(awaitable: Awaitable[object]) -> object:
@@ -142,27 +142,15 @@ def run(awaitable: Awaitable[object]) -> object:
     return asyncio.run(wait())
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [GOOD],
-        [ALREADY],
-        [(503, "busy"), GOOD],
-        [TransientError("reset"), ALREADY],  # the first attempt had come through
-        [(429, ""), (500, "oops"), GOOD],
-    ],
-)
-def test_loading_succeeds(answers: list[Answer | TransientError]):
-    server, seen = calls(*answers)
-    assert run(server.load(Path("/run/adapters/version-1-ab"))) == lora.name_of(Path("/run/adapters/version-1-ab"))
-    assert seen == ["load_lora_adapter"] * len(answers)
+@pytest.mark.parametrize("answer", [GOOD, ALREADY])
+def test_loading_succeeds(answer: Answer):
+    path = Path("/run/adapters/version-1-ab")
+    assert run(load_adapter(path, CONFIG, partial(post_answer, answer=answer))) == adapter_name(path)
 
 
-@pytest.mark.parametrize(("answers", "attempts"), [([GOOD], 1), ([UNKNOWN], 1), ([(502, ""), UNKNOWN], 2)])
-def test_unloading_succeeds(answers: list[Answer], attempts: int):
-    server, seen = calls(*answers)
-    run(server.unload(Path("a")))
-    assert seen == ["unload_lora_adapter"] * attempts
+@pytest.mark.parametrize("answer", [GOOD, UNKNOWN])
+def test_unloading_succeeds(answer: Answer):
+    run(unload_adapter(Path("a"), CONFIG, partial(post_answer, answer=answer)))
 
 
 @pytest.mark.parametrize(
@@ -174,19 +162,17 @@ def test_unloading_succeeds(answers: list[Answer], attempts: int):
         ((400, "'m' conflicts with a served base model."), "--enable-lora"),
     ],
 )
-def test_a_refusal_is_final_and_says_what_to_do(answer: Answer, fix: str):
-    server, seen = calls(answer)
+def test_a_refusal_says_what_to_do(answer: Answer, fix: str):
     with pytest.raises(EngineError, check=coded("adapter-refused", answer[0], fix=fix)):
-        run(server.load(Path("a")))
-    assert len(seen) == 1
+        run(load_adapter(Path("a"), CONFIG, partial(post_answer, answer=answer)))
 
 
-@pytest.mark.parametrize(("failure", "text"), [((503, "busy"), "busy"), (TransientError("reset"), "reset")], ids=str)
-def test_attempts_come_to_an_end(failure: Answer | TransientError, text: str):
-    server, seen = calls(failure, failure, failure)
-    with pytest.raises(EngineError, check=coded("endpoint-failed", "unload_lora_adapter", "3 times", text)):
-        run(server.unload(Path("a")))
-    assert len(seen) == 3
+@pytest.mark.parametrize("fault", [503, "reset"])
+def test_attempts_come_to_an_end(tmp_path: Path, fault: int | str):
+    with LLMServer(faults=[fault] * 9) as server:
+        with pytest.raises(EngineError, check=coded("endpoint-failed", "load_lora_adapter", "3 times")):
+            hand_over(server, tmp_path, (1, b"x"))
+        assert server.paths == ["/v1/load_lora_adapter"] * 3
 
 
 def test_faults_on_the_way_lose_no_adapter(tmp_path: Path):
@@ -202,16 +188,17 @@ def test_whatever_the_order_one_adapter_is_loaded(tmp_path_factory: pytest.TempP
     root = tmp_path_factory.mktemp("adapters")
     loaded: dict[str, Path] = {}
 
-    class Server:
+    class Engine(OpenAICompatibleEngine):
         async def use_adapter(self, version: int, path: Path) -> None:
-            loaded[lora.name_of(path)] = path
+            loaded[adapter_name(path)] = path
 
         async def drop_adapter(self, path: Path) -> None:
-            loaded.pop(lora.name_of(path), None)
+            loaded.pop(adapter_name(path), None)
 
+    engine = Engine(CONFIG, "planner")
     for version, content in versions:
-        asyncio.run(lora.hand_over(Server(), weights(content), root, version))
+        asyncio.run(engine.use_weights(new_weights(content, root, version)))
         [path] = loaded.values()
         assert (path / "adapter_model.safetensors").read_bytes() == content
         assert path.name.startswith(f"version-{version}-")
-        assert len(list(root.iterdir())) <= lora.KEPT
+        assert len(list(root.iterdir())) <= ADAPTERS_KEPT

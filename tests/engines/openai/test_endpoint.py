@@ -25,8 +25,7 @@ from midstream.core import http
 from midstream.core.errors import EngineError, UnsupportedError, UsageError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
-from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.engines.openai.exchange import endpoint_of
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig, endpoint_of
 from support.errors import coded
 from support.llm_server import LLMServer, completion
 

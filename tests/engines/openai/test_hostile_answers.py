@@ -14,7 +14,7 @@ import pytest
 from midstream.core.errors import EngineError, MidstreamError, RecipeError, TransientError, UnsupportedError
 from midstream.core.http import redacted
 from midstream.core.trajectory import Call
-from midstream.engines.openai import exchange as openai_exchange
+from midstream.engines.openai import engine as openai_engine
 from midstream.engines.openai import stream as openai_stream
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply
@@ -62,7 +62,7 @@ def test_a_compressed_answer_is_not_unpacked(body: bytes):
 
 
 def test_a_long_answer_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openai_exchange, "LONGEST_BODY", 1 << 20)
+    monkeypatch.setattr(openai_engine, "LONGEST_BODY", 1 << 20)
     assert failures_of(b"HTTP/1.1 200 OK\r\n", b" " * (3 << 20) + OK)[0] == "the answer is longer than 1 MB"
 
 
@@ -84,7 +84,7 @@ def test_a_broken_header_is_reported_in_a_few_words(monkeypatch: pytest.MonkeyPa
         searched.append(len(text))
         return redacted(text, key)
 
-    monkeypatch.setattr(openai_exchange, "redacted", noting)
+    monkeypatch.setattr(openai_engine, "redacted", noting)
     [first, _] = failures_of(b"HTTP/1.1 200 OK\r\n" + b"*" * 9000 + b"\r\n")
     assert len(first) <= 300
     assert 0 < max(searched) <= LONGEST_WORDS

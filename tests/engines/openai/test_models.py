@@ -15,7 +15,7 @@ import pytest
 from midstream.core.errors import PromptTooLongError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines.openai.models import ModelContext, served_context
+from midstream.engines.openai.server import ModelContext, served_context
 from midstream.engines.openai.settings import OpenAIConfig
 
 
@@ -110,7 +110,7 @@ def test_a_served_context_is_kept_to_where_the_server_surely_refuses():
         asyncio.run(context.check(request(6000), None))
         assert asked == []  # a short prompt fits every model
         asyncio.run(context.check(request(11400), None))  # 1900 tokens at six characters; the server counts itself
-        assert context.exceeded(request(11400), None)
+        assert context.is_exceeded(request(11400), None)
         with pytest.raises(PromptTooLongError):
             asyncio.run(context.check(request(11406), None))
         assert asked == ["/v1/models"]

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import EngineError, TransientError
 from midstream.core.protocols import Request, RunContext, ToolResult
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
-from midstream.engines.openai.tool_calls import StreamedCalls, as_fields, with_calls
+from midstream.engines.openai.reply import as_fields, with_calls
+from midstream.engines.openai.stream import StreamedCalls
 from support.errors import coded
 from support.http_engine import ask, engine_for
 from support.llm_server import LLMServer, completion
@@ -320,7 +321,7 @@ def test_an_agent_continues_after_invalid_calls():
         said = sum(one["role"] == "assistant" for one in body["messages"])
         return calling(*steps[said])(body) if said < len(steps) else "The end."
 
-    agent = Interleaved(policy=ModelPolicy(PolicyConfig()), template=load_template("native"), config=StreamConfig())
+    agent = InterleavedLoop(policy=ModelPolicy(PolicyConfig()), template=load_template("native"), config=StreamConfig())
     with LLMServer(reply) as server:
         context = RunContext(tools=[Says()], engines={"policy": engine_for(server)}, seed=1)
         found = asyncio.run(agent.run(Task(id="t", question="q", answer="x"), context))

@@ -13,7 +13,7 @@ import pytest
 from midstream.core.errors import EngineError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
-from midstream.engines.openai import exchange
+from midstream.engines.openai import engine as openai_engine
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.errors import coded
 from support.http_engine import HELLO, ask, echo, engine_for
@@ -105,7 +105,9 @@ def test_a_stream_without_an_end_is_given_up(monkeypatch):
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(exchange, "_STREAM_TIMEOUTS", 0.1)  # or the machine, not the stream, could pass the other limit
+    monkeypatch.setattr(
+        openai_engine, "_STREAM_TIMEOUTS", 0.1
+    )  # or the machine, not the stream, could pass the other limit
     with pytest.raises(EngineError, check=coded("endpoint-failed", "0.5 s")):
         ask_raw(drip, timeout_s=5)
 

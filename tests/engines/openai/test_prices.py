@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.engines.openai.prices import OURS, VARIABLE, price_list, price_of
-from midstream.engines.openai.providers import PROVIDERS
+from midstream.engines.openai.providers import OUR_PRICES, PRICES_VARIABLE, PROVIDERS, price_list, price_of
 from midstream.engines.openai.settings import OpenAIConfig
 from support.errors import coded
 
@@ -22,7 +21,7 @@ models = { gpt-4o = [1.0, 4.0], mine = [0.0, 7.0] }
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_BASE_URL", VARIABLE):
+    for name in ("OPENAI_BASE_URL", PRICES_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,9 +29,9 @@ def price(model: str, **settings) -> tuple[float, float]:
     return price_of(OpenAIConfig(model=model, **settings))
 
 
-@pytest.mark.parametrize("provider", price_list(OURS))
+@pytest.mark.parametrize("provider", price_list(OUR_PRICES))
 def test_each_row_prices_its_model_at_the_providers_own_server_and_behind_a_proxy_on_loopback(provider):
-    listed = price_list(OURS)[provider]
+    listed = price_list(OUR_PRICES)[provider]
     assert listed.source.startswith("https://")
     assert date(2026, 1, 1) < listed.as_of <= date.today()
     assert PROVIDERS[provider].api_key_env, "a local server costs nothing"
@@ -70,7 +69,7 @@ def test_a_price_in_the_settings_is_the_only_one(monkeypatch: pytest.MonkeyPatch
 def test_a_list_of_the_users_goes_before_midstreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "prices.toml").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, "prices.toml")
+    monkeypatch.setenv(PRICES_VARIABLE, "prices.toml")
     assert price("gpt-4o") == (1, 4)
     assert price("mine") == (0, 7)
     assert price("gpt-4o-mini") == (0.15, 0.6), "what the user's list lacks"
@@ -96,8 +95,8 @@ def test_what_is_wrong_with_a_list_is_named(text, code, named, tmp_path: Path, m
     path = tmp_path / "prices.toml"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setenv(VARIABLE, str(path))
-    with pytest.raises(RecipeError, check=coded(code, named, VARIABLE)):
+    monkeypatch.setenv(PRICES_VARIABLE, str(path))
+    with pytest.raises(RecipeError, check=coded(code, named, PRICES_VARIABLE)):
         price("gpt-4o")
     assert price("gpt-4o", price_prompt_usd=1) == (1, 0), "the list is not read"
 
@@ -105,7 +104,7 @@ def test_what_is_wrong_with_a_list_is_named(text, code, named, tmp_path: Path, m
 def test_a_recorded_price_stays_until_the_model_or_its_server_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     recorded = OpenAIConfig(model="gpt-4o").model_dump(mode="json")
     (tmp_path / "prices.toml").write_text(OWN)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "prices.toml"))
+    monkeypatch.setenv(PRICES_VARIABLE, str(tmp_path / "prices.toml"))
     assert price_of(OpenAIConfig.model_validate(recorded)) == (2.5, 10)
     assert price(**{**recorded, "price_completion_usd": 5.0}) == (0, 5)
     assert price(**{**recorded, "model": "gpt-4o-mini"}) == (0.15, 0.6)

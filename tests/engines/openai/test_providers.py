@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
-from midstream.engines.openai.providers import PROVIDERS, ProviderName, limit_field, refusal_advice, start_advice
-from midstream.engines.openai.settings import OpenAIConfig
+from midstream.engines.openai.providers import PROVIDERS, ProviderName
+from midstream.engines.openai.settings import OpenAIConfig, refusal_advice, start_advice
 from support.errors import coded
 
 LOCAL = [name for name, provider in PROVIDERS.items() if provider.start]
@@ -51,9 +51,9 @@ def test_a_model_name_decides_nothing():
 
 
 def test_the_limit_is_named_as_the_server_knows_it():
-    assert limit_field(OpenAIConfig(model="m")) == "max_completion_tokens"
-    assert limit_field(OpenAIConfig(model="m", base_url="http://localhost:8000/v1")) == "max_tokens"
-    assert {limit_field(OpenAIConfig(model="m", provider=name)) for name in LOCAL} == {"max_tokens"}
+    assert OpenAIConfig(model="m").limit_field == "max_completion_tokens"
+    assert OpenAIConfig(model="m", base_url="http://localhost:8000/v1").limit_field == "max_tokens"
+    assert {OpenAIConfig(model="m", provider=name).limit_field for name in LOCAL} == {"max_tokens"}
 
 
 @pytest.mark.parametrize("name", LOCAL)

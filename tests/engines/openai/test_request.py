@@ -10,7 +10,7 @@ import pytest
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines.openai.exchange import outgoing
+from midstream.engines.openai.engine import encode_request
 from midstream.engines.openai.settings import OpenAIConfig
 
 CHAT = Request(
@@ -30,7 +30,7 @@ def made(
     request: Request, prompt_ids: tuple[int, ...] | None = None, **settings: Any
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     config = OpenAIConfig.model_validate({"model": "configured", "base_url": "http://h/v1/"} | settings)
-    asked = outgoing(request, config, "m", prompt_ids)
+    asked = encode_request(request, config, "m", prompt_ids)
     sent = dict(asked.sent)
     assert list(sent)[-1] == "base_url"
     assert sent.pop("base_url") == config.base_url.rstrip("/")

@@ -2,8 +2,8 @@
 
 `python -S echoing.py` answers honestly otherwise; `python -S echoing.py MODE` also ends badly: `dies` writes the key to
 standard error and ends during a call, `babbles` writes a line that is no message and ends before the handshake,
-`garbles` answers a call with something that is not JSON-RPC, and `refuses` with an error. Each puts the key where a cut
-to a round number of characters would go through it.
+and `refuses` answers a call with an error. Each puts the key where a cut to a round number of characters would go
+through it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ def answer(method: str, identifier: Any, parameters: dict[str, Any]) -> None:
     elif MODE == "dies":
         write(f"{KEYS} looked", sys.stderr)
         sys.exit(3)
-    elif MODE == "garbles":
-        write(json.dumps({"jsonrpc": KEYS, "looked": KEYS, "id": identifier}))
     elif MODE == "refuses":
         send(identifier, error={"code": -32602, "message": f"looked {KEYS}", "data": KEY})
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -68,8 +67,6 @@ def handshake(request: dict[str, Any]) -> None:
         raw(b"Welcome!\n\n{}\n[]\n\xff\xfe\n\x00\x00\n" + b'{"almost": \n')
     if MODE == "initialize_is_text":
         return send({"id": request["id"], "result": "welcome"})
-    if MODE == "initialize_error_is_text":
-        return send({"id": request["id"], "error": "no"})
     if MODE == "initialize_lacks_fields":
         return send({"id": request["id"], "result": {}})
     if MODE == "closes_output":
@@ -78,9 +75,6 @@ def handshake(request: dict[str, Any]) -> None:
     if MODE == "stderr_flood":
         for _ in range(100):
             sys.stderr.buffer.write(MEGABYTE)
-    if MODE == "endless_line_at_start":
-        while True:
-            raw(MEGABYTE)
     send({"id": request["id"], "result": result})
     if MODE == "answers_twice":
         send({"id": request["id"], "result": result})
@@ -124,8 +118,6 @@ def listing(request: dict[str, Any]) -> None:
     result: dict[str, Any] = {"tools": tools()}
     if MODE == "endless_pages":
         result["nextCursor"] = str(time.monotonic_ns())
-    if MODE == "same_page_again":
-        result["nextCursor"] = "again"
     if MODE == "list_is_text":
         result["tools"] = "echo, mostly"
     if MODE == "tool_without_schema":
@@ -146,15 +138,14 @@ def call(request: dict[str, Any]) -> None:
     def error(value: Any) -> None:
         send({"id": number, "error": value})
 
-    if MODE == "dense_reply":
-        return raw(b'{"jsonrpc":"2.0","id":%d,"result":{"a":[' % number + b"[]," * 200_000 + b"1]}}\n")
     if MODE == "no_reply":
         return None
     if MODE == "hangs":
+        sys.stderr.write(f"hung {os.getpid()}\n")
+        sys.stderr.flush()
         forever()
-    if MODE == "closes_input":
-        os.close(0)
-        forever()
+    if MODE == "ignores_end":
+        return result(text(str(os.getpid())))
     if MODE == "exits":
         sys.exit("out of flux")
     if MODE == "half_a_reply":
@@ -172,12 +163,8 @@ def call(request: dict[str, Any]) -> None:
     if MODE == "replies_twice":
         send(answer)
         return result(text("the second"))
-    if MODE == "batch":
-        return send([{"jsonrpc": "2.0", **answer}])
     if MODE == "result_is_text":
         return result("echo")
-    if MODE == "result_is_null":
-        return result(None)
     if MODE == "content_is_text":
         return result({"content": "echo"})
     if MODE == "unknown_content":
@@ -190,38 +177,15 @@ def call(request: dict[str, Any]) -> None:
         return result({"isError": True})
     if MODE == "is_error_with_empty_content":
         return result({"isError": True, "content": []})
-    if MODE == "error_is_text":
-        return error("boom")
-    if MODE == "error_is_null":
-        return error(None)
-    if MODE == "error_without_code":
-        return error({"message": "boom"})
     if MODE == "error_of_the_server":
         return error({"code": -32603, "message": "database is down\x1b[2J"})
     if MODE == "error_of_the_arguments":
         return error({"code": -32602, "message": "text must rhyme", "data": {"deep": [1]}})
-    if MODE == "long_reply":
-        return result(text("x" * 20_000_000))
-    if MODE == "long_reply_id_last":
-        raw(b'{"result":{"content":[{"type":"text","text":"' + MEGABYTE * 20)
-        return raw(b'"}]},"jsonrpc":"2.0","id":%d}\n' % number)
-    if MODE == "hundred_megabytes":
-        raw(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % number)
-        for _ in range(100):
-            raw(MEGABYTE)
-        return raw(b'"}]}}\n')
-    if MODE == "endless_line":
-        while True:
-            raw(MEGABYTE)
     if MODE == "bad_utf8":
         return raw(json.dumps({"jsonrpc": "2.0", **answer}).encode().replace(b"echo: ", b"echo: \xff\xfe") + b"\n")
-    if MODE == "half_a_pair":
-        return result(text("echo: \ud83d"))
     if MODE == "nul_bytes":
         raw(b"\x00\x00\x00\n")
         return result(text("echo: \x00"))
-    if MODE == "deep_nesting":
-        return raw(b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number + b"[" * 10_000 + b"]" * 10_000 + b"}}\n")
     if MODE == "windows_lines":
         return raw(json.dumps({"jsonrpc": "2.0", **answer}).encode() + b"\r\n")
     if MODE == "noise_among":
@@ -237,31 +201,11 @@ def call(request: dict[str, Any]) -> None:
         send({"method": "notifications/progress", "params": {"progressToken": [], "progress": "much"}})
         send({"method": "no/such/thing", "params": [1, 2]})
         send({"method": "notifications/cancelled", "params": {"requestId": number}})
-    if MODE == "endless_notifications":
-        line = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info"}}) + "\n"
-        while True:
-            raw(line.encode() * 1000)
     if MODE == "asks_for_a_model":
         return asks(answer)
-    if MODE == "floods_with_requests":
-        for n in range(5000):
-            send({"id": f"r{n}", "method": "roots/list"})
-    if MODE == "leaves_a_child":
-        child = subprocess.Popen(["sleep", "300"], start_new_session=False)
-        sys.exit(f"left {child.pid}")
     if MODE == "late":
         time.sleep(1.0)
     send(answer)
-    while MODE == "notifies_without_end":
-        raw(b'{"jsonrpc":"2.0","method":"notifications/message"}\n' * 1000)
-    while MODE == "answers_without_end":
-        raw(b'{"jsonrpc":"2.0","id":999,"result":{}}\n' * 1000)
-    while MODE == "empty_lines_without_end":
-        raw(b"\n" * 65536)
-    while MODE == "line_without_end":
-        raw(MEGABYTE)
-    while MODE == "stderr_without_end":
-        sys.stderr.buffer.write(MEGABYTE)
     return None
 
 

@@ -24,7 +24,7 @@ from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.mcp.tools import identifier
-from support.errors import coded
+from support.errors import coded, raises
 from support.processes import gone
 
 SERVERS = Path(__file__).parents[2] / "support" / "mcp_servers"
@@ -250,7 +250,7 @@ def test_a_missing_variable_or_command_is_refused(monkeypatch):
 def test_keys_are_removed_from_the_servers_output(monkeypatch):
     monkeypatch.setenv("MIDSTREAM_TEST_KEY", "s3cret-value")
     script = "import os, sys; sys.exit('bad key ' + os.environ['MIDSTREAM_TEST_KEY'])"
-    with pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "'honest'", "bad key ***")) as caught:
+    with raises("mcp-server-unusable", "'honest'", "bad key ***") as caught:
         mcp.make(mcp.McpConfig(command=(sys.executable, "-c", script), env_pass=("MIDSTREAM_TEST_KEY",)), "honest")
     assert "s3cret" not in str(caught.value)
 
@@ -283,7 +283,7 @@ def test_a_key_is_hidden_in_descriptions_schemas_and_results(monkeypatch, caplog
     assert "its name holds a key" in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["dies", "garbles", "refuses"])
+@pytest.mark.parametrize("mode", ["dies", "refuses"])
 def test_a_key_is_hidden_in_errors_of_a_call(monkeypatch, mode):
     monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", KEY)
     made = echoing(mode)
@@ -298,7 +298,7 @@ def test_a_key_is_hidden_in_errors_of_a_call(monkeypatch, mode):
 
 def test_a_key_is_hidden_in_the_error_of_a_server_that_does_not_start(monkeypatch):
     monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", KEY)
-    with pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "***")) as caught:
+    with raises("mcp-server-unusable", "***") as caught:
         echoing("babbles")
     assert_hidden(str(caught.value))
 
@@ -325,7 +325,7 @@ def test_a_server_that_dies_is_started_again():
     for error in asyncio.run(both()):
         assert isinstance(error, ToolServerError)
         assert error.retryable
-        assert "exit code 3" in error.cause
+        assert "ended during a call" in error.what
     second = int(call(made, "process").text)
     assert second != first
     os.kill(second, signal.SIGKILL)
@@ -378,39 +378,6 @@ def test_no_server_outlives_a_host_that_closes_nothing(ending):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert gone(int(done.stdout))
-
-
-MEMORY = """
-import asyncio, resource, sys
-from midstream.core.tool_calls import call_tool
-from midstream.core.errors import ToolServerError
-from midstream.tools.mcp import tools as mcp
-def peak_mb():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-def once(mode):
-    [tool] = mcp.make(mcp.McpConfig(command=(sys.executable, "-S", sys.argv[1], mode), timeout_s=5), "hostile")
-    async def run():
-        try:
-            await call_tool(tool, {"text": "hi"})
-        except ToolServerError:
-            pass
-        await tool.close()
-    asyncio.run(run())
-once("no_content")
-before = peak_mb()
-for mode in ("hundred_megabytes", "endless_line", "stderr_flood", "progress"):
-    once(mode)
-print(peak_mb() - before)
-"""
-
-
-@pytest.mark.slow
-def test_a_reply_of_a_hundred_megabytes_is_never_held():
-    """The limit is 8 MB; the memory used may be a few times that, whatever is sent."""
-    command = [sys.executable, "-c", MEMORY, str(SERVERS / "hostile.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 50
 
 
 @pytest.mark.slow

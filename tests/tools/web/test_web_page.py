@@ -2,8 +2,8 @@
 
 import asyncio
 import os
+import subprocess
 import sys
-from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from midstream.core.trajectory import Call
 from midstream.tools.web import page as pages
 from midstream.tools.web import web_page
 from midstream.tools.web.page import NoPage, Page
-from midstream.tools.web.web_page import PageParser, WebPage, WebPageConfig
+from midstream.tools.web.web_page import WebPage, WebPageConfig, parse
 from support.errors import coded
 from support.page_server import PageServer, head, html
 
@@ -222,11 +222,10 @@ def page(body: bytes, media_type: str = "text/html") -> Page:
 @pytest.mark.slow
 def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
     async def go() -> None:
-        quick, patient = PageParser(1.0), PageParser(30.0)
-        tangled = asyncio.create_task(quick.parse(page(TANGLED)))
-        both = [patient.parse(page(html("Höhe 105"))) for _ in range(5)]
+        tangled = asyncio.create_task(asyncio.to_thread(parse, page(TANGLED), 4.0))
+        both = [asyncio.to_thread(parse, page(html("Höhe 105")), 60.0) for _ in range(5)]
         assert {reading.text for reading in await asyncio.gather(*both)} == {"Höhe 105"}
-        with pytest.raises(NoPage, match="too large or too complex to be read within 1 s"):
+        with pytest.raises(NoPage, match="too large or too complex to be read within 4 s"):
             await tangled
 
     asyncio.run(go())
@@ -234,88 +233,37 @@ def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
 
 @pytest.mark.slow
 def test_memory_is_bounded():
-    async def go() -> None:
-        parser = PageParser(60.0)
-        with pytest.raises(NoPage, match="too large or too complex"):
-            # Four bytes a character in Python, for the sake of the first.
-            await parser.parse(page("🏰\x07".encode() + b"x" * 150_000_000, "text/plain"))
-
-    asyncio.run(go())
+    with pytest.raises(NoPage, match="too large or too complex"):
+        # Four bytes a character in Python, for the sake of the first.
+        parse(page("🏰\x07".encode() + b"x" * 150_000_000, "text/plain"), 60.0)
 
 
 def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ToolServerError, check=coded("worker-not-started", "not ready within 0.01 s")):
+        parse(page(html("one")), 0.01)
     (tmp_path / "trafilatura.py").write_text("raise ImportError('broken')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    parser = PageParser(30.0)
     with pytest.raises(ToolServerError, check=coded("worker-not-started", "status 1")) as caught:
-        asyncio.run(parser.parse(page(html("one"))))
+        parse(page(html("one")), 30.0)
     assert caught.value.fix.endswith("-m midstream.tools.web.page < /dev/null")
     monkeypatch.setattr(web_page.sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(ToolServerError, check=coded("worker-not-started", tmp_path / "none")) as caught:
-        asyncio.run(parser.parse(page(html("one"))))
+    with pytest.raises(ToolServerError, check=coded("worker-not-started", tmp_path / "none")):
+        parse(page(html("one")), 30.0)
 
 
-@pytest.mark.slow
-def test_a_reader_serves_several_loops_and_its_processes_hold_no_keys(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_holds_no_keys(monkeypatch: pytest.MonkeyPatch):
     environments: list[dict[str, str]] = []
-    start = asyncio.create_subprocess_exec
+    run = subprocess.run
 
-    async def noted(*command: str, env: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
+    def noted(*command: Any, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         environments.append(env)
-        return await start(*command, env=env, **options)
+        return run(*command, env=env, **options)
 
-    monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
+    monkeypatch.setattr(web_page.subprocess, "run", noted)
     monkeypatch.setenv("SECRET_API_KEY", "hidden")
-    parser = PageParser(30.0)
-    for text in ("one", "two"):
-        assert asyncio.run(parser.parse(page(html(text)))).text == text
-    assert len(environments) == 2
-    assert "hidden" not in str(environments)
-
-
-def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
-    processes: list[asyncio.subprocess.Process] = []
-    start = asyncio.create_subprocess_exec
-
-    async def noted(*command: str, **options: Any) -> asyncio.subprocess.Process:
-        processes.append(await start(*command, **options))
-        return processes[-1]
-
-    async def go() -> None:
-        reading = asyncio.create_task(PageParser(60.0).parse(page(TANGLED)))
-        while not processes:
-            await asyncio.sleep(0.01)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-
-    monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
-    asyncio.run(go())
-    assert processes[0].returncode is not None
-
-
-@pytest.mark.slow
-def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch):
-    ended, exited = BaseSubprocessTransport._call_connection_lost, BaseSubprocessTransport._process_exited
-
-    def exit_late(transport: BaseSubprocessTransport, status: int) -> None:
-        # The reading must wait for the process by then: one that finds it ended is done before it can be cancelled.
-        asyncio.get_running_loop().call_later(0.2, exited, transport, status)
-
-    def cancel(transport: BaseSubprocessTransport, error: Exception | None) -> None:
-        ended(transport, error)  # wakes the reading, which has not run when it is cancelled
-        reading.cancel()
-
-    async def go() -> None:
-        nonlocal reading
-        reading = asyncio.create_task(PageParser(30.0).parse(page(html("one"))))
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-
-    reading: asyncio.Task[Any]
-    monkeypatch.setattr(BaseSubprocessTransport, "_call_connection_lost", cancel)
-    monkeypatch.setattr(BaseSubprocessTransport, "_process_exited", exit_late)
-    asyncio.run(go())
+    assert parse(page(html("one")), 30.0).text == "one"
+    (environment,) = environments
+    assert "hidden" not in str(environment)
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch):

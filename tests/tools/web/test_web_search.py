@@ -11,11 +11,11 @@ from ddgs.engines import ENGINES
 from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
 from ddgs.results import TextResult
 
+from midstream.components.tables import parse_component
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.protocols import Request, Tool, ToolResult
-from midstream.core.tables import parse_component
 from midstream.core.trajectory import Call
-from midstream.report.run_results import tools_used
+from midstream.report.run import tools_used
 from midstream.tools.web import web_search
 from midstream.tools.web.web_search import MAX_QUERY, WebSearch, WebSearchConfig
 from support.api_server import Answer, Fault
@@ -251,9 +251,6 @@ class StandIn:
         outcome = outcomes.pop(0) if outcomes else [{"title": "T", "href": "https://a.example/", "body": "B"}]
         if isinstance(outcome, Exception):
             raise outcome
-        if isinstance(outcome, threading.Event):
-            outcome.wait(5)
-            return []
         return outcome
 
 
@@ -309,16 +306,6 @@ def test_ddgs_errors_are_tried_again(ddgs: type[StandIn], error: Exception):
     ddgs.script["toubkal"] = [error, error]
     with pytest.raises(ToolServerError, check=coded("service-failed", "2 times", type(error).__name__)):
         ask_ddgs()
-
-
-def test_ddgs_is_bounded_in_time(ddgs: type[StandIn]):
-    ended = threading.Event()
-    ddgs.script["toubkal"] = [ended]
-    try:
-        with pytest.raises(ToolServerError, check=coded("service-failed", "0.1 s")):  # while the search still runs
-            ask_ddgs(timeout_s=0.1, max_attempts=1)
-    finally:
-        ended.set()
 
 
 def test_ddgs_serves_several_loops(ddgs: type[StandIn]):

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from pydantic import Field, JsonValue, field_validator
 
-from midstream.core.component import TasksConfig
+from midstream.components.component import TasksConfig
 from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task

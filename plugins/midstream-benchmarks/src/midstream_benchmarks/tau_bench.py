@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import OVER, Dialogue, Engine, Request, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.cli import options as shared
-from midstream.core.component import Component
+from midstream.components.component import Component
 from midstream.core.errors import UsageError
 from midstream.process import event_loop
 from midstream.recipe.build import Build

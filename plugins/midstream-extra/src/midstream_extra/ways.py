@@ -7,21 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from midstream.core.errors import UnsupportedError, did_you_mean
-from midstream.engines.local.settings import LocalModelConfig, TinyTextConfig
-from midstream.recipe.memory import (
-    GIB,
-    SHAPES,
-    Part,
-    Shape,
-    engine_parts,
-    longest_reply,
-    offloaded,
-    peak,
-    shape_of,
-    token_bytes,
-)
+from midstream.engines.local.settings import LocalModelConfig
+from midstream.recipe.memory import GIB, SHAPES, Shape, longest_reply, shape_of
 from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig
+from midstream_extra.memory import Part, engine_parts, largest, offloaded, peak, token_bytes
 
 Kind = Literal["one device", "torchrun", "verl"]
 
@@ -112,12 +102,12 @@ def engine_shape(config: Any) -> Shape | None:
     """The shape of an engine's model in process; None if it is not known."""
     if isinstance(config, LocalModelConfig):
         return shape_of(config.model)
-    if isinstance(config, TinyTextConfig) or getattr(config, "tiny", False):
+    if getattr(config, "tiny", False):
         # Both have as many key-value heads as heads and an inner width of 3; the tiny one's vocabulary is its world's.
         return Shape(
             hidden=config.hidden_size, layers=config.layers, heads=config.heads, kv_heads=config.heads,
             intermediate=3 * config.hidden_size, head_dim=config.hidden_size // config.heads, tied=True,
-            vocabulary=1024 if isinstance(config, TinyTextConfig) else 500,
+            vocabulary=getattr(config, "vocabulary", 500),
         )  # fmt: skip
     return None
 
@@ -186,7 +176,7 @@ def _verl(job: Job, card_gb: int, gpus: int) -> list[Part]:
     return [
         Part("weights, gradient, AdamW", -(-state // gpus), f"16 x {shape.parameters:,} / {gpus} (float32)"),
         Part("reference weights", -(-frozen // gpus), f"4 x {shape.parameters:,} / {gpus} (float32)"),
-        Part("two layers, gathered", 4 * shape.largest, f"2 x 2 x {shape.largest:,}", "update"),
+        Part("two layers, gathered", 4 * largest(shape), f"2 x 2 x {largest(shape):,}", "update"),
         Part("activations, logits", _MICRO * pass_bytes, f"{_MICRO:,} tokens x {pass_bytes:,}", "update"),
         Part("vLLM", max(round(half), -(-weights // tensor)), f"half a card; weights over {tensor}", "sampling"),
     ]

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError, UnsupportedError
 from midstream.core.protocols import ToolResult
 from midstream.core.text_file import read_text
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Library, Limits
+from midstream.sandbox.settings import CodeLimits, Library
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream_graphs.algorithms import ALGORITHMS, Answer, did_you_mean, signature
 from midstream_graphs.reading import FORMS, MAX_EDGES, MAX_NODES, Mistake
@@ -192,10 +192,10 @@ class GraphTool:
         await self._pool.close()
 
 
-class GraphConfig(Limits, ToolConfig):
+class GraphConfig(CodeLimits, ToolConfig):
     """Runs graph algorithms of NetworkX in the sandbox, exactly, on graph files or on a graph as text.
 
-    The settings are `sandbox.settings.Limits`, and what may be read.
+    The settings are `sandbox.settings.CodeLimits`, and what may be read.
 
     Attributes:
         files: files that a model may name, and directories whose files it may name; no other file is read

@@ -10,12 +10,15 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
-from midstream.core.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig, Table
+from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import RecipeError, UsageError
 from midstream.engines.openai.providers import LOOPBACK
+from midstream.recipe.build import Build
 from midstream.recipe.estimate import askers, batches_of
+from midstream.recipe.files import merge
 from midstream.recipe.memory import PROMPT_TOKENS
-from midstream.recipe.schema import Recipe, Table, agent_type, merge, modules_of
+from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 if TYPE_CHECKING:
@@ -116,8 +119,9 @@ class TinkerLearnerConfig(LearnerConfig):
         changes = {"engines": {trains: engine}, "learner": {"type": name, **learner}, "training": training}
         return merge(merge(table, asks), changes)
 
-    def check(self, recipe: Recipe) -> None:
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
         """Check that the policy samples at temperature 1."""
+        super().check_recipe(where, recipe)
         trained: Any = recipe.modules[recipe.trained].config
         sampling = getattr(trained, "sampling", None)
         if sampling is not None and sampling.temperature != 1:
@@ -128,12 +132,12 @@ class TinkerLearnerConfig(LearnerConfig):
                 fix=f"--set agent.{recipe.trained}.sampling.temperature=1",
             )
 
-    def plan(self, recipe: Recipe, root: Path) -> list[str]:
+    def plan(self, build: Build, root: Path) -> list[str]:
         """Return what the updates of a run send to the server, where each row is computed whole."""
-        training = recipe.training
+        recipe, training = build.recipe, build.recipe.training
         if training is None or training.algorithm != "flow_grpo":
             return []
-        [batch] = [batch for batch in batches_of(recipe, training=True) if batch.learns]
+        [batch] = [batch for batch in batches_of(build, training=True) if batch.learns]
         policy = next(asker for asker in askers(recipe, batch.planner) if asker.name == recipe.trained)
         calls, new = policy.of(replace(batch, count=training.tasks_per_step * training.group_size))
         # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.

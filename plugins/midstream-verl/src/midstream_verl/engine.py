@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from midstream.core.component import Context, EngineConfig
+from midstream.components.component import Context, EngineConfig
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call

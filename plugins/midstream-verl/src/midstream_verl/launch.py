@@ -198,4 +198,3 @@ def export(run: RunDirectory, step: int) -> None:
         shutil.copytree(source, directory, dirs_exist_ok=True)
 
     run.checkpoints.save(step, write)
-    run.seal()

@@ -118,7 +118,6 @@ class ClusterSession:
     def saved(self, directory: Path) -> None:
         """Write what verl's checkpoint in `directory` needs besides weights and optimizer."""
         atomic_write(directory / _STATE, json.dumps(self.algorithm.state_dict()).encode())
-        self.run.seal()
 
     def evaluate(self, step: int) -> None:
         """Evaluate what is due once the servers have the weights of `step`."""
@@ -126,7 +125,6 @@ class ClusterSession:
         if evaluation.at != "none" and (last or step % self.training.validate_every == 0):
             self.engine.policy_version = step
             self._evaluate(TRAINED, step, also_sets=last)
-        self.run.seal()
 
     def close(self) -> None:
         """Close tools and engines."""

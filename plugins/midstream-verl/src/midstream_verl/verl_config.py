@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.agents.session_agent import SessionSettings
 from midstream.core.errors import UnsupportedError
-from midstream.engines.local.settings import InProcessConfig, LocalModelConfig, TinyTextConfig
+from midstream.engines.local.settings import InProcessConfig, LocalModelConfig
+from midstream.gateway.session_agent import SessionSettings
 from midstream.recipe.schema import Recipe
 from midstream.training.settings import LearnerConfig, TrainingConfig
 from midstream_verl import RUN
@@ -49,9 +49,9 @@ class VerlConfig(LearnerConfig):
     context: int = Field(default=8192, ge=2)
     verl: dict[str, JsonValue] = Field(default_factory=dict)
 
-    def plan(self, recipe: Recipe, root: Path) -> list[str]:
+    def plan(self, build: Build, root: Path) -> list[str]:
         """Return the words of verl's command line."""
-        return [f"verl: {word}" for word in command_of(recipe, root)]
+        return [f"verl: {word}" for word in command_of(build.recipe, root)]
 
     def session(self, build: Build) -> Callable[[RunDirectory, Listener], VerlRun]:
         """Check the recipe, and return what starts verl, or continues its run."""
@@ -116,7 +116,7 @@ def _refused_engines(recipe: Recipe, training: TrainingConfig) -> Iterator[tuple
             cause,
             "name the model as the planner's own engine, and remove training.weights",
         )
-    elif not isinstance(config, LocalModelConfig | TinyTextConfig):
+    elif engine is None or engine.type not in ("transformers_local", "tiny_text"):
         what = f"engine type {engine.type!r}" if engine is not None else "no engine"
         fix = f'give agent.{recipe.trained} an engine of type "transformers_local" with the model\'s directory or name'
         yield f"the trained module has {what}", "verl loads its model from a directory in Hugging Face's format", fix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.seeds import Seed
 from midstream.core.task import Task
 from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig

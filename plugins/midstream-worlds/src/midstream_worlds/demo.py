@@ -26,7 +26,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import agent_recipe, changed_recipe
 from midstream.recipe.schema import Recipe
 from midstream.report.progress import progress
-from midstream.report.run_results import samples
+from midstream.report.run import samples
 from midstream.runs import RunDirectory
 
 RECIPE, RUN = "flow-grpo-tiny", "runs/demo"

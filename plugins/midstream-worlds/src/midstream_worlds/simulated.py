@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from midstream.core.component import Component, Context, EngineConfig
+from midstream.components.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
+
+if TYPE_CHECKING:
+    from midstream.recipe.schema import Recipe
 
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> the model's reply
 _HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
@@ -41,13 +44,19 @@ class SimulatedConfig(EngineConfig):
         price_completion_usd: dollars per million completion tokens
     """
 
+    limits = (
+        "A model is simulated: it follows rules that are known. What this shows is that the loop, the gate and its "
+        "statistics work; it says nothing about how much a real model gains."
+    )
+
     plays: Literal["agent", "reflector"]
     skill: float = Field(default=1.0, ge=0, le=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
 
-    def check_tasks(self, where: str, tasks: Component) -> None:
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
         """Check that a program of the tasks' world plays what is asked for. Raises `RecipeError`."""
+        tasks = recipe.tasks
         plays: tuple[str, ...] = getattr(tasks.config, "plays", ())
         if self.plays not in plays:
             raise RecipeError(

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.errors import RecipeError
+from midstream.core.stream_template import load_template
 from midstream.engines.local.settings import InProcessConfig, require_torch
 from midstream_worlds.bases import WarmStartWorld
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from midstream.engines.local.engine import TransformersLocal
+    from midstream.recipe.schema import Recipe
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
@@ -82,6 +84,12 @@ class TinyModelConfig(InProcessConfig):
     """
 
     tiny = True
+    limits = (
+        "The model has half a million parameters and a closed vocabulary: it acts in its made-up world and nowhere "
+        "else. Questions come from templates, and the test's differ from the training's in their places, facts and "
+        "numbers, not in their wording. What this shows is that the loop, the credit and the update work, on real "
+        "tools and held-out facts; it says nothing about how much a large model gains."
+    )
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)
@@ -100,6 +108,37 @@ class TinyModelConfig(InProcessConfig):
         if self.hidden_size % (2 * self.heads):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
         return self
+
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
+        """Check that a policy of this vocabulary can read its prompts. Raises `RecipeError`."""
+        # Recipes name this class before anything else of midstream is loaded.
+        from midstream.recipe.check import is_dialogues
+        from midstream.recipe.library import lessons_of
+        from midstream.recipe.schema import InterleavedConfig
+
+        agent, name = recipe.agent, recipe.modules[recipe.trained].engine
+        if where != f"engines.{name}":
+            return
+        chat = isinstance(agent, InterleavedConfig) and load_template(agent.template).chat
+        if chat and not is_dialogues(recipe.tasks):
+            raise RecipeError(
+                f"agent.template = {agent.template!r} with a policy of engine {name!r}",
+                code="setting-conflict",
+                cause="the template is a chat in English; this policy reads only the words of its world",
+                fix='set agent.template = "tiny", or name a model',
+            )
+        shown = {f"agent.library = {str(agent.library)!r}": lessons_of(agent, agent.library)}
+        if recipe.practice is not None:
+            shown["practice.modules"] = dict.fromkeys(recipe.practice.modules, "")
+        taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
+        for setting, modules in shown.items():
+            if recipe.trained in modules and not taught:
+                raise RecipeError(
+                    f"{setting} has lessons for a tiny planner, whose vocabulary has none of their words: "
+                    "warm_start.lessons = 0",
+                    code="setting-conflict",
+                    fix="set warm_start.lessons, e.g. to 0.5",
+                )
 
     def build(self, context: Context) -> TransformersLocal:
         """Build it."""

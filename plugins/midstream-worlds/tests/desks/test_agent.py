@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import load_template
@@ -35,7 +35,7 @@ def environment(skill, world, concurrency=64):
     engine = SimulatedEngine(agent_reply(TEMPLATE, skill), SimulatedConfig(plays="agent", skill=skill), "agent")
     policy = ModelPolicy(PolicyConfig())
     return Environment(
-        agent=Interleaved(policy=policy, template=TEMPLATE, config=StreamConfig(max_tokens=100_000)),
+        agent=InterleavedLoop(policy=policy, template=TEMPLATE, config=StreamConfig(max_tokens=100_000)),
         tools=(),
         engines={"policy": engine},
         reward=DialogueSuccess(),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.compact import SingleArgumentExecutor
 from midstream.core.lessons import lines
 from midstream.core.protocols import ModuleContext, Tool
@@ -46,7 +46,7 @@ def solve(planner: object, split: str, per_family: int, families: Sequence[str] 
     """The trajectories of a planner on a fixed set, on real tools."""
 
     async def go() -> list[Trajectory]:
-        agent = AgentFlow(
+        agent = AgentFlowLoop(
             planner=planner,  # type: ignore[arg-type]
             executor=SingleArgumentExecutor(),
             verifier=FormVerifier(),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import Stream
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
@@ -46,7 +46,7 @@ def play(sense: float, malformed: float, per_family: int, seed: int = 0) -> list
 
     async def go() -> list[Trajectory]:
         policy = ScriptedPolicy(ScriptedConfig(sense=sense, malformed=malformed))
-        agent = Interleaved(policy=policy, template=TINY, config=StreamConfig(max_turns=4, max_tokens=400))
+        agent = InterleavedLoop(policy=policy, template=TINY, config=StreamConfig(max_turns=4, max_tokens=400))
         environment = Environment(agent=agent, tools=tools(), engines={}, reward=ExactMatch())
         try:
             tasks = WORLD.fixed("test", per_family=per_family, seed=1, families=tuple(TURNS))

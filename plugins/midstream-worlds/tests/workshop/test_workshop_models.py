@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
+from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Request
-from midstream.core.tables import parse_component
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
-from midstream.evaluation import SetConfig
+from midstream.evaluation.settings import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout

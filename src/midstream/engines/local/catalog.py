@@ -58,7 +58,7 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def locked(cache: Path) -> Iterator[None]:
+def lock_cache(cache: Path) -> Iterator[None]:
     """Make the cache, and wait until no other process changes it. The system releases the lock of a killed one."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / ".lock").open("a") as file:
@@ -71,10 +71,10 @@ def place_of(name: str) -> str:
     """Return a model's directory, GGUF file or name on the hub; a fetched model may be named by its short name."""
     if name not in MODELS or Path(name).exists():
         return name
-    return str(fetched(name) or MODELS[name].hub)
+    return str(find_fetched(name) or MODELS[name].hub)
 
 
-def fetched(name: str) -> Path | None:
+def find_fetched(name: str) -> Path | None:
     """Return the directory of a fetched model, or its GGUF file before that is converted; None if it is not here."""
     places = cache_directory() / name, cache_directory() / f"{name}.gguf"
     return next((place for place in places if place.exists()), None)
@@ -89,10 +89,10 @@ def fetch(name: str) -> Path:
         fix = f"{did_you_mean(name, MODELS)}name one of: {', '.join(MODELS)}; others as --model local/OWNER/NAME"
         raise RecipeError(f"no model is called {name!r}", code="unknown-name", fix=fix)
     cache, hub = cache_directory(), MODELS[name].hub
-    with locked(cache), needs_extra("fetching a model needs huggingface_hub", "train"):
+    with lock_cache(cache), needs_extra("fetching a model needs huggingface_hub", "train"):
         from huggingface_hub import snapshot_download
 
-        if place := fetched(name):
+        if place := find_fetched(name):
             return place
         # Kept after a kill: the download continues there.
         partial = cache / f"partial-hub-{name}"

@@ -154,7 +154,7 @@ class TokenizerCodec:
         said = (Message(role="user", content=_ASKED), Message(role="assistant", content=_REPLY))
         return self._apply((*said, *messages), tokenize=False).partition(_REPLY)[2]
 
-    def _said(self, message: Message) -> dict[str, Any]:
+    def _template_message(self, message: Message) -> dict[str, Any]:
         """The message as chat templates take it. No text of a user or tool becomes a special token of the model.
 
         Agents escape the tokens of chat templates known to them (`core.text.neutral`); this is for all others.
@@ -178,7 +178,7 @@ class TokenizerCodec:
             )
         try:
             return self.tokenizer.apply_chat_template(
-                [self._said(message) for message in messages],
+                [self._template_message(message) for message in messages],
                 add_generation_prompt=True,
                 **({"return_dict": False} if settings.get("tokenize", True) else {}),
                 **settings,

@@ -1,7 +1,7 @@
 """A model in process that batches continuously: a request joins the running batch at the next token, at any time.
 
 For agents that keep no step with each other. What shares a batch depends on time, so samples are equal from run to run
-up to floating point alone (`Batch`); where they must be equal bit for bit, use `TransformersLocal` and its barrier.
+up to floating point (`DecodingBatch`); where they must be equal bit for bit, use `TransformersLocal` and its barrier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call
-from midstream.engines.local.decoding import Batch, Row, Sampled, can_join
+from midstream.engines.local.decoding import DecodingBatch, DecodingRow, Sampled, can_join
 from midstream.engines.local.engine import TransformersLocal
 from midstream.engines.local.prefill import Prefill
 
@@ -28,7 +28,7 @@ IDLE_S = 2.0  # after which the thread ends, and forgets the prompts that it hol
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class _Asked:
+class _QueuedRequest:
     request: Request
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Sampled]
@@ -64,8 +64,8 @@ class ContinuousLocal(Engine):
         self.name, self.codec, self.max_batch = engine.name, engine.codec, engine.max_batch
         self._prefill = Prefill()
         self._changed = threading.Condition()  # guards all below
-        self._waiting: deque[_Asked] = deque()
-        self._running: list[_Asked] = []
+        self._waiting: deque[_QueuedRequest] = deque()
+        self._running: list[_QueuedRequest] = []
         self._pauses = 0
         self._drained: list[asyncio.Future[None]] = []  # set when a pause has nothing more to wait for
         self._closed = False
@@ -85,7 +85,9 @@ class ContinuousLocal(Engine):
         """Join the batch, or wait for a place in it, and answer. Errors are those of `TransformersLocal`."""
         prompt_ids = self._engine.prompt_of(request)
         request = self._engine.limited(request, prompt_ids)
-        asked = _Asked(request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future())
+        asked = _QueuedRequest(
+            request=request, prompt_ids=prompt_ids, future=asyncio.get_running_loop().create_future()
+        )
         with self._changed:
             self._closed = False
             self._waiting.append(asked)
@@ -134,16 +136,16 @@ class ContinuousLocal(Engine):
     @torch.inference_mode()
     def _work(self) -> None:
         """What the thread does: a token at a time until nothing is asked for `IDLE_S`."""
-        rows: dict[Row, _Asked] = {}
+        rows: dict[DecodingRow, _QueuedRequest] = {}
         batch: Any = None
-        while (joining := self._joining(list(rows.values()))) is not None:
+        while (joining := self._take_joining(list(rows.values()))) is not None:
             together = {*rows.values(), *joining}
             if not together:
                 continue
             try:
                 if not rows:
                     end_ids, decode = self.codec.end_ids, self.codec.decode
-                    batch = Batch(self.model, end_ids=end_ids, decode=decode, prefill=self._prefill)
+                    batch = DecodingBatch(self.model, end_ids=end_ids, decode=decode, prefill=self._prefill)
                 if joining:
                     for asked in joining:
                         asked.policy_version = self.policy_version
@@ -163,7 +165,7 @@ class ContinuousLocal(Engine):
                     error = self._engine.sampling_failed(len(together), failure)
                     _settle(asked.future, asked.future.set_exception, error)
 
-    def _joining(self, running: list[_Asked]) -> list[_Asked] | None:
+    def _take_joining(self, running: list[_QueuedRequest]) -> list[_QueuedRequest] | None:
         """Those that join now, in order of arrival. Waits while there is nothing to do; None ends the thread."""
         with self._changed:
             self._running = running
@@ -176,7 +178,7 @@ class ContinuousLocal(Engine):
                     self._prefill.prefixes.clear()
                     self._thread = None
                     return None
-            joining: list[_Asked] = []
+            joining: list[_QueuedRequest] = []
             while self._waiting and not self._pauses and len(running) + len(joining) < self.max_batch:
                 asked = self._waiting.popleft()
                 if not asked.gone:

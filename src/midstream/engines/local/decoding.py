@@ -42,7 +42,7 @@ def generate(
     Returns per request the completion ids, end token or those of the stop string included where they were drawn, and
     their log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
     """
-    batch = Batch(model, end_ids=end_ids, decode=decode, prefill=prefill)
+    batch = DecodingBatch(model, end_ids=end_ids, decode=decode, prefill=prefill)
     rows = batch.add(prompts)
     while batch.rows:
         batch.step()
@@ -50,7 +50,7 @@ def generate(
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodingRow:
     """A request, the length of its prompt in tokens, and the tokens drawn so far with their log-probabilities."""
 
     request: Request
@@ -68,7 +68,7 @@ class Row:
         return tuple(self.ids), tuple(self.logprobs)
 
 
-class Batch:
+class DecodingBatch:
     """The `rows` in decoding, _R at a time. Use it in inference mode, and while it has rows with one set of weights.
 
     `cache` holds `width` tokens a row: the keys and values of a row's prompt and of all tokens drawn but the end.
@@ -84,13 +84,13 @@ class Batch:
     ) -> None:
         self._model, self._ends, self._prefill = model, frozenset(end_ids), prefill or Prefill()
         self._stops = None if decode is None else _Stops(decode)
-        self.rows: list[Row] = []
+        self.rows: list[DecodingRow] = []
         self.width = 0
         self.cache = DynamicCache()
         # Of each row: the logits of its next token [_R, _V], its tokens in the cache [_R], temperature and top_p [_R].
         self._of_rows: tuple[torch.Tensor, ...] = ()
 
-    def add(self, prompts: Sequence[tuple[tuple[int, ...], Request]]) -> list[Row]:
+    def add(self, prompts: Sequence[tuple[tuple[int, ...], Request]]) -> list[DecodingRow]:
         """Compute the prompts and add a row for each; returns the rows, which fill as tokens are drawn."""
         start = self._prefill(self._model, prompts)
         sampling = [request.sampling for _, request in prompts]
@@ -105,11 +105,11 @@ class Batch:
         else:
             self.cache, self._of_rows, self.width = start.cache, new, 0
         self.width = max(self.width, start.mask.shape[1])
-        rows = [Row(request, len(prompt)) for prompt, request in prompts]
+        rows = [DecodingRow(request, len(prompt)) for prompt, request in prompts]
         self.rows += rows
         return rows
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[DecodingRow]:
         """Draw a token for each row; returns those that ended, which have left the batch."""
         logits, position, temperature, top_p = self._of_rows
         uniform = torch.tensor([row.random.random() for row in self.rows], dtype=torch.float64, device=logits.device)
@@ -118,7 +118,7 @@ class Batch:
             row.ids.append(drawn)
             row.logprobs.append(value)
         self._of_rows = (token, position, temperature, top_p)
-        left = [row for row in self.rows if self._ended(row)]
+        left = [row for row in self.rows if self._is_ended(row)]
         if left:
             self.keep([place for place, row in enumerate(self.rows) if row not in left])
         if not self.rows:
@@ -150,13 +150,13 @@ class Batch:
         width = max((row.prompt + len(row.ids) for row in self.rows), default=0)
         if width < self.width:
             self.width = width
-            for layer in _filled(self.cache):
+            for layer in _filled_slots(self.cache):
                 # A copy: a view would keep the whole until the next token.
                 layer.keys, layer.values = (kept[:, :, -width:].clone() for kept in (layer.keys, layer.values))
                 if isinstance(layer, DynamicSlidingWindowLayer):
                     layer.cumulative_length = width
 
-    def _ended(self, row: Row) -> bool:
+    def _is_ended(self, row: DecodingRow) -> bool:
         full = row.ids[-1] in self._ends or len(row.ids) == row.request.sampling.max_tokens
         return full or (self._stops is not None and self._stops.end(row))
 
@@ -167,7 +167,7 @@ def can_join(model: PreTrainedModel) -> bool:
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-def _filled(cache: DynamicCache) -> list[Any]:
+def _filled_slots(cache: DynamicCache) -> list[Any]:
     layers: list[Any] = cache.layers
     return [layer for layer in layers if layer.is_initialized]
 
@@ -177,7 +177,7 @@ def _join(cache: DynamicCache, new: DynamicCache) -> None:
 
     A layer with a sliding window of _W holds the last _W - 1 tokens of the batch's width: less than the window pads it.
     """
-    for layer, other in zip(_filled(cache), _filled(new), strict=True):
+    for layer, other in zip(_filled_slots(cache), _filled_slots(new), strict=True):
         width = max(layer.keys.shape[2], other.keys.shape[2])
         for name in ("keys", "values"):
             both = [getattr(one, name) for one in (layer, other)]
@@ -198,7 +198,7 @@ class _Stops:
         self._decode = decode
         self._may_end: dict[tuple[tuple[str, ...], int], bool] = {}
 
-    def end(self, row: Row) -> bool:
+    def end(self, row: DecodingRow) -> bool:
         """Whether the newest of a row's tokens ends one of its stop strings."""
         stops, token = row.request.sampling.stop, row.ids[-1]
         if not stops:

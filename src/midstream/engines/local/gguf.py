@@ -23,7 +23,7 @@ from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from midstream.core.errors import RecipeError, needs_extra
-from midstream.engines.local.catalog import cache_directory, locked
+from midstream.engines.local.catalog import cache_directory, lock_cache
 from midstream.engines.local.codec import one_line
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -49,7 +49,7 @@ _INPUT, _OUTPUT = "token_embd.weight", "output.weight"
 _SINGLE_DIGITS, _QWEN, _PLAIN = ("smollm", "starcoder", "refact"), ("qwen2", "deepseek-r1-qwen"), ("gpt-2", "default")
 
 
-def converted(path: Path) -> Path:
+def convert(path: Path) -> Path:
     """Return the directory with the weights of a GGUF file, which is converted if that is not in the cache.
 
     Raises `RecipeError` if the file is missing, damaged or of a kind that is not supported, or the disk is too full.
@@ -59,7 +59,7 @@ def converted(path: Path) -> Path:
         raise RecipeError(what, code="model-not-loaded", fix=fix)
     cache = cache_directory()
     try:
-        with locked(cache):
+        with lock_cache(cache):
             directory = cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
             if not directory.is_dir():
                 _File(path).convert(directory)
@@ -104,19 +104,19 @@ class _File:
             self._reader = GGUFReader(path)
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as failure:
             if "GGMLQuantizationType" in str(failure) or "appears to be version" in str(failure):
-                raise self._unsupported(one_line(failure)) from failure
-            raise self._damaged(one_line(failure)) from failure
+                raise self._unsupported_error(one_line(failure)) from failure
+            raise self._damaged_error(one_line(failure)) from failure
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._architecture = self._field("general.architecture")
         if self._architecture not in ARCHITECTURES:
             names = ", ".join(ARCHITECTURES)
-            raise self._unsupported(f"its architecture is {self._architecture!r}; midstream converts {names}")
+            raise self._unsupported_error(f"its architecture is {self._architecture!r}; midstream converts {names}")
         for tensor in {tensor.tensor_type: tensor for tensor in self._tensors.values()}.values():
             try:
                 self._plain(tensor, 1)
             except (NotImplementedError, ValueError) as failure:
                 what = f"{tensor.name} has quantization {tensor.tensor_type.name}, which cannot be dequantized"
-                raise self._unsupported(what, "take another quantization, such as Q8_0 or Q4_K_M") from failure
+                raise self._unsupported_error(what, "take another quantization, such as Q8_0 or Q4_K_M") from failure
 
     def convert(self, directory: Path) -> None:
         """Write the directory next to its place, then rename it: a killed conversion leaves no model."""
@@ -150,11 +150,11 @@ class _File:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _unsupported(self, what: str, fix: str = "") -> RecipeError:
+    def _unsupported_error(self, what: str, fix: str = "") -> RecipeError:
         fix = fix or "name the model's directory in Hugging Face's format, or serve the file: --provider llama_cpp"
         return RecipeError(f"{self.path} is not supported: {what}", code="gguf-unsupported", fix=fix)
 
-    def _damaged(self, what: str) -> RecipeError:
+    def _damaged_error(self, what: str) -> RecipeError:
         what = f"{self.path} ({self.path.stat().st_size:,} bytes) is cut short or damaged: {what}"
         fix = "fetch it again, and compare its size and checksum with those at its source"
         return RecipeError(what, code="gguf-truncated", fix=fix)
@@ -171,11 +171,11 @@ class _File:
         values = {ours: self._setting(theirs) for theirs, ours in _SETTINGS.items()}
         lacks = [theirs for theirs, ours in _SETTINGS.items() if not isinstance(values[ours], int | float)]
         if lacks or _INPUT not in self._tensors:
-            raise self._unsupported(f"it has no single value of {lacks[0] if lacks else _INPUT}")
+            raise self._unsupported_error(f"it has no single value of {lacks[0] if lacks else _INPUT}")
         heads, scaling = values["num_attention_heads"], self._setting("rope.scaling.type")
         width = self._setting("attention.key_length") or values["hidden_size"] // heads
         if self._setting("rope.dimension_count") not in (None, width) or scaling not in (None, "none"):
-            raise self._unsupported("its positions are scaled, or rotate only a part of a head")
+            raise self._unsupported_error("its positions are scaled, or rotate only a part of a head")
         if self._architecture == "llama":
             biases = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
             values |= {key: f"blk.0.{name}" in self._tensors for key, name in biases.items()}
@@ -187,7 +187,7 @@ class _File:
             num_key_value_heads=self._setting("attention.head_count_kv") or heads,
             head_dim=width,
             vocab_size=int(self._tensors[_INPUT].shape[-1]),
-            tie_word_embeddings=self._tied(),
+            tie_word_embeddings=self._has_tied_embeddings(),
             rope_parameters={"rope_type": "default", "rope_theta": self._setting("rope.freq_base") or 10000.0},
             dtype=torch.bfloat16,
         )
@@ -199,10 +199,10 @@ class _File:
             found.setdefault(_name(_OUTPUT), found[_name(_INPUT)])
         if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
             shapes = f"has shape {found.get(odd[0])}, and in a {config.model_type} {wanted.get(odd[0])}"
-            raise self._unsupported(f"{odd[0]} {shapes}")
+            raise self._unsupported_error(f"{odd[0]} {shapes}")
         return model
 
-    def _tied(self) -> bool:
+    def _has_tied_embeddings(self) -> bool:
         """Whether input and output embeddings are the same weights: one of them, or two roundings."""
         if _OUTPUT not in self._tensors:
             return True
@@ -212,16 +212,16 @@ class _File:
     def _tokenizer(self, directory: Path) -> Any:
         kind, split = (self._field(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
         if kind is None or "tokenizer.ggml.tokens" not in self._reader.fields:
-            raise self._unsupported("it has no tokenizer", "take a file of the model that has one")
+            raise self._unsupported_error("it has no tokenizer", "take a file of the model that has one")
         if kind != "gpt2" or (split or "default") not in (*_SINGLE_DIGITS, *_QWEN, *_PLAIN):
-            raise self._unsupported(f"its tokenizer is {kind!r}, with text split as {split!r}")
+            raise self._unsupported_error(f"its tokenizer is {kind!r}, with text split as {split!r}")
         # By itself: a tokenizer's files next to it would be read in its place.
         link = directory / "model.gguf"
         link.symlink_to(self.path.resolve())
         try:
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), gguf_file=link.name)
         except (OSError, ValueError, KeyError, IndexError, TypeError) as failure:
-            raise self._unsupported(f"its tokenizer could not be read: {one_line(failure)}") from failure
+            raise self._unsupported_error(f"its tokenizer could not be read: {one_line(failure)}") from failure
         finally:
             link.unlink()
         if split in _SINGLE_DIGITS:
@@ -242,7 +242,7 @@ class _File:
                 sys.stderr.write(f"converting {self.path.name}: {100 * number // len(tensors)} %\n")
             value = self._plain(tensor)
             if not np.isfinite(value).all():
-                raise self._damaged(f"{name} has values that are not finite")
+                raise self._damaged_error(f"{name} has values that are not finite")
             part = name.split(".")[-2]
             if self._architecture == "llama" and part in heads:
                 # llama.cpp stores the two halves of each rotated pair next to each other.

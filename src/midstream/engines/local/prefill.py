@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 from midstream.core.protocols import Request
 from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Node, Packed
 from midstream.prefix_tree.cost import BLOCKWISE, Cost
-from midstream.prefix_tree.forward import causal_lm, using
+from midstream.prefix_tree.forward import causal_lm, use_backend
 from midstream.prefix_tree.support import TRIAL, Choice, choose
 from midstream.prefix_tree.tree import Ints, common_prefix, tree_of
 
@@ -112,12 +112,12 @@ class Prefixes:
         return place
 
 
-def selected(layer: KeyValues, index: torch.Tensor) -> KeyValues:
+def select_tokens(layer: KeyValues, index: torch.Tensor) -> KeyValues:
     """A layer's keys and values of the tokens `index`."""
     return layer[0].index_select(2, index), layer[1].index_select(2, index)
 
 
-def joined(held: KeyValues | None, new: KeyValues) -> KeyValues:
+def join_cache(held: KeyValues | None, new: KeyValues) -> KeyValues:
     """A layer's keys and values of what was held, then of what is new."""
     return new if held is None else (torch.cat([held[0], new[0]], 2), torch.cat([held[1], new[1]], 2))
 
@@ -181,8 +181,8 @@ class NewTokens:
         )
         index = torch.from_numpy(self._held).to(device)
         kept: dict[int, KeyValues] = {}
-        past = [[selected(layer, index) for layer in held]] if len(index) else []
-        with using(model, backend):
+        past = [[select_tokens(layer, index) for layer in held]] if len(index) else []
+        with use_backend(model, backend):
             logits = model(
                 input_ids=ids,
                 position_ids=positions,
@@ -224,7 +224,7 @@ class Prefill:
         self.prefixes.for_weights_of(model)
         cost = Cost.of(model)
         if not cost.counts:
-            return padded(model, asked)
+            return prefill_padded(model, asked)
         tried = (model, model.device, model.dtype)
         if tried != self._tried:  # once a model
             self._tried, self._choice = tried, choice_of(model)
@@ -232,10 +232,10 @@ class Prefill:
         longest = max(map(len, prompts))
         backend = self._choice.backend
         if backend is None or longest > self._choice.longest:
-            return padded(model, asked)
+            return prefill_padded(model, asked)
         new = NewTokens(prompts, self.prefixes)
         if new.cost(cost, backend) > KEEPING * cost.padded(len(prompts), longest):
-            return padded(model, asked)
+            return prefill_padded(model, asked)
         return self.by_trie(model, asked, new, backend)
 
     def by_trie(self, model: PreTrainedModel, asked: Asked, new: NewTokens, backend: Backend) -> Prefilled:
@@ -248,16 +248,16 @@ class Prefill:
         held, self.prefixes.layers = self.prefixes.layers or [None] * len(fresh), []
         cache = DynamicCache(config=model.config)
         for index in range(len(fresh)):  # a layer at a time, so that few keys and values exist twice at once
-            layer = joined(held[index], fresh[index])
+            layer = join_cache(held[index], fresh[index])
             held[index] = fresh[index] = None  # type: ignore[call-overload]
             key, value = (tensor[0][:, paths].transpose(0, 1) for tensor in layer)
             cache.update(key, value, index)
-            self.prefixes.layers.append(selected(layer, place))
+            self.prefixes.layers.append(select_tokens(layer, place))
         expand = torch.tensor(_places(asked), device=device)
         return Prefilled(cache=cache, mask=mask, lengths=mask.sum(1), logits=logits[expand], computed=new.count)
 
 
-def padded(model: PreTrainedModel, asked: Asked) -> Prefilled:
+def prefill_padded(model: PreTrainedModel, asked: Asked) -> Prefilled:
     """Compute the distinct prompts whole, as padded rows."""
     ids, mask = (tensor.to(model.device) for tensor in _left_pad(list(dict.fromkeys(prompt for prompt, _ in asked))))
     cache = DynamicCache(config=model.config)
@@ -317,7 +317,7 @@ def _distance(model: PreTrainedModel, backend: Backend) -> float:
     asked = [(tuple(token % vocabulary for token in prompt), Request(role="trial")) for prompt in TRIAL]
     new = NewTokens([prompt for prompt, _ in asked], Prefixes())
     found = []
-    for way in (Prefill().by_trie(model, asked, new, backend), padded(model, asked)):
+    for way in (Prefill().by_trie(model, asked, new, backend), prefill_padded(model, asked)):
         mask = torch.cat([way.mask, way.mask[:, -1:]], 1)
         token = torch.zeros_like(way.lengths)
         found.append(torch.stack([way.logits, next_logits(model, way.cache, token, mask, way.lengths)]).double())

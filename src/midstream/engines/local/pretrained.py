@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
-from midstream.engines.local.catalog import MODELS, fetched, place_of
+from midstream.engines.local.catalog import MODELS, find_fetched, place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -41,9 +41,9 @@ def load_model(
         place = _base_of(adapter)
     if place.endswith(".gguf"):
         # Imported where used: it takes half a second.
-        from midstream.engines.local.gguf import converted
+        from midstream.engines.local.gguf import convert
 
-        place = str(converted(Path(place)))
+        place = str(convert(Path(place)))
     try:
         if device == "cpu":
             _check_memory(place, dtype)
@@ -130,7 +130,7 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
     config = _adapter_config(adapter)
     base = str(config.get("base_model_name_or_path") or "")
     # The same model may lie elsewhere now, or have been fetched since.
-    names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(fetched(short)) == name)}
+    names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(find_fetched(short)) == name)}
     if base and Path(base).name not in names:
         raise _other_base(adapter, name, f"it was trained on {base!r}")
     from peft import PeftModel  # imported where used: it takes a second

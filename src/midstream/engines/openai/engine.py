@@ -1,35 +1,156 @@
 """An engine behind any OpenAI-compatible HTTP server: OpenAI, vLLM, SGLang, Ollama, llama.cpp, OpenRouter.
 
+    Request -> outgoing -> _retry(_attempt) -> _send -> a body or a stream -> checked_reply -> Call
+
 Every reply is checked before it is used, whether it came as a whole or in a stream. What a second attempt may fix (429,
 5xx, time-outs, resets, a body or stream that is cut off, is not JSON, holds no choice, no text, or an error under
 status 200) is tried again with growing pauses. What it cannot fix (a wrong key, model or address) is an `EngineError`
 at once, with its fix.
+
+The key is read from the environment for each request, sent as a header, and stored nowhere: errors quote a server's
+text without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import shutil
+import ssl
 import time
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
-from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, TransientError
-from midstream.core.http import retry
+import aiohttp
+from pydantic import JsonValue
+from yarl import URL
+
+from midstream.core.errors import (
+    DeadlineError,
+    EngineError,
+    PromptTooLongError,
+    RecipeError,
+    RefusedError,
+    TransientError,
+    UnsupportedError,
+)
+from midstream.core.http import Endpoint, redacted, retry, retry_after_s
 from midstream.core.protocols import Codec, Request, Weights
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
-from midstream.engines.openai import adapters as lora
-from midstream.engines.openai.exchange import Exchange, Outgoing, outgoing
-from midstream.engines.openai.models import ModelContext
-from midstream.engines.openai.prices import price_of
-from midstream.engines.openai.providers import refusal_advice
-from midstream.engines.openai.reply import Reply
-from midstream.engines.openai.settings import OpenAIConfig
+from midstream.core.version import __version__
+from midstream.engines.openai.providers import PROVIDERS, price_of
+from midstream.engines.openai.reply import (
+    LONGEST_BODY,
+    LONGEST_WORDS,
+    CheckedReply,
+    as_fields,
+    checked_reply,
+    decode_body,
+    may_pass,
+    no_token_ids,
+    reported_error,
+)
+from midstream.engines.openai.server import (
+    ADAPTERS_KEPT,
+    ModelContext,
+    load_adapter,
+    older_adapters,
+    unload_adapter,
+    write_adapter,
+)
+from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
+from midstream.engines.openai.stream import DONE, LONGEST_STREAM, EventParser, StreamedReply, event_object
 
 __all__ = ["OpenAICompatibleEngine", "OpenAIConfig"]
 
-_NO_REPLY = Reply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
+_T = TypeVar("_T")
+_NO_REPLY = CheckedReply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
+_LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
+_LONGEST_QUOTE = 300
+_STREAM_TIMEOUTS = 10  # times `timeout_s`, of a whole stream
+_LONGEST_ERROR = 1 << 20  # bytes that are read of an answer with another status than 200
+_SHORTEST_SECRET = 12  # a shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold
+# vLLM takes what a request leaves open from the model's generation_config.json: Qwen's, for example, sets top_k to 20.
+_WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
+_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"midstream/{__version__}",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutgoingRequest:
+    """A request as it is sent: `path` below base_url, and `sent`, all of the body but messages and prompt."""
+
+    path: str
+    body: bytes
+    sent: dict[str, JsonValue]
+
+
+def encode_request(
+    request: Request, config: OpenAIConfig, model: str, prompt_ids: Sequence[int] | None = None
+) -> OutgoingRequest:
+    """The body of a request: chat messages go to chat/completions, a text prompt or `prompt_ids` to completions.
+
+    `config.extra_body` overrides every field.
+    """
+    chat = prompt_ids is None and not request.prompt
+    sampling = request.sampling
+    limit = config.limit_field if chat else "max_tokens"
+    options = request.options
+    if options is None:
+        options = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens}
+    fields: dict[str, JsonValue] = {"model": model, **options}
+    fields.setdefault("seed", request.seed % 2**31)
+    if fields.pop("max_tokens", None):
+        fields[limit] = sampling.max_tokens
+    for name in PROVIDERS[config.provider].unsent:
+        if name not in (request.options or ()) and (name != "top_p" or sampling.top_p == 1):
+            fields.pop(name, None)
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if config.token_ids:
+        fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
+        if request.keep_stop and sampling.stop:  # else vLLM may write out a message's end token
+            fields["include_stop_str_in_output"] = True
+    if config.stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    sent = fields | config.extra_body
+    body = dict(sent)
+    if request.json_schema is not None and "response_format" not in body:
+        name = request.role or "reply"
+        schema: JsonValue = {"name": name, "schema": dict(request.json_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        sent["json_schema"] = name
+    if chat and request.tools and "tools" not in body:
+        body["tools"] = [dict(tool) for tool in request.tools]
+        sent["tools"] = len(request.tools)
+    if chat and "messages" not in body:
+        foreign = any(message.fields for message in request.messages)  # with its calls as fields already
+        as_text = foreign or not request.tools or config.text_calls
+        messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
+        body["messages"] = [*messages]
+    elif not chat:
+        body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
+    sent["base_url"] = config.base_url.rstrip("/")
+    return OutgoingRequest(
+        path="chat/completions" if chat else "completions", body=json.dumps(body).encode(), sent=sent
+    )
+
+
+@cache
+def endpoint_of(origin: URL) -> Endpoint:
+    """The connections to a scheme, host and port, which all engines there share."""
+    return Endpoint(origin)
 
 
 class OpenAICompatibleEngine:
@@ -46,9 +167,11 @@ class OpenAICompatibleEngine:
         self.codec: Codec | None = None
         self._model = config.model
         self._policy_version: int | None = None
-        self._exchange = Exchange(config, name)
         self._context = ModelContext(config, name)
-        self._adapters = lora.AdapterCalls(config, self._exchange.post)
+        self._base_url = config.base_url.rstrip("/")
+        self._endpoint = endpoint_of(URL(self._base_url, encoded=True).origin())
+        # Whether the server ever answered, ever with a reply, and ever with token ids.
+        self._reached = self._replied = self._exact = False
 
     async def sample(self, request: Request) -> Call:
         """Answer one request.
@@ -59,76 +182,267 @@ class OpenAICompatibleEngine:
             DeadlineError: `request.deadline_s` passed first; likewise.
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
-        asked = outgoing(request, self.config, self._model, ids)
-        version = self._policy_version  # read with the model's name: a later adapter is for later requests
+        out = encode_request(request, self.config, self._model, ids)
+        # Read with the model's name: a later adapter is for later requests.
+        version = self._policy_version
         failures: list[str] = []
         deadline_s = None if request.deadline_s is None else request.deadline_s - time.monotonic()
         error: EngineError | DeadlineError
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._context.check(request, ids)
-                reply = await self._valid_reply(asked, request, failures)
-            if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
-                raise self._changed_prompt(ids, reply.prompt_ids)
-            if request.keep_stop and self.codec is not None and reply.completion_ids:
-                reply = replace(reply, text=self.codec.decode(reply.completion_ids))  # the server cuts the last token
-            return self._call(request, asked, version, failures, reply)
-        except EngineError as failure:
-            error = failure
-            if failure.code == "request-refused" and self._context.exceeded(request, ids):
-                error = PromptTooLongError(failure.what, **refusal_advice(self.config, self._model, 400, too_long=True))
-        except TimeoutError:
-            error = DeadlineError(
-                f"{self.name} ({asked.sent['model']}) gave no answer before the deadline",
-                code="deadline",
-                fix="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
-            )
-        info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
-        error.calls = (self._call(request, asked, version, failures, _NO_REPLY, info),)
-        raise error
 
-    async def use_weights(self, weights: Weights) -> None:
-        """Sample from the newest weights: the server loads them as a LoRA adapter. Prompts are sent as token ids."""
-        self.codec = weights.codec  # ids in and out: nothing depends on the server's chat template
-        await lora.hand_over(self, weights.export, weights.directory, weights.version)
-
-    async def use_adapter(self, version: int, path: Path) -> None:
-        """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
-        self._model, self._policy_version = await self._adapters.load(path), version
-
-    async def drop_adapter(self, path: Path) -> None:
-        """Unload the adapter at `path` from the server, if it is loaded."""
-        await self._adapters.unload(path)
-
-    async def close(self) -> None:
-        """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
-        await self._exchange.close()
-
-    async def _valid_reply(self, asked: Outgoing, request: Request, failures: list[str]) -> Reply:
-        """The first valid reply; `failures` collects the reasons of the attempts before it."""
-
-        async def attempt() -> Reply:
+        async def attempt() -> CheckedReply:
             try:
-                return await self._exchange.reply(asked, request.emit)
+                return await self._attempt(out, request)
             except TransientError as failure:
                 failures.append(str(failure))
                 request.emit("retry", str(failure))
                 raise
 
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._context.check(request, ids)
+                reply = await self._retry(attempt, f"{self.name} at {self._base_url}", request)
+            if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
+                raise self._changed_prompt(ids, reply.prompt_ids)
+            if request.keep_stop and self.codec is not None and reply.completion_ids:
+                reply = replace(reply, text=self.codec.decode(reply.completion_ids))  # the server cuts the last token
+            return self._call(request, out, version, failures, reply)
+        except EngineError as failure:
+            error = failure
+            if failure.code == "request-refused" and self._context.is_exceeded(request, ids):
+                error = PromptTooLongError(failure.what, **refusal_advice(self.config, self._model, 400, too_long=True))
+        except TimeoutError:
+            error = DeadlineError(
+                f"{self.name} ({out.sent['model']}) gave no answer before the deadline",
+                code="deadline",
+                fix="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
+            )
+        info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
+        error.calls = (self._call(request, out, version, failures, _NO_REPLY, info),)
+        raise error
+
+    async def use_weights(self, weights: Weights) -> None:
+        """Sample from the newest weights: the server loads them as a LoRA adapter, and unloads older ones.
+
+        Prompts are then sent as token ids, so that nothing depends on the server's chat template.
+        """
+        self.codec = weights.codec
+        adapter = write_adapter(weights.export, weights.directory, weights.version)
+        await self.use_adapter(weights.version, adapter)
+        older = older_adapters(adapter)
+        for path in older:
+            await self.drop_adapter(path)
+        for path in older[: len(older) + 1 - ADAPTERS_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)  # a leftover does no harm
+
+    async def use_adapter(self, version: int, path: Path) -> None:
+        """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
+        self._model, self._policy_version = await load_adapter(path, self.config, self._post), version
+
+    async def drop_adapter(self, path: Path) -> None:
+        """Unload the adapter at `path` from the server, if it is loaded."""
+        await unload_adapter(path, self.config, self._post)
+
+    async def close(self) -> None:
+        """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
+        await self._endpoint.leave(self)
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    def _pause_s(self, failed: int, request: Request | None) -> float:
+        """Twice as long after each failure, half of it random: drawn from the request, so that a run repeats."""
+        pause_s = self.config.first_pause_s * 2 ** (failed - 1)
+        if request is None:
+            return pause_s
+        chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
+        return pause_s * chance
+
+    async def _retry(self, attempt: Callable[[], Awaitable[_T]], what: str, request: Request | None = None) -> _T:
+        """The result of the first attempt that succeeds. Raises `EngineError` after the last."""
         attempts = self.config.max_attempts
         try:
             return await retry(attempt, max_attempts=attempts, pause_s=lambda failed: self._pause_s(failed, request))
         except TransientError as failure:
             raise EngineError(
-                f"{self.name} at {asked.sent['base_url']} failed {attempts} times, last: {failure}",
+                f"{what} failed {attempts} times, last: {failure}",
                 code="endpoint-failed",
                 fix="look at the server's log; lower max_concurrency, or raise max_attempts or timeout_s",
             ) from failure
 
-    def _pause_s(self, failed: int, request: Request) -> float:
-        """Twice as long after each failure, half of it random: drawn from the request, so that a run repeats."""
-        chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
-        return self.config.first_pause_s * 2 ** (failed - 1) * chance
+    async def _post(self, path: str, body: Mapping[str, str]) -> tuple[int, str]:
+        """Post a JSON object, with retries; returns the status and text of the answer. Raises `EngineError`."""
+
+        async def attempt() -> tuple[int, str]:
+            session, _ = await self._endpoint.join(self, self.config.max_concurrency)
+            async with self._send(session, path, json.dumps(body).encode()) as (response, _):
+                answer = (await _read_body(response)).decode("utf-8", "replace")
+            text = redacted(answer[:LONGEST_WORDS], self.config.key())
+            # What vLLM's worker reports about the adapter itself is final, though its status is 500.
+            if may_pass(response.status) and "add_lora" not in text:
+                raise TransientError(f"{response.status}: {text[:_LONGEST_QUOTE]}")
+            return response.status, text
+
+        return await self._retry(attempt, f"{self._base_url}/{path}")
+
+    async def _attempt(self, out: OutgoingRequest, request: Request) -> CheckedReply:
+        """The checked reply, or `TransientError` or `EngineError`; a stream's text is emitted as it arrives."""
+        streamed, model = StreamedReply(), str(out.sent["model"])
+        data: dict[str, JsonValue] | None = None
+        session, slots = await self._endpoint.join(self, self.config.max_concurrency)
+        try:
+            # The time that a request waits for its slot does not count.
+            async with slots, self._send(session, out.path, out.body) as (response, clock):
+                if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
+                    await self._read_stream(response, streamed, model, request, clock)
+                else:
+                    body = await _read_body(response)
+                    data = decode_body(body)
+                    self._check(response.status, data, body, model, retry_after_s(response.headers))
+        except TransientError:
+            if not streamed.done:  # else the reply is whole, and only its connection is lost
+                raise
+        try:
+            reply = checked_reply(streamed.whole() if data is None else data, token_ids=self.config.token_ids)
+        except UnsupportedError as failure:
+            if not self._exact:
+                raise
+            raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
+        self._replied, self._exact = True, self.config.token_ids
+        self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
+        if data is not None and self.config.stream:  # this server does not stream: all text at once
+            request.emit("text", reply.text)
+        return reply
+
+    async def _read_stream(
+        self,
+        response: aiohttp.ClientResponse,
+        streamed: StreamedReply,
+        model: str,
+        request: Request,
+        clock: asyncio.Timeout,
+    ) -> None:
+        """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
+        received, held = 0, ""  # bytes; text that may be the beginning of the key, which no screen may show
+        parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self.config.timeout_s
+        latest = now() + _STREAM_TIMEOUTS * timeout_s
+
+        def take(event: str) -> None:
+            nonlocal held
+            if streamed.done:
+                return
+            if event == DONE:
+                streamed.done = True
+                clock.reschedule(now() + _LAST_BYTES_S)
+                return
+            if now() > latest:
+                raise TransientError(f"the stream did not end within {_STREAM_TIMEOUTS * timeout_s:g} s")
+            chunk = event_object(event)
+            self._check(200, chunk, event.encode(), model)
+            clock.reschedule(now() + timeout_s)
+            held += streamed.add(chunk)
+            shown = len(held) - self._refuse_key_in(held)
+            if shown:
+                request.emit("text", held[:shown])
+            held = held[shown:]
+
+        async for chunk in response.content.iter_any():
+            received += len(chunk)
+            if received > LONGEST_STREAM:
+                raise TransientError(f"the stream is longer than {LONGEST_STREAM >> 20} MB")
+            for event in parser.feed(chunk):
+                take(event)
+        for event in parser.end():
+            take(event)
+        if held:
+            request.emit("text", held)
+
+    @asynccontextmanager
+    async def _send(
+        self, session: aiohttp.ClientSession, path: str, body: bytes
+    ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """Send one request; its answer can be read in the block, which has `timeout_s` seconds.
+
+        Raises `TransientError` or `EngineError` for everything that breaks below the protocol, also in the block.
+        """
+        key = self.config.key()
+        if not (key.isascii() and key.isprintable()):
+            raise RecipeError(
+                f"the key in ${self.config.api_key_env} holds a character that no HTTP header can carry",
+                code="key-invalid",
+                fix=f"export {self.config.api_key_env}=<your key>",
+            )
+        headers = _HEADERS | self.config.key_header()
+        url = URL(self.config.request_url(path), encoded=True)  # sent as it is written
+        # A redirect could carry the key to another server.
+        sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
+        try:
+            async with asyncio.timeout(self.config.timeout_s) as clock, sent as response:
+                self._reached = True
+                yield response, clock
+        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
+            self._raise_broken(failure)
+        except TimeoutError as failure:
+            raise TransientError(f"no whole answer within {self.config.timeout_s:g} s") from failure
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _refuse_key_in(self, text: str) -> int:
+        """Raise `EngineError` if the server's text holds the key; returns how many of its last characters begin one."""
+        key = self.config.key()
+        if len(key) < _SHORTEST_SECRET:
+            return 0
+        if key in text:
+            raise EngineError(
+                f"{self.name} at {self._base_url} answered with the key in ${self.config.api_key_env}",
+                code="key-echoed",
+                fix="do not send this server a key, and make a new one",
+                retryable=False,
+            )
+        return max(size for size in range(min(len(text), len(key)) + 1) if key.startswith(text[len(text) - size :]))
+
+    def _check(
+        self,
+        status: int,
+        data: Mapping[str, JsonValue],
+        body: bytes | bytearray,
+        model: str,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Raise the error that an answer or an event reports, if it reports one."""
+        refusal = reported_error(status, data, body)
+        if refusal is None:
+            return
+        status, text = refusal.status, redacted(refusal.text, self.config.key())[:_LONGEST_QUOTE]
+        if may_pass(status) and not refusal.too_long:
+            raise TransientError(f"{status}: {text}", pause_s)
+        if self.config.token_ids and "return_token_ids" in refusal.text:
+            raise no_token_ids(f"it answered {status}: {text}")
+        advice = refusal_advice(self.config, model, status, too_long=refusal.too_long)
+        kind = PromptTooLongError if refusal.too_long else EngineError
+        # A 403 after replies is about this prompt: moderation, or a firewall that reads code as an attack.
+        if advice["code"] in REFUSES_ALL and not (status == 403 and self._replied):
+            kind = RefusedError
+        raise kind(f"{self.name} at {self._base_url} answered {status}: {text}", **advice, retryable=False)
+
+    def _raise_broken(self, failure: Exception) -> NoReturn:
+        """Raise the error of a broken connection: final if the server was never reached, else worth another attempt."""
+        if not isinstance(failure, _NO_CONNECTION):
+            reason = f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS]
+            raise TransientError(redacted(reason, self.config.key())[:_LONGEST_QUOTE]) from None
+        causes: list[BaseException] = [failure]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        if "Too many open files" in str(failure) and any(isinstance(cause, OSError) for cause in causes):
+            what, code = f"{self.name}: {failure}", "too-many-open-files"
+            fix = "ulimit -n 4096, or lower max_concurrency"
+        elif self._reached:  # it may be a server that restarts
+            raise TransientError(f"no connection ({failure})") from failure
+        elif any(isinstance(cause, ssl.SSLError) for cause in causes):
+            what, code = f"{self.name}: no TLS with {self._base_url} ({failure})", "certificate-untrusted"
+            fix = 'export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."'
+        else:
+            what, code = f"{self.name}: nothing answers at {self._base_url} ({failure})", "endpoint-unreachable"
+            fix = start_advice(self.config)
+        raise EngineError(what, code=code, fix=fix) from failure
 
     def _changed_prompt(self, sent: tuple[int, ...], read: tuple[int, ...]) -> EngineError:
         same = next((i for i, pair in enumerate(zip(sent, read, strict=False)) if pair[0] != pair[1]), len(read))
@@ -142,10 +456,10 @@ class OpenAICompatibleEngine:
     def _call(
         self,
         request: Request,
-        asked: Outgoing,
+        out: OutgoingRequest,
         version: int | None,
         failures: list[str],
-        reply: Reply,
+        reply: CheckedReply,
         error: ErrorInfo | None = None,
     ) -> Call:
         usage = Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
@@ -160,7 +474,21 @@ class OpenAICompatibleEngine:
             policy_version=version,
             finish_reason=reply.finish_reason,
             usage=usage.model_copy(update={"cost_usd": cost / 1e6}) if cost else usage,
-            sent=asked.sent,
+            sent=out.sent,
             failures=tuple(failures),
             error=error,
         )
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> bytearray:
+    """The body, up to the longest valid reply, and the beginning of an error's."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise TransientError("the answer is compressed, which was not requested")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if response.status != 200 and len(body) > _LONGEST_ERROR:
+            break
+        if len(body) > LONGEST_BODY:
+            raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
+    return body

@@ -1,4 +1,4 @@
-"""Model servers by name: default address, names of their settings, and the command that starts each.
+"""Model servers by name: default address, names of their settings, the command that starts each, and prices.
 
 A recipe names the provider; nothing is inferred from a model's name. Sources: each project's own documentation of its
 OpenAI-compatible server. A server that runs locally receives no key unless `api_key_env` is set.
@@ -8,6 +8,9 @@ Where a hosted provider differs from OpenAI:
     anthropic   ignores `seed`; newer models refuse `top_p` next to `temperature`
     azure       the key in the header `api-key`; the model is a deployment, in the path, and the query has the version
     gemini      refuses `seed`; lists its models as "models/NAME"
+
+Prices are in midstream's list, `prices.toml`, and in a list of the user's that goes before it. A dated model
+("gpt-4o-2024-08-06") has a row of its own.
 """
 
 from __future__ import annotations
@@ -15,17 +18,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote, urlsplit
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from midstream.engines.openai.settings import OpenAIConfig
+from pydantic import NonNegativeFloat
+
+from midstream.components.component import ComponentConfig
+from midstream.components.tables import validate
+from midstream.core.data import Settings
+from midstream.core.errors import name_place
+from midstream.core.text_file import read_toml
 
 ProviderName = Literal[
     "openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter", "anthropic", "azure", "dashscope", "deepseek",
     "gemini", "together", "xai", "transformers",
 ]  # fmt: skip
 OPENAI_HOST = "api.openai.com"
+PRICES_VARIABLE = "MIDSTREAM_PRICES"
+OUR_PRICES = Path(__file__).with_name("prices.toml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +111,6 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
 }
 SERVED = ("vllm", "sglang", "llama_cpp", "transformers")  # those that a run can start for itself
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")  # codes of `refusal_advice`
 _ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
 
 
@@ -115,78 +127,60 @@ def default_base_url(name: ProviderName) -> str:
     return os.environ.get(_ADDRESSES.get(name, "")) or PROVIDERS[name].base_url
 
 
-def is_own(config: OpenAIConfig) -> bool:
-    """Whether the server is the provider's own, which a hosted provider's key is for."""
-    return urlsplit(PROVIDERS[config.provider].base_url).hostname in (None, urlsplit(config.base_url).hostname)
+class ProviderPrices(Settings):
+    """The table of a provider in a list: the day and the page on which its prices were read, and the prices."""
+
+    as_of: date
+    source: str
+    models: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]]
 
 
-def key_of(config: OpenAIConfig) -> str:
-    """The key in the environment variable that the settings name; "" without one."""
-    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
+class PriceList(Settings):
+    """A list: the file's tables."""
+
+    providers: dict[ProviderName, ProviderPrices]
 
 
-def key_header(config: OpenAIConfig, key: str) -> dict[str, str]:
-    """The header with the key; none without a key."""
-    named = PROVIDERS[config.provider].key_header
-    return {named or "Authorization": key if named else f"Bearer {key}"} if key else {}
+class ListedPrice(Settings):
+    """The price of `model` ("provider/name") in a list, as a run records it; `origin` names the list for people."""
+
+    model: str
+    prompt_usd: NonNegativeFloat
+    completion_usd: NonNegativeFloat
+    origin: str
 
 
-def request_url(config: OpenAIConfig, path: str) -> str:
-    """The address of `path`; with an `api_version`, below the model's deployment."""
-    base_url = config.base_url.rstrip("/")
-    if not config.api_version:
-        return f"{base_url}/{path}"
-    deployment, version = quote(config.model, safe=""), quote(config.api_version, safe="")
-    return f"{base_url}/openai/deployments/{deployment}/{path}?api-version={version}"
+def find_price(provider: ProviderName, model: str) -> ListedPrice | None:
+    """Find the price of a provider's model in the user's list, then in midstream's; None if it is in neither."""
+    named = os.environ.get(PRICES_VARIABLE)
+    for path in (Path(named).expanduser().absolute(), OUR_PRICES) if named else (OUR_PRICES,):
+        table = price_list(path).get(provider)
+        if table is not None and (price := table.models.get(model)) is not None:
+            ours = path == OUR_PRICES
+            origin = f"midstream's prices of {table.as_of}" if ours else f"prices of {table.as_of} in {path}"
+            return ListedPrice(model=f"{provider}/{model}", prompt_usd=price[0], completion_usd=price[1], origin=origin)
+    return None
 
 
-def limit_field(config: OpenAIConfig) -> str:
-    """The field of a chat request that bounds the completion.
-
-    OpenAI's newer models refuse `max_tokens`. Other servers at an address given to `openai` mostly know nothing else.
-    """
-    elsewhere = config.provider == "openai" and urlsplit(config.base_url).hostname != OPENAI_HOST
-    return "max_tokens" if elsewhere else PROVIDERS[config.provider].limit
+@cache
+def price_list(path: Path) -> Mapping[ProviderName, ProviderPrices]:
+    """The tables of a list by provider; a file is read once. Raises `RecipeError`."""
+    with name_place(PRICES_VARIABLE):
+        return validate(PriceList, {"providers": read_toml(path)}, "", of=f"price list {path}").providers
 
 
-def start_advice(config: OpenAIConfig) -> str:
-    """The fix where no server answers."""
-    url, provider = urlsplit(config.base_url), PROVIDERS[config.provider]
-    if provider.start:
-        return provider.start.format(model=config.model, port=url.port or 80)
-    if is_own(config):
-        return "check the network, or set base_url to a server of your own"
-    # A hosted provider's name with another address: the port says which local server it probably is.
-    local = [known for known in PROVIDERS.values() if known.start]
-    likely = next((known for known in local if urlsplit(known.base_url).port == url.port), PROVIDERS["vllm"])
-    start = likely.start.partition("   #")[0].format(model=config.model, port=url.port or 80)
-    return f"start the server there, e.g. {start}, or correct base_url"
+def price_of(config: ComponentConfig) -> tuple[float, float]:
+    """Dollars per million prompt and completion tokens of any engine; 0 where none is known."""
+    listed: ListedPrice | None = getattr(config, "listed_price", None)
+    if listed is not None:
+        return listed.prompt_usd, listed.completion_usd
+    return getattr(config, "price_prompt_usd", None) or 0.0, getattr(config, "price_completion_usd", None) or 0.0
 
 
-def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: bool) -> dict[str, Any]:
-    """Code, cause and fix of an answer that another attempt does not change, as arguments of an error.
-
-    `model` is the requested one, which may be an adapter.
-    """
-    longer, api_key_env = PROVIDERS[config.provider].longer.format(model=model), config.api_key_env
-    if too_long:
-        code, cause = "prompt-too-long", "a long run's memory, or max_tokens, exceeds the context of the served model"
-        fix = f"lower max_turns or sampling.max_tokens, or {longer or 'name a model with a longer context'}"
-    elif status in (401, 403) and not api_key_env:
-        code, cause = "missing-key", f"provider {config.provider!r} receives no key unless api_key_env is set"
-        fix = "set api_key_env to the environment variable that holds the server's key"
-    elif status in (401, 403):
-        code, cause = "key-refused", f"the key in ${api_key_env} is missing, wrong, or not allowed to use {model}"
-        fix = f"export {api_key_env}=<your key>"
-    elif status == 402:
-        code, cause, fix = "quota-spent", "the account's quota is spent", "add credit, or set another base_url"
-    elif status == 404 or status < 400:
-        code = "model-not-found"
-        cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
-        fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url"
-        if config.api_version:
-            fix = "correct model (the deployment's name), base_url (https://RESOURCE.openai.azure.com) or api_version"
-    else:
-        code, cause = "request-refused", "the server rejects a setting, or the prompt is longer than its context"
-        fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
-    return {"code": code, "cause": cause, "fix": fix}
+def prices_used(resolved: Mapping[str, Any]) -> str:
+    """The listed prices of a resolved recipe's engines, and where they are from, on one line; "" for none."""
+    words = "{name} ${prompt_usd:g} + ${completion_usd:g} a million tokens ({origin})"
+    tables = resolved.get("engines", {}).items()
+    return "; ".join(
+        words.format(name=name, **table["listed_price"]) for name, table in tables if "listed_price" in table
+    )

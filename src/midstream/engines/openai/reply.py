@@ -1,15 +1,28 @@
-"""What an OpenAI-compatible server sent back, checked: a usable reply, or the reason why it is not one."""
+"""What an OpenAI-compatible server sent back, checked: a usable reply, or the reason why it is not one.
+
+A chat model's native function calls are fields of a message on the server, and text in midstream's stream:
+
+    {"content": "I add.", "tool_calls": [{"function": {"name": "add", "arguments": "{\\"a\\": 1}"}}]}
+    I add.
+    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
+
+Calls from a server become text, and return as fields in the next request. A call that a model got wrong is text in both
+directions: a server refuses a conversation with an invalid call in it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeGuard
 
 from midstream.core.errors import TransientError, UnsupportedError
-from midstream.engines.openai.tool_calls import with_calls
+from midstream.core.tool_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
+from midstream.core.trajectory import Message
 
 # vLLM, SGLang, llama.cpp, Ollama, OpenRouter, Mistral and DeepSeek; vLLM and xAI; Anthropic; Gemini; TGI; DashScope.
 _TOO_LONG = re.compile(
@@ -19,6 +32,7 @@ _TOO_LONG = re.compile(
 )
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names of functions that OpenAI accepts
 LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
 
@@ -29,7 +43,7 @@ def may_pass(status: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class CheckedReply:
     """The first choice of a completion; ids and logprobs are empty unless they were requested."""
 
     text: str
@@ -50,7 +64,7 @@ class Refusal:
     too_long: bool = False
 
 
-def decoded(body: bytes | bytearray) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """The body as an object; {} for any other body."""
     try:
         data = json.loads(body)
@@ -78,7 +92,7 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes | bytearray
     return Refusal(status=status, text=text, too_long=too_long)
 
 
-def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
+def checked_reply(data: dict[str, Any], *, token_ids: bool) -> CheckedReply:
     """The first choice of a body that came with status 200.
 
     Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
@@ -105,7 +119,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     exact = _token_fields(data, choice) if token_ids else {}
     if text and token_ids and not exact["completion_ids"]:
         raise TransientError("the answer holds text, and no token ids for it")
-    return Reply(
+    return CheckedReply(
         text=_valid_unicode(text),
         finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -167,3 +181,75 @@ def _is_logprob(value: object) -> bool:
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+
+
+def with_calls(content: Any, calls: object) -> Any:
+    """A message's content, followed by its `tool_calls` as text, if it has any.
+
+    Arguments that are not a JSON object stand in a call's text as a string. Malformed calls raise `TransientError`.
+    """
+    if not calls:
+        return content
+    if not isinstance(calls, list) or not isinstance(content, str | None):
+        raise TransientError("the answer's tool calls are not a list, or its content is not text")
+    texts = [content] if content else []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise TransientError("the answer holds a tool call without a function's name")
+        # Nearly all servers send arguments as the text of an object, "" for no arguments.
+        arguments = function.get("arguments")
+        if arguments is None or arguments == "":
+            arguments = {}
+        elif isinstance(arguments, str) and isinstance(value := parsed(arguments), dict):
+            arguments = value
+        text = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+        # JSON's escapes keep marks inside of arguments from ending the block.
+        text = text.replace(CLOSE, r"<\/tool_call>").replace(OPEN, r"\u003ctool_call>")
+        texts.append(f"{OPEN}{text}{CLOSE}")
+    return "\n".join(texts)
+
+
+def as_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a server with native calls expects them: calls with ids, followed by their results in order.
+
+    The result of an invalid call comes from the user, after the others.
+    """
+    fields: list[dict[str, Any]] = []
+    numbers, rest = count(1), deque(messages)
+    while rest:
+        message, results = rest.popleft(), deque[str]()
+        while message.role == "assistant" and rest and rest[0].role == "tool":
+            results.append(rest.popleft().content)
+        if results:
+            fields += _with_results(message.content, results, numbers)
+        else:  # no server accepts a tool's message without its call
+            fields.append({"role": "user" if message.role == "tool" else message.role, "content": message.content})
+    return fields
+
+
+def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[dict[str, Any]]:
+    """An assistant's message, and the results of its calls."""
+    calls: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    others: list[str] = []
+
+    def take(block: re.Match[str]) -> str:
+        """Assign the next results to a block's calls; returns what the text keeps of the block."""
+        functions, expected = functions_in(parsed(block[1]))
+        named = all(_NAME.fullmatch(function["name"]) for function in functions)
+        own = [results.popleft() for _ in range(min(expected, len(results)))]
+        if not functions or not named or len(own) < expected:
+            others.extend(own)
+            return block[0]
+        for function, result in zip(functions, own, strict=True):
+            name = f"call{next(numbers):05d}"  # Mistral requires nine letters and digits
+            calls.append({"id": name, "type": "function", "function": function})
+            answers.append({"role": "tool", "tool_call_id": name, "content": result})
+        return ""
+
+    kept = replace_blocks(reply, take)
+    message: dict[str, Any] = {"role": "assistant", "content": reply}
+    if calls:
+        message |= {"content": kept.strip() or None, "tool_calls": calls}
+    return [message, *answers, *({"role": "user", "content": result} for result in (*others, *results))]

@@ -1,23 +1,45 @@
-"""Settings of the OpenAI-compatible engine, in a file without the engine: recipes are checked without loading it."""
+"""Settings of the OpenAI-compatible engine, what follows from them for a request, and the advice in its errors.
+
+Recipes are checked with this file, without loading the engine.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import ComponentConfig, Context, EngineConfig
+from midstream.components.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.secrets import without_secrets
-from midstream.engines.openai.prices import ListedPrice, has_listed_price, listed_price
-from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url, is_own
+from midstream.engines.openai.providers import (
+    LOOPBACK,
+    OPENAI_HOST,
+    PROVIDERS,
+    SERVED,
+    ListedPrice,
+    ProviderName,
+    default_base_url,
+    find_price,
+)
 
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
+
+REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")  # codes of `refusal_advice`
+
+
+class Advice(TypedDict):
+    """Arguments of an error: its code, cause and fix."""
+
+    code: str
+    cause: str
+    fix: str
 
 
 class OpenAIConfig(EngineConfig):
@@ -134,10 +156,19 @@ class OpenAIConfig(EngineConfig):
         # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
-        elif price is None or price.model != f"{self.provider}/{self.model}" or not has_listed_price(self):
-            price = listed_price(self)  # a recorded one stays until the model or its address is changed
+        elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
+            price = None  # nobody knows who bills there; on loopback it is a proxy in front of the provider
+        elif price is None or price.model != f"{self.provider}/{self.model}":
+            price = find_price(self.provider, self.model)  # a recorded one stays until the model is changed
         object.__setattr__(self, "listed_price", price)
         return self
+
+    @property
+    def priced(self) -> bool:
+        """A server on this machine, or one that wants no key, costs nothing."""
+        free = not self.api_key_env or urlsplit(self.base_url).hostname in LOOPBACK
+        listed = self.listed_price is not None
+        return free or listed or bool(self.price_prompt_usd or self.price_completion_usd)
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""
@@ -145,9 +176,83 @@ class OpenAIConfig(EngineConfig):
 
         return OpenAICompatibleEngine(self, context.name)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the server is the provider's own, which a hosted provider's key is for."""
+        return urlsplit(PROVIDERS[self.provider].base_url).hostname in (None, urlsplit(self.base_url).hostname)
+
+    def key(self) -> str:
+        """Read the key from the environment variable that the settings name; "" without one."""
+        return os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
+
+    def key_header(self) -> dict[str, str]:
+        """The header with the key; none without a key."""
+        key, header = self.key(), PROVIDERS[self.provider].key_header
+        return {header or "Authorization": key if header else f"Bearer {key}"} if key else {}
+
+    def request_url(self, path: str) -> str:
+        """The address of `path`; with an `api_version`, below the model's deployment."""
+        base_url = self.base_url.rstrip("/")
+        if not self.api_version:
+            return f"{base_url}/{path}"
+        deployment, version = quote(self.model, safe=""), quote(self.api_version, safe="")
+        return f"{base_url}/openai/deployments/{deployment}/{path}?api-version={version}"
+
+    @property
+    def limit_field(self) -> str:
+        """The field of a chat request that bounds the completion.
+
+        OpenAI's newer models refuse `max_tokens`. Other servers at an address given to `openai` mostly know only that.
+        """
+        elsewhere = self.provider == "openai" and urlsplit(self.base_url).hostname != OPENAI_HOST
+        return "max_tokens" if elsewhere else PROVIDERS[self.provider].limit
+
 
 def wanted_key(config: ComponentConfig) -> str:
     """The variable with the key that a hosted provider's own server wants; "" for other engines and addresses."""
-    if isinstance(config, OpenAIConfig) and is_own(config) and urlsplit(config.base_url).hostname not in LOOPBACK:
+    if isinstance(config, OpenAIConfig) and config.is_own and urlsplit(config.base_url).hostname not in LOOPBACK:
         return config.api_key_env
     return ""
+
+
+def start_advice(config: OpenAIConfig) -> str:
+    """The fix of an error where no server answers."""
+    url, provider = urlsplit(config.base_url), PROVIDERS[config.provider]
+    if provider.start:
+        return provider.start.format(model=config.model, port=url.port or 80)
+    if config.is_own:
+        return "check the network, or set base_url to a server of your own"
+    # A hosted provider's name with another address: the port says which local server it probably is.
+    local = [known for known in PROVIDERS.values() if known.start]
+    likely = next((known for known in local if urlsplit(known.base_url).port == url.port), PROVIDERS["vllm"])
+    start = likely.start.partition("   #")[0].format(model=config.model, port=url.port or 80)
+    return f"start the server there, e.g. {start}, or correct base_url"
+
+
+def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: bool) -> Advice:
+    """Code, cause and fix of an answer that another attempt does not change, as arguments of an error.
+
+    `model` is the requested one, which may be an adapter.
+    """
+    longer, api_key_env = PROVIDERS[config.provider].longer.format(model=model), config.api_key_env
+    if too_long:
+        code, cause = "prompt-too-long", "a long run's memory, or max_tokens, exceeds the context of the served model"
+        fix = f"lower max_turns or sampling.max_tokens, or {longer or 'name a model with a longer context'}"
+    elif status in (401, 403) and not api_key_env:
+        code, cause = "missing-key", f"provider {config.provider!r} receives no key unless api_key_env is set"
+        fix = "set api_key_env to the environment variable that holds the server's key"
+    elif status in (401, 403):
+        code, cause = "key-refused", f"the key in ${api_key_env} is missing, wrong, or not allowed to use {model}"
+        fix = f"export {api_key_env}=<your key>"
+    elif status == 402:
+        code, cause, fix = "quota-spent", "the account's quota is spent", "add credit, or set another base_url"
+    elif status == 404 or status < 400:
+        code = "model-not-found"
+        cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
+        fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url"
+        if config.api_version:
+            fix = "correct model (the deployment's name), base_url (https://RESOURCE.openai.azure.com) or api_version"
+    else:
+        code, cause = "request-refused", "the server rejects a setting, or the prompt is longer than its context"
+        fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
+    return {"code": code, "cause": cause, "fix": fix}

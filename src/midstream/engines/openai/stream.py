@@ -5,10 +5,10 @@
     data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
     data: [DONE]
 
-The format of events is the HTML standard's (section 9.2), read leniently: some servers leave the last event unfinished,
-or name a field `error`. Chunks are OpenAI's, with vLLM's token ids. A stream counts only with a finish reason and
-[DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): one that ends earlier was cut off,
-however complete its text looks.
+The format of events is the HTML standard's (section 9.2), without line ends of a carriage return only, and read
+leniently: some servers leave the last event unfinished, or name a field `error`. Chunks are OpenAI's, with vLLM's token
+ids. A stream counts only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends
+no [DONE]): one that ends earlier was cut off, however complete its text looks.
 
 Nothing here grows without a bound: neither a line, nor an event of many lines, nor what is kept of a reply.
 """
@@ -16,20 +16,19 @@ Nothing here grows without a bound: neither a line, nor an event of many lines, 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.core.errors import TransientError
 from midstream.engines.openai.reply import listed_logprobs
-from midstream.engines.openai.tool_calls import StreamedCalls
 
 DONE = "[DONE]"
 LONGEST_STREAM = 64 << 20  # bytes, most of which are the events' own: 400 for a token with its id and log-probability
 _LONGEST_EVENT = 4 << 20  # bytes; the ids of a long prompt come in one event
 _LONGEST_REPLY = 16 << 20  # bytes of what is kept
 _NUMBER_SIZE = 40  # bytes of an id or a log-probability in a list
-_LINE_END = re.compile(rb"\r\n|\r|\n")
+_CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that distinguish two calls
 
 
 class EventParser:
@@ -38,22 +37,17 @@ class EventParser:
     def __init__(self) -> None:
         self._line = bytearray()  # the beginning of a line, whose end has not arrived
         self._data: bytearray | None = None
-        self._after_return = False
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """The events that this piece completes. Raises `TransientError` if an event is longer than any can be."""
-        if self._after_return and chunk.startswith(b"\n"):
-            chunk, self._after_return = chunk[1:], False  # the second half of a line end
-        if not chunk:
-            return
-        self._after_return = chunk.endswith(b"\r")
-        *lines, rest = _LINE_END.split(chunk)
+        *lines, rest = chunk.split(b"\n")
         if lines and self._line:
             lines[0] = bytes(self._line) + lines[0]
             self._line.clear()
         self._line += rest
         for line in lines:
-            field, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
+            line = line.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\r")
+            field, _, value = line.partition(b":")
             if field in (b"data", b"error"):  # older servers of llama.cpp name the field of an error so
                 if self._data is None:
                     self._data = bytearray()
@@ -130,6 +124,50 @@ class StreamedReply:
             message = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
             choice["message"] = message | {"tool_calls": self._calls.whole()}
         return self._body | {"choices": [choice]}
+
+
+@dataclass(slots=True)
+class _StreamedCall:
+    identifier: str
+    name: str = ""
+    arguments: bytearray = field(default_factory=bytearray)
+
+
+class StreamedCalls:
+    """The calls of a message that arrives in pieces; `size` is about how many bytes they take."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._calls: list[_StreamedCall] = []
+        self._latest: dict[str, _StreamedCall] = {}  # by index
+
+    def add(self, deltas: object) -> None:
+        """Add a delta's `tool_calls`: names arrive whole, arguments in pieces. Raises `TransientError` if malformed."""
+        for delta in deltas if isinstance(deltas, list) else [deltas] * bool(deltas):
+            if not isinstance(delta, dict) or not isinstance(delta.get("function"), dict):
+                raise TransientError("the answer holds a tool call without a function's name")
+            # A delta continues the call of its index, unless it starts a new one: some servers send whole calls, each
+            # without an index or all with 0.
+            index, identifier = (str(delta.get(key))[:_LONGEST_ID] for key in ("index", "id"))
+            name, arguments = delta["function"].get("name"), delta["function"].get("arguments") or ""
+            call = self._latest.get(index)
+            if call is None or (name and identifier != call.identifier):
+                call = self._latest[index] = _StreamedCall(identifier)
+                self._calls.append(call)
+                self.size += _CALL_SIZE
+            if not call.name and isinstance(name, str):
+                call.name = name
+                self.size += len(name)
+            text = arguments if isinstance(arguments, str) else "" if call.arguments else json.dumps(arguments)
+            call.arguments += text.encode("utf-8", "surrogatepass")
+            self.size += len(text)
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The calls as a server sends them that does not stream."""
+        return [
+            {"function": {"name": call.name or None, "arguments": call.arguments.decode("utf-8", "surrogatepass")}}
+            for call in self._calls
+        ]
 
 
 def event_object(event: str) -> dict[str, Any]:

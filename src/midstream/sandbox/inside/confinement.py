@@ -7,7 +7,7 @@ import os
 
 from . import landlock
 from .kernel import control, drop_capabilities
-from .seccomp import Filter
+from .seccomp import SeccompFilter
 
 SET_PDEATHSIG, SET_DUMPABLE, SET_NO_NEW_PRIVS = 1, 4, 38  # of prctl
 SIGKILL = 9
@@ -27,7 +27,7 @@ class Confinement:
         if self.landlock < least:
             raise OSError(f"the kernel has Landlock version {self.landlock}, and {least} is needed")
         self._readable, self._rules = [*readable, *DEVICES], None
-        self._filter = Filter()
+        self._filter = SeccompFilter()
         self.calls = self._filter.calls
 
     def allow(self, scratch: str) -> None:

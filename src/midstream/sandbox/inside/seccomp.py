@@ -1,7 +1,7 @@
 """seccomp: a program that the kernel runs before each system call, and that allows or refuses it (classic BPF).
 
 `assemble` builds it once: one binary search over the call's number, then a check of arguments where there is one. The
-kernel runs it for every known call when it is installed, so it has to be short. `Filter.install` puts in the
+kernel runs it for every known call when it is installed, so it has to be short. `SeccompFilter.install` puts in the
 process's own id, and installs it.
 
 Refused calls fail with EPERM, those that are new (`syscalls.NEW_CALLS`) with ENOSYS, as on a kernel without them;
@@ -24,7 +24,7 @@ KILL = 0x80000000
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 NUMBER, ARCH, ARGUMENTS = 0, 4, 16  # offsets in what the kernel hands the program
-OWN_ID = -1  # stands for the process id, until `Filter.install`
+OWN_ID = -1  # stands for the process id, until `SeccompFilter.install`
 
 CLONE_THREAD = 0x10000
 CLONE_NAMESPACES = 0x7E020080
@@ -125,7 +125,7 @@ def encode(program: list[Step], own_id: int) -> bytes:
     return code
 
 
-class Filter:
+class SeccompFilter:
     """The program, ready for any number of processes. `calls` is how many calls it lets through, checked ones too."""
 
     def __init__(self) -> None:

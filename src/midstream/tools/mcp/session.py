@@ -2,7 +2,7 @@
 
 Tools are created without an event loop and used from one loop after another, while a session belongs to the loop in
 which it was opened. So each server has a thread: calls reach it from any loop, and cancelling a call there cancels it
-here. The call after a broken connection opens a new one, after a pause that grows while calls fail.
+here. The call after a broken connection opens a new one.
 
 Only this thread uses the SDK. `stop` ends it and the server; it also runs when the interpreter ends.
 """
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import mcp_types as types
@@ -22,16 +23,15 @@ from mcp import Client, MCPError
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.data import problems_of
-from midstream.core.errors import MidstreamError, ToolServerError
+from midstream.core.errors import ToolServerError
+from midstream.core.protocols import ToolResult
 from midstream.core.version import __version__
-from midstream.tools.mcp.tools import McpConfig, Refused
-from midstream.tools.mcp.transports import TOO_LONG, Link
+from midstream.tools.mcp.tools import MAX_ERROR, McpConfig, Refused, clean, hider
+from midstream.tools.mcp.transports import SESSION_LOST, TOO_LONG, ServerOutput, open_address, open_process
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # before connecting again, by the number of failures in a row
-ERROR_CHARACTERS = 300  # of a server's error message
-STOP_S = 8.0  # for a thread to end
-MAX_LISTED = 20_000  # tools of a server; an endless list of empty pages reaches the time limit
+PAUSE_S = 1.0  # before connecting again
+STOP_S = 10.0  # for a server and its thread to end
 
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -40,46 +40,35 @@ _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAda
 _NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Connection:
-    """A connected client, its link, the server's tools, and the task that holds the connection open."""
+    """A connected client, the server's tools, and the task that holds the connection open until `closing`."""
 
     client: Client
-    link: Link
-    listed: list[types.Tool]
-    task: asyncio.Task[None]
+    tools: list[types.Tool]
+    closing: asyncio.Event
+    holder: asyncio.Task[None]
+    session_lost: bool = False
+
+    async def close(self) -> None:
+        """Close the connection, and end a server that was started here."""
+        self.closing.set()
+        await asyncio.wait([self.holder], timeout=STOP_S)
 
 
 class Server:
-    """One MCP server.
+    """One MCP server: `name` is the recipe's table, for errors, and `secrets` the variables that the server gets."""
 
-    `name` is the recipe's table, for errors; `make_link` creates a new link to the server; `clean` removes keys and
-    control characters from its text.
-    """
-
-    def __init__(
-        self, name: str, config: McpConfig, make_link: Callable[[], Link], clean: Callable[[str], str]
-    ) -> None:
-        self._name, self._make_link, self._clean = name, make_link, clean
-        self._connect_timeout_s, self._timeout_s = config.connect_timeout_s, config.timeout_s
+    def __init__(self, name: str, config: McpConfig, secrets: Mapping[str, str]) -> None:
+        self._name, self._config, self._secrets = name, config, secrets
+        self.hide = hider(secrets.values())
         # Of a whole call: connecting again, the call, the request that checks the server, and ending it.
-        self.longest_call_s = max(PAUSES_S) + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
-        self._connection: _Connection | None = None
-        self._attempt: asyncio.Task[_Connection] | None = None
-        self._link: Link | None = None
-        self._failures = 0
+        self.longest_call_s = PAUSE_S + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
+        self._output = ServerOutput()
+        self._connecting: asyncio.Task[_Connection] | None = None
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-
-        async def serve() -> None:
-            await self._stopping.wait()
-            await self._leave()
-
-        def run() -> None:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(serve())
-
-        self._thread = threading.Thread(target=run, name=f"mcp {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"mcp {name}", daemon=True)
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
@@ -90,215 +79,215 @@ class Server:
             RecipeError: its command cannot be started.
             ToolServerError: it does not answer as the protocol prescribes.
         """
-        for logger in ("mcp", "client"):  # the SDK's: they would print what a server sends
-            logging.getLogger(logger).addHandler(logging.NullHandler())
+        for name in ("mcp.client", "client"):  # the SDK's: they would print what a server sends
+            logging.getLogger(name).propagate = False
         self._thread.start()
         atexit.register(self.stop)
-        connected = asyncio.run_coroutine_threadsafe(self._connected(), self._loop)
         try:
-            return connected.result(2 * (self._connect_timeout_s + STOP_S)).listed
-        except BaseException as failure:
+            return asyncio.run_coroutine_threadsafe(self._connected(), self._loop).result().tools
+        except BaseException:
             self.stop()
-            if isinstance(failure, TimeoutError):  # the thread itself hangs
-                raise self._unusable("connecting to it never ends") from failure
             raise
 
-    async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
-        """Call a tool of the server, from any event loop.
+    async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Call a tool of the server, from any event loop, with its result as text. `stop` cancels the call.
 
         Raises:
             Refused: it refuses the arguments, requests input, takes too long, or its reply is too long.
             ToolServerError: it is gone, hangs, or answers with something that is not a result.
         """
-        closed = ToolServerError(
-            f"MCP server {self._name!r} is closed",
-            code="mcp-server-closed",
-            fix="close tools after the last rollout has ended",
-        )
         if self._stopping.is_set():
-            raise closed
-        future = asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError as failure:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise closed from failure  # by `stop`, during this call
+            raise ToolServerError(
+                f"MCP server {self._name!r} is closed",
+                code="mcp-server-closed",
+                fix="close tools after the last rollout has ended",
+            )
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop))
 
     def stop(self) -> None:
         """End the session, the server and the thread; calling it again does nothing."""
         atexit.unregister(self.stop)
-        if not self._thread.is_alive():
-            return
-        with suppress(RuntimeError):  # the loop has just ended
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(STOP_S)
-        if self._thread.is_alive() and self._link is not None:
-            self._link.kill()
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_S)
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
-    async def _leave(self) -> None:
-        """Close the connection, if there is one, and wait for its end."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.link.end()
-            await asyncio.wait([connection.task])
+    def _run(self) -> None:
+        async def serve() -> None:
+            await self._stopping.wait()
+            if self._connecting is not None and self._connecting.done() and not self._connecting.exception():
+                await self._connecting.result().close()
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(serve())
 
     async def _connected(self) -> _Connection:
         """The connection, opened again if it broke; concurrent callers wait for the same attempt."""
-        connection = self._connection
-        if connection is not None and not connection.link.ended.is_set():
-            return connection
-        if connection is not None and connection.link.flooded:  # between calls: an error once, then a new connection
-            await self._leave()
-            raise self._broke(connection, "ended")
-        if self._attempt is None:
+        task = self._connecting
+        if task is None or (task.done() and (task.exception() or task.result().closing.is_set())):
+            task = self._connecting = asyncio.create_task(self._connect(0.0 if task is None else PAUSE_S))
+        return await asyncio.shield(task)
 
-            async def connect() -> _Connection:
-                await self._leave()
-                await asyncio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)])
-                self._failures += 1  # until a call succeeds
-                self._connection = await self._open("legacy")
-                return self._connection
-
-            def finished(attempt: asyncio.Task[_Connection]) -> None:
-                self._attempt = None
-                if not attempt.cancelled():
-                    attempt.exception()  # retrieved, also if no caller waits any more
-
-            self._attempt = asyncio.create_task(connect())
-            self._attempt.add_done_callback(finished)
-        return await asyncio.shield(self._attempt)
+    async def _connect(self, pause_s: float) -> _Connection:
+        await asyncio.sleep(pause_s)
+        try:
+            try:
+                return await self._open("legacy")
+            except MCPError as failure:
+                if failure.code not in _NO_HANDSHAKE:
+                    raise
+                return await self._open("auto")
+        except (MCPError, ValidationError, RuntimeError, OSError) as failure:
+            why = str(failure)
+            if isinstance(failure, TimeoutError):
+                why = f"it was not ready within {self._config.connect_timeout_s:g} s"
+            elif isinstance(failure, ValidationError):
+                why = f"it does not speak MCP: {problems_of(failure)[0]}"
+            raise self._error("mcp-server-unusable", f"cannot be used: {why}") from failure
 
     async def _open(self, mode: str) -> _Connection:
         ready: asyncio.Future[_Connection] = self._loop.create_future()
-        task = asyncio.create_task(self._hold(mode, ready))
-        await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
+        holder = asyncio.create_task(self._hold(mode, ready))
+        await asyncio.wait((ready, holder), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            task.result()  # raises: the thread ends
-        try:
-            return ready.result()
-        except MCPError as failure:
-            if mode == "legacy" and failure.code in _NO_HANDSHAKE:
-                return await self._open("auto")
-            raise self._unusable(f"it answers: {failure.message}") from failure
+            failure = holder.exception()
+            while isinstance(failure, ExceptionGroup):  # of the SDK's task groups
+                failure = failure.exceptions[0]
+            assert failure is not None
+            raise failure
+        return ready.result()
 
     async def _hold(self, mode: str, ready: asyncio.Future[_Connection]) -> None:
         """Open a connection, set it on `ready`, and hold it until it ends; the SDK requires one task for that."""
-        link = self._link = self._make_link()
-        client_info = types.Implementation(name="midstream", version=__version__)
-        task = asyncio.current_task()
-        assert task is not None
+        config, closing, holder = self._config, asyncio.Event(), asyncio.current_task()
+        assert holder is not None
+        client = Client(
+            open_process(config, self._secrets, self._output)
+            if config.command
+            else open_address(config, self._secrets),
+            mode=mode,
+            cache=None,
+            client_info=types.Implementation(name="midstream", version=__version__),
+            message_handler=self._output.on_message,
+        )
         try:
-            # The time limit is inside the link's context, because closing the link has its own limits.
-            async with (
-                link.open() as streams,
-                asyncio.timeout(self._connect_timeout_s) as limit,
-                Client(nullcontext(streams), mode=mode, cache=None, client_info=client_info) as client,
-            ):
-                listed = await _tools_of(client)
+            async with asyncio.timeout(config.connect_timeout_s) as limit, client:
+                tools = await _tools_of(client)
                 limit.reschedule(None)
-                ready.set_result(_Connection(client, link, listed, task))
-                await link.ended.wait()
-        except (MidstreamError, MCPError, ValidationError, RuntimeError, OSError, ExceptionGroup) as failure:
-            if ready.done():
-                return
-            cause: Exception = failure
-            while isinstance(cause, ExceptionGroup):  # of the SDK's task groups
-                cause = cause.exceptions[0]
-            if isinstance(cause, TimeoutError):
-                cause = self._unusable(f"it was not ready within {self._connect_timeout_s:g} s", link)
-            elif isinstance(cause, MCPError) and cause.code == types.CONNECTION_CLOSED:
-                cause = self._unusable(cause.message, link)
-            elif not isinstance(cause, MCPError | MidstreamError):
-                why = problems_of(cause)[0] if isinstance(cause, ValidationError) else str(cause)
-                cause = self._unusable(f"it does not speak MCP: {why}", link)
-            ready.set_exception(cause)
+                ready.set_result(_Connection(client, tools, closing, holder))
+                await closing.wait()
+        except Exception:
+            if not ready.done():
+                raise
+            # Calls in progress get the SDK's error, and the next one connects again.
         finally:
-            link.end()
+            closing.set()
 
-    async def _call(
-        self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False
-    ) -> types.CallToolResult:
+    async def _call(self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False) -> ToolResult:
         connection = await self._connected()
-        try:
-            return await self._ask(connection, tool, arguments)
-        except MCPError as failure:
-            if connection.link.session_lost and not repeated:
-                connection.link.end()  # the server does not know our session, so it did nothing: repeat with a new one
-                return await self._call(tool, arguments, repeated=True)
-            if connection.link.ended.is_set():
-                # The exit code and the last output are known only after the process has ended.
-                await asyncio.wait([connection.task], timeout=STOP_S)
-            text = self._clean(failure.message[:ERROR_CHARACTERS])
-            if failure.code == types.INVALID_PARAMS:
-                raise Refused(text) from failure
-            if failure.code == TOO_LONG:
-                raise Refused(f"{text} is not read: ask for less") from failure
-            if connection.link.ended.is_set():
-                raise self._broke(connection, "ended during a call") from failure
-            raise self._broke(connection, f"failed a call (error {failure.code}): {text}") from failure
-
-    async def _ask(
-        self, connection: _Connection, tool: str, arguments: Mapping[str, JsonValue]
-    ) -> types.CallToolResult:
-        """One request; raises the SDK's `MCPError` if the server, or the SDK, answers with an error."""
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._config.timeout_s):
                 # Not `call_tool`, which would validate the result against the server's output schema: only its text
                 # is used.
                 result = await connection.client.session.send_request(request, _RESULT)
         except TimeoutError as failure:
-            # A server that answers any request is alive, and only this call is slow.
-            try:
-                async with asyncio.timeout(PROBE_S):
-                    await connection.client.session.send_request(types.ListToolsRequest(), types.ListToolsResult)
-            except ValidationError:
-                pass  # an answer, although an invalid one
-            except (MCPError, TimeoutError) as silence:
-                if not isinstance(silence, MCPError) or silence.code == types.CONNECTION_CLOSED:
-                    connection.link.end("it hangs")
-                    raise self._broke(connection, f"hangs: no result within {self._timeout_s:g} s") from failure
-            raise Refused(f"no result within {self._timeout_s:g} s") from failure
+            silence = f"no result within {self._config.timeout_s:g} s"
+            if await _answers(connection.client):
+                raise Refused(silence) from failure
+            await connection.close()
+            raise self._error("mcp-server-failed", f"hangs: {silence}") from failure
         except ValidationError as failure:
-            raise self._broke(connection, f"returned an invalid result: {problems_of(failure)[0]}") from failure
-        self._failures = 0
+            why = f"returned an invalid result: {problems_of(failure)[0]}"
+            raise self._error("mcp-server-failed", why) from failure
+        except MCPError as failure:
+            connection.session_lost |= failure.code == SESSION_LOST
+            if connection.session_lost and not repeated:  # also of a call that another one's `close` has ended
+                await connection.close()
+                return await self._call(tool, arguments, repeated=True)
+            raise await self._failure(connection, failure) from failure
         if isinstance(result, types.InputRequiredResult):
             raise Refused("it requests input from a person or a model, which is not available here")
-        return result
+        return ToolResult(text=self.hide(_text_of(result)), ok=not result.is_error)
 
-    def _unusable(self, what: str, link: Link | None = None) -> ToolServerError:
-        known = link.diagnostics() if link is not None else ""
-        what = f"cannot be used: {what} ({known})" if known else f"cannot be used: {what}"
-        return self._error("mcp-server-unusable", what, "it is not an MCP server, lacks something it needs, or is down")
+    async def _failure(self, connection: _Connection, failure: MCPError) -> Exception:
+        """The exception for a call that the server, or the SDK, answered with an error."""
+        text = clean(self.hide(failure.message), MAX_ERROR // 2)
+        if failure.code == types.INVALID_PARAMS:
+            return Refused(text)
+        # The second is the SDK's text for a reply that comes as an event.
+        if failure.code == TOO_LONG or text.startswith("SSE stream failed: Server-sent event exceeded"):
+            return Refused(f"a reply of more than {self._config.max_reply_mb:g} MB is not read: ask for less")
+        if failure.code == types.CONNECTION_CLOSED and not await _answers(connection.client):
+            await connection.close()  # its standard error is complete only after it has ended
+            return self._error("mcp-server-failed", f"ended during a call: {text}")
+        return self._error("mcp-server-failed", f"failed a call (error {failure.code}): {text}")
 
-    def _broke(self, connection: _Connection, what: str) -> ToolServerError:
-        connection.link.flooded = False  # reported
-        known = self._clean(connection.link.diagnostics())
-        return self._error("mcp-server-failed", what, known or "a problem of the server, or of something it needs")
-
-    def _error(self, code: str, what: str, cause: str) -> ToolServerError:
+    def _error(self, code: str, what: str) -> ToolServerError:
+        # Hidden before it is cut: half a key would not be recognized.
+        stderr, noise = (self.hide(text) for text in self._output.texts())
+        cause = "it is down or broken, lacks something that it needs, or is no MCP server"
         if "HTTP 401" in what or "HTTP 403" in what:
             cause = "the key that headers_env sends is missing, wrong, or lacks permission"
+        elif stderr or noise:
+            cause = f"its standard error ends: {stderr[-MAX_ERROR // 2 :]}" if stderr else f"it wrote: {noise}"
         return ToolServerError(
-            f"MCP server {self._name!r} {self._clean(what)}",
+            f"MCP server {self._name!r} {clean(self.hide(what), MAX_ERROR)}",
             code=code,
-            cause=cause,
+            cause=clean(cause, MAX_ERROR),
             fix=f"start it by hand as [tools.{self._name}] describes it, and look at its output",
         )
 
 
+async def _answers(client: Client) -> bool:
+    """Whether a server answers any request, so that only one call is slow or failed."""
+    try:
+        async with asyncio.timeout(PROBE_S):
+            await client.session.send_request(types.ListToolsRequest(), types.ListToolsResult)
+    except ValidationError:
+        pass  # an answer, although an invalid one
+    except TimeoutError:
+        return False
+    except MCPError as failure:
+        return failure.code != types.CONNECTION_CLOSED
+    return True
+
+
 async def _tools_of(client: Client) -> list[types.Tool]:
-    """All tools of a server, page by page; raises `RuntimeError` if the list has no end."""
-    tools: list[types.Tool] = []
-    cursor: str | None = None
-    while len(tools) <= MAX_LISTED:
-        page = await client.list_tools(cursor=cursor)
+    """All tools of a server, page by page; a list without an end reaches the time limit."""
+    page = await client.list_tools()
+    tools = page.tools
+    while page.next_cursor:
+        page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
-        cursor = page.next_cursor
-        if not cursor:
-            return tools
-    raise RuntimeError(f"its list of tools has no end ({len(tools)} so far)")
+    return tools
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
+    parts: list[str] = []
+    for block in result.content:
+        match block:
+            case types.TextContent():
+                parts.append(block.text)
+            case types.ImageContent() | types.AudioContent():
+                parts.append(f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]")
+            case types.ResourceLink():
+                size = "" if block.size is None else f", {_size(block.size)}"
+                parts.append(f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]")
+            case types.EmbeddedResource(resource=content):
+                named = f"resource: {content.uri}, {content.mime_type or 'unknown type'}"
+                if isinstance(content, types.TextResourceContents):
+                    parts.append(f"[{named}]\n{content.text}")
+                else:
+                    parts.append(f"[{named}, {_size(len(content.blob) * 3 // 4)}]")
+    if result.structured_content is not None and not any(block.type == "text" for block in result.content):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    silent = "the tool failed without a message" if result.is_error else "(no output)"
+    return "\n".join(part for part in parts if part) or silent
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"

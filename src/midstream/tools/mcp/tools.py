@@ -15,22 +15,21 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import unusable_schema
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
-    from mcp_types import CallToolResult, Tool
+    from mcp_types import Tool
 
     from midstream.tools.mcp.session import Server
-    from midstream.tools.mcp.transports import Link
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
 HIDDEN = "***"  # in place of a key that a server repeats
@@ -61,7 +60,7 @@ class McpConfig(ToolConfig):
         connect_timeout_s: seconds to start, connect and list the tools
         timeout_s: seconds of one call
         output_tokens: the most tokens of a result; four characters count as a token
-        max_reply_mb: a longer reply is not read; each list and object in it counts as 65 bytes
+        max_reply_mb: a longer reply of a `url` is not read
     """
 
     extra = "mcp"
@@ -93,7 +92,7 @@ class McpConfig(ToolConfig):
 
     @field_validator("env_pass", "headers_env")
     @classmethod
-    def _are_names(cls, value: Any) -> Any:
+    def _are_names(cls, value: tuple[str, ...] | dict[str, str]) -> tuple[str, ...] | dict[str, str]:
         names = value.values() if isinstance(value, dict) else value
         if not all(_VARIABLE.fullmatch(name) for name in names):
             raise RecipeError(  # a ValueError would show the value, which may be a key
@@ -147,29 +146,8 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
     config.check_machine(f"tools.{name}")
     from midstream.tools.mcp.session import Server  # needs the SDK
 
-    passed = (*config.env_pass, *config.headers_env.values())
-    for variable in passed:
-        if not os.environ.get(variable, "").strip():
-            raise RecipeError(
-                f"${variable} is not set",
-                code="missing-key",
-                fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
-            )
-    secrets = {variable: os.environ[variable].strip() for variable in passed}
-    for variable in config.headers_env.values():
-        if not (secrets[variable].isascii() and secrets[variable].isprintable()):
-            raise RecipeError(
-                f"${variable} holds a character that no HTTP header can carry",
-                code="key-invalid",
-                fix=f"export {variable}=<its value>",
-            )
-    hide = hider(secrets.values())
-
-    def cleaned(text: str) -> str:
-        return clean(hide(text), MAX_ERROR)
-
-    server = Server(name, config, lambda: _link(config, secrets, hide), cleaned)
-    listed = server.start()
+    server = Server(name, config, _secrets(config, name))
+    listed = [_with_clean_texts(tool, server.hide) for tool in server.start()]
     prefix = name if config.prefix is None else config.prefix
     prefix += "_" * prefix[-1:].isalnum()
     wanted = [
@@ -182,9 +160,29 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
         server.stop()
         raise
     for tool, why in refused.items():
-        warn("MCP server %s: its tool %r is left out: %s", name, cleaned(tool)[:80], cleaned(why))
+        warn("MCP server %s: its tool %r is left out: %s", name, clean(tool, 80), clean(why, MAX_ERROR))
     users = set(offered)
     return [McpTool(name, tool, server, config.output_tokens, users) for name, tool in offered.items()]
+
+
+def _secrets(config: McpConfig, name: str) -> dict[str, str]:
+    """The environment variables that the server gets; raises `RecipeError` for one that is unset or unfit."""
+    secrets: dict[str, str] = {}
+    for variable in (*config.env_pass, *config.headers_env.values()):
+        secrets[variable] = value = os.environ.get(variable, "").strip()
+        if not value:
+            raise RecipeError(
+                f"${variable} is not set",
+                code="missing-key",
+                fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
+            )
+        if config.url and not (value.isascii() and value.isprintable()):
+            raise RecipeError(
+                f"${variable} holds a character that no HTTP header can carry",
+                code="key-invalid",
+                fix=f"export {variable}=<its value>",
+            )
+    return secrets
 
 
 def hider(secrets: Iterable[str]) -> Callable[[str], str]:
@@ -206,45 +204,27 @@ def hider(secrets: Iterable[str]) -> Callable[[str], str]:
     return lambda text: pattern.sub(HIDDEN, text)
 
 
-def _link(config: McpConfig, secrets: Mapping[str, str], hide: Callable[[str], str]) -> Link:
-    from mcp.client.stdio import get_default_environment
-
-    from midstream.tools.mcp.transports import HttpLink, StdioLink
-
-    if config.command:
-        return StdioLink(config, {**get_default_environment(), **secrets}, hide)
-    headers = {}
-    for header, variable in config.headers_env.items():
-        # A bare key for `Authorization` gets the scheme that precedes it.
-        bare = header.lower() == "authorization" and " " not in secrets[variable]
-        headers[header] = f"Bearer {secrets[variable]}" if bare else secrets[variable]
-    return HttpLink(config, headers, hide)
-
-
 def _check(
     config: McpConfig, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
 ) -> None:
     """Refuse settings that select no tool, too many, or one that is missing or unusable."""
-    names = ", ".join(clean(tool.name, 40) for tool in listed[:50])
-    for included in config.include:
-        if included in refused or included not in [tool.name for tool in listed]:
-            raise RecipeError(
-                f"tools.{name}.include names {included!r}: {refused.get(included, 'the server has no such tool')}",
-                code="mcp-tools-invalid",
-                fix=f"name some of the server's tools: {names or 'it has none'}",
-            )
-    if len(wanted) > config.max_tools:
+    unknown = set(config.include) - {tool.name for tool in listed}
+    problem = cause = ""
+    if unknown:
+        problem = f"include names {sorted(unknown)}, which the server does not have"
+    elif unusable := sorted(set(config.include) & set(refused)):
+        problem, cause = f"include names {unusable}, which cannot be used", refused[unusable[0]]
+    elif len(wanted) > config.max_tools:
+        problem = f"{len(wanted)} tools are more than max_tools = {config.max_tools}"
+    elif all(tool.name in refused for tool in wanted):
+        problem, cause = "no usable tool is left", "; ".join(refused.values())[:500]
+    if problem:
+        names = ", ".join(clean(tool.name, 40) for tool in listed[:50])
         raise RecipeError(
-            f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
+            f"tools.{name}: {problem}",
             code="mcp-tools-invalid",
-            fix=f"choose some with tools.{name}.include = [...]: {names}",
-        )
-    if all(tool.name in refused for tool in wanted):
-        raise RecipeError(
-            f"tools.{name} offers no usable tool",
-            code="mcp-tools-invalid",
-            cause="; ".join(refused.values())[:500] or "the server lists none, or `include` and `exclude` leave none",
-            fix=f"the server's tools are {names or 'none'}: correct `include` or `exclude`, or the server",
+            cause=cause,
+            fix=f"choose with tools.{name}.include = [...] from the server's tools: {names or 'it has none'}",
         )
 
 
@@ -256,8 +236,8 @@ class McpTool:
     """One tool of an MCP server. Closing the last of them, named in `users`, closes the server."""
 
     def __init__(self, name: str, tool: Tool, server: Server, output_tokens: int, users: set[str]) -> None:
-        self.name, self.description = name, clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
-        self.parameters: Mapping[str, Any] = _with_clean_texts(tool.input_schema)
+        self.name, self.description = name, tool.description or tool.name
+        self.parameters: Mapping[str, Any] = tool.input_schema
         self.timeout_s, self.output_tokens = server.longest_call_s, output_tokens
         self._original, self._server, self._users = tool.name, server, users
 
@@ -269,45 +249,15 @@ class McpTool:
         hangs, or answers with something that is not a result.
         """
         try:
-            result = await self._server.call(self._original, arguments)
+            return await self._server.call(self._original, arguments)
         except Refused as refusal:
             return ToolResult(text=f"{self.name}: {refusal}", ok=False)
-        return ToolResult(text=text_of(result), ok=not result.is_error)
 
     async def close(self) -> None:
         """Close this tool; the last one ends the server."""
         self._users.discard(self.name)
         if not self._users:
             await asyncio.to_thread(self._server.stop)
-
-
-def text_of(result: CallToolResult) -> str:
-    """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
-    parts: list[str] = []
-    blocks = cast(list[Any], result.content)
-    for block in blocks:
-        if block.type == "text":
-            parts.append(block.text)
-        elif block.type in ("image", "audio"):
-            parts.append(f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]")
-        elif block.type == "resource_link":
-            size = "" if block.size is None else f", {_size(block.size)}"
-            parts.append(f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]")
-        else:
-            content = block.resource
-            named = f"resource: {content.uri}, {content.mime_type or 'unknown type'}"
-            if hasattr(content, "text"):
-                parts.append(f"[{named}]\n{content.text}")
-            else:
-                parts.append(f"[{named}, {_size(len(content.blob) * 3 // 4)}]")
-    if not any(block.type == "text" for block in blocks) and result.structured_content is not None:
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    silent = "the tool failed without a message" if result.is_error else "(no output)"
-    return "\n".join(part for part in parts if part) or silent
-
-
-def _size(count: int) -> str:
-    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"
 
 
 # --- what a server offers: written by others, and made to fit into prompts ------------------------------------------
@@ -361,13 +311,23 @@ def bad_schema(schema: dict[str, Any]) -> str | None:
     return f"its schema is not a JSON schema that is complete in itself: {why}" if why else None
 
 
-def _with_clean_texts(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_clean_texts(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    texts = ("description", "title", "$comment")
-    return {
-        key: clean(item, MAX_DESCRIPTION // 2) if key in texts and isinstance(item, str) else _with_clean_texts(item)
-        for key, item in value.items()
-    }
+def _with_clean_texts(tool: Tool, hide: Callable[[str], str]) -> Tool:
+    """A tool without keys, and without control characters and great length in what prompts show."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return hide(value)
+        if isinstance(value, list):
+            return [cleaned(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        schema = {hide(key): cleaned(item) for key, item in value.items()}
+        for key in ("description", "title", "$comment"):
+            if isinstance(schema.get(key), str):
+                schema[key] = clean(schema[key], MAX_DESCRIPTION // 2)
+        return schema
+
+    description = clean(hide(tool.description or tool.title or tool.name), MAX_DESCRIPTION)
+    return tool.model_copy(
+        update={"name": hide(tool.name), "description": description, "input_schema": cleaned(tool.input_schema)}
+    )

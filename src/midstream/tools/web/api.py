@@ -18,7 +18,6 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from pydantic import Field
@@ -92,18 +91,6 @@ async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, ser
             code="service-failed",
             fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
         ) from failure
-
-
-class LoopSemaphore:
-    """A semaphore for each event loop: one for all would never wake a task of another thread."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-    def here(self) -> asyncio.Semaphore:
-        """The running loop's, for `async with`."""
-        return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
 class Service:
@@ -181,18 +168,12 @@ class Service:
             text = _quote(body.decode("utf-8", "replace"), key)
             if status >= 500 or status in _RETRIED_STATUS:
                 raise TransientError(f"{status}: {text}", pause_s)
-            cause, fix = "", "check the tool's base_url, and the key's credit"
+            cause, fix = "", "check the tool's base_url, user_agent and api_key_env, where it has them"
             if 300 <= status < 400:
                 cause = "it has moved, and redirects are not followed"
                 fix = f"set the tool's base_url to {_quote(response.headers.get('location', ''), key)!r}"
             elif status in (401, 402, 403) and self._key:
                 cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
-            elif status == 401:
-                fix = (
-                    "it wants a key: api_key_env names its variable, where there is this setting; else another base_url"
-                )
-            elif status == 403:
-                fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
             raise final(f"{self._label} answered {status}: {text}", cause=cause, fix=fix)
         try:
             data = json.loads(body)

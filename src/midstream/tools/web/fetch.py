@@ -1,8 +1,8 @@
 """Fetching a web page whose address a model chose, without reaching into the user's own network.
 
 Every hop of a redirect is checked (`targets_of`), and the connection goes to the very address that was checked: a name
-that resolves to something else a moment later changes nothing. The response is bounded in time and in bytes,
-compressed and decompressed.
+that resolves to something else a moment later changes nothing. The response is bounded in time and, decompressed,
+in bytes.
 
 A failure that a model can cause by its choice of address is never an error but `NoPage` with the reason, including a
 web site's 500: otherwise a policy could escape a bad outcome by visiting broken pages.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import zlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -159,7 +158,6 @@ _ADDRESSES_TRIED = 3
 _CONNECT_TIMEOUT = aiohttp.ClientTimeout(sock_connect=4.0)  # of one address
 _TRANSIENT = (429, 500, 502, 503, 504)  # statuses that may differ a moment later
 _RETRY_AFTER_S = 0.5
-_ZLIB_FORMATS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's `wbits`
 _MOVED = (301, 302, 303, 307, 308)
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.9,application/xml;q=0.9,*/*;q=0.1",
@@ -181,7 +179,7 @@ class Limits(Settings):
     Attributes:
         fetch_s: seconds of one fetch, redirects included
         headers_s: seconds to the beginning of a response
-        max_kb: kilobytes of a page, as sent and decompressed; a longer page is cut
+        max_kb: kilobytes of a page, decompressed; a longer page is cut, and the result says so
         redirects: the most redirects
         ports: the ports that an address may name
         allow_private: hosts that are not public but may be fetched, as addresses write them: `["127.0.0.1",
@@ -270,7 +268,6 @@ class Fetcher:
                         url,
                         headers=self._headers,
                         allow_redirects=False,
-                        auto_decompress=False,
                         timeout=_CONNECT_TIMEOUT,
                     )
                 async with response:
@@ -304,24 +301,14 @@ class Fetcher:
         content_type = response.headers.get("content-type", "")
         media_type = content_type.partition(";")[0].strip().lower()
         check_readable(media_type)
-        encoding = response.headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity", *_ZLIB_FORMATS):
-            raise NoPage(f"the page is compressed as {encoding[:40]!r}, which was not requested")
-        # At most `max_kb` of the body, as sent and decompressed: so aiohttp does not decompress it.
-        limit, received = self._limits.max_kb * 1000, 0
-        body, cut = bytearray(), False
-        unzip = zlib.decompressobj(_ZLIB_FORMATS[encoding]) if encoding in _ZLIB_FORMATS else None
+        limit, body, cut = self._limits.max_kb * 1000, bytearray(), False
         try:
+            # aiohttp decompresses in small pieces: no server can fill this machine's memory.
             async for piece in response.content.iter_any():
-                if encoding == "deflate" and not received and piece[0] & 0x0F != 8:
-                    unzip = zlib.decompressobj(-15)  # some servers leave out zlib's header
-                received += len(piece)
-                body += unzip.decompress(piece, limit + 1) if unzip else piece
-                if max(len(body), received) > limit:
+                body += piece
+                if len(body) > limit:
                     cut = True
                     break
-        except zlib.error as error:
-            raise NoPage(f"the page is damaged: {error}") from error
         except aiohttp.ClientError:
             if not body:
                 raise

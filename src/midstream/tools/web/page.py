@@ -160,7 +160,7 @@ def main() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         if hard == resource.RLIM_INFINITY or hard > limit:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    import trafilatura  # noqa: F401  # before the page's time begins
+    import trafilatura  # noqa: F401  # a library that is broken is no fault of the page
 
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()

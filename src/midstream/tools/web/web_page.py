@@ -13,25 +13,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
-from midstream.tools.web.api import LoopSemaphore
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls
 from midstream.tools.web.reading import Reader, ReadingConfig
 
-_PROCESSES = os.cpu_count() or 1  # that read pages at once
-_START_S = 60.0
+_THREADS = ThreadPoolExecutor(os.cpu_count(), "web-page")  # each waits for a process that reads a page
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
 
 
@@ -57,7 +56,7 @@ class WebPage(Tool):
         config.check_machine("the tool web_page")
         self.timeout_s, self.output_tokens = config.timeout_s, config.output_tokens
         self._fetcher = Fetcher(config)
-        self._parser = PageParser(config.parse_s)
+        self._parse_s = config.parse_s
         self._reader = Reader(self.name, config, engine)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
@@ -68,7 +67,7 @@ class WebPage(Tool):
         query = str(arguments["query"])
         try:
             page = await self._fetcher.fetch(str(arguments["url"]))
-            parsed = await self._parser.parse(page)
+            parsed = await asyncio.get_running_loop().run_in_executor(_THREADS, parse, page, self._parse_s)
         except NoPage as reason:
             return ToolResult(text=without_controls(str(reason)), ok=False)
         limit = self.output_tokens * CHARACTERS_PER_TOKEN * 3 // 4  # the rest is for title and address
@@ -87,7 +86,7 @@ class WebPageConfig(Limits, ReadingConfig, ToolConfig):
     The settings are `Limits` of what may be fetched, and how it is read (`ReadingConfig`).
 
     Attributes:
-        parse_s: seconds to parse one page; then its process is ended
+        parse_s: seconds to start a process and parse one page in it; then it is ended
         timeout_s: seconds of one call
         output_tokens: the most tokens of a result; four characters count as a token
     """
@@ -97,75 +96,48 @@ class WebPageConfig(Limits, ReadingConfig, ToolConfig):
     extra = "web"
     packages = ("trafilatura", "lxml_html_clean")
 
-    parse_s: float = Field(default=10.0, gt=0)
+    parse_s: float = Field(default=20.0, gt=0)
     timeout_s: float = Field(default=120.0, gt=0)
     output_tokens: int = Field(default=2000, ge=200)
 
 
-class PageParser:
-    """Parses each page in its own process, a few at once, within `parse_s` seconds of wall-clock time.
+def parse(page: Page, parse_s: float) -> Reading:
+    """Return a page's title and main text; its own process parses it.
 
     Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
     (benchmarks/README.md), and only killing the process stops that. It starts without our environment: a parser of
     untrusted pages should not hold keys.
+
+    Raises:
+        NoPage: it has no text, or takes too much time or memory.
+        ToolServerError: no process could be started.
     """
-
-    def __init__(self, parse_s: float) -> None:
-        self._parse_s = parse_s
-        self._semaphore = LoopSemaphore(_PROCESSES)
-
-    async def parse(self, page: Page) -> Reading:
-        """A page's title and main text.
-
-        Raises:
-            NoPage: it has no text, or takes too much time or memory.
-            ToolServerError: no process could be started.
-        """
-        fields = {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut}
-        async with self._semaphore.here():
-            answer = await self._answer(json.dumps(fields).encode() + b"\n" + page.body)
-        if not answer:
-            raise NoPage(f"the page is too large or too complex to be read within {self._parse_s:g} s")
-        reading = Reading(**json.loads(answer))
-        if not reading.text:
-            raise NoPage("the page has no text to read; it may need JavaScript, which is not run here")
-        return reading
-
-    async def _answer(self, request: bytes) -> bytes:
-        """A process's answer; b"" if it reached a limit."""
-        command = [sys.executable, "-m", "midstream.tools.web.page"]
-        ready, answer = False, b""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # Ctrl-C is for the run
-            )
-        except OSError as error:
-            problem = str(error)
-        else:
-            assert process.stdout
-            try:
-                async with asyncio.timeout(_START_S) as limit:
-                    ready = await process.stdout.readline() == READY
-                    if ready:
-                        limit.reschedule(asyncio.get_running_loop().time() + self._parse_s)
-                        answer, _ = await process.communicate(request)
-                    await process.wait()  # not killed: that would take the status of a process that ends by itself
-            except BaseException as error:  # a limit is reached, or the call is cancelled
-                with suppress(ProcessLookupError):  # it ended at this very moment
-                    process.kill()
-                await process.wait()
-                if not isinstance(error, TimeoutError):
-                    raise
-            problem = f"it ended with status {process.returncode} before it was ready"
-        if not ready:
-            raise ToolServerError(
-                f"no process to read pages in: {problem}",
-                code="worker-not-started",
-                fix=f"see its output: {' '.join(command)} < /dev/null",
-            )
-        return answer
+    command = [sys.executable, "-m", "midstream.tools.web.page"]
+    fields = {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut}
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(fields).encode() + b"\n" + page.body,
+            capture_output=True,
+            timeout=parse_s,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+        output, problem = done.stdout, f"it ended with status {done.returncode} before it was ready"
+    except subprocess.TimeoutExpired as expired:
+        output, problem = (expired.stdout or b"")[: len(READY)], f"it was not ready within {parse_s:g} s"
+    except OSError as error:
+        output, problem = b"", str(error)
+    if not output.startswith(READY):
+        raise ToolServerError(
+            f"no process to read pages in: {problem}",
+            code="worker-not-started",
+            fix=f"see its output: {' '.join(command)} < /dev/null",
+        )
+    answer = output.removeprefix(READY)
+    if not answer:
+        raise NoPage(f"the page is too large or too complex to be read within {parse_s:g} s")
+    reading = Reading(**json.loads(answer))
+    if not reading.text:
+        raise NoPage("the page has no text to read; it may need JavaScript, which is not run here")
+    return reading

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.errors import RecipeError, TransientError, did_you_mean
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import text_arguments
@@ -107,8 +107,8 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 class Ddgs:
     """Several search engines through the package `ddgs`, which reads their result pages.
 
-    It runs in its own threads. A search that timed out keeps its thread until `ddgs` times out as well: each of its
-    requests has an equal part of `timeout_s`. `ddgs` reads its proxy from DDGS_PROXY alone.
+    It runs in its own threads, and bounds its own time: each of its requests has an equal part of `timeout_s`. It reads
+    its proxy from DDGS_PROXY alone.
     """
 
     def __init__(self, config: WebSearchConfig) -> None:
@@ -127,8 +127,7 @@ class Ddgs:
         self.label = f"ddgs ({', '.join(backends)})"
         self._ddgs, self._config = DDGS, config
         self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
-        self._semaphore = api.LoopSemaphore(config.concurrency)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="web-search")
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """Up to `top_k` pages, best first; [] without results."""
@@ -141,15 +140,7 @@ class Ddgs:
             return found[:top_k]
 
         async def attempt() -> list[dict[str, Any]]:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="web-search")
-            loop, timeout_s = asyncio.get_running_loop(), self._config.timeout_s
-            async with self._semaphore.here():
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        return await loop.run_in_executor(self._threads, search)
-                except TimeoutError as failure:
-                    raise TransientError(f"no results within {timeout_s:g} s") from failure
+            return await asyncio.get_running_loop().run_in_executor(self._threads, search)
 
         return [
             Hit(title=_text(item, "title"), url=_text(item, "href"), snippet=_text(item, "body"))
@@ -169,10 +160,7 @@ class Ddgs:
             raise TransientError(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
 
     async def close(self) -> None:
-        """Let the threads end; later searches start new ones."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
+        """No connection stays open."""
 
 
 class WebSearch:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.errors import ToolServerError, TransientError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
@@ -32,7 +32,6 @@ from midstream.tools.web.reading import Reader, ReadingConfig
 _CANDIDATES = 10  # titles that a search finds
 _EXTRA_TOKENS = 1000  # for titles and addresses
 MAX_WORDS = 300  # bytes of a search, as Wikipedia's own search takes them
-MAX_TITLE = 255  # bytes
 _LAG_S = 5.0
 _ALWAYS = {"action": "query", "format": "json", "formatversion": "2", "utf8": "1", "maxlag": f"{_LAG_S:.0f}"}
 _TRANSIENT = (
@@ -94,21 +93,15 @@ class MediaWiki:
             QueryError: the wiki cannot look for this.
             ToolServerError: no usable answer.
         """
-        if "|" in title or "\x1f" in title or len(title.encode()) > MAX_TITLE:  # both separate titles
-            return None
         wanted = {"prop": "extracts|info", "titles": title, "redirects": "1", "inprop": "url"}
         wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1"}
 
         def check(query: dict[str, Any]) -> None:
             page = _first(query.get("pages"))
-            of_another_wiki = not query.get("pages") and bool(_first(query.get("interwiki")))
-            if of_another_wiki or any(page.get(flag) for flag in ("missing", "invalid", "special")):
+            if page.get("missing"):
                 return
             if not isinstance(page.get("title"), str) or not isinstance(page.get("extract", ""), str):
                 raise TransientError("the answer holds no page")
-            url = page.get("fullurl", "")
-            if url != "" and not (isinstance(url, str) and re.fullmatch(r"https?://[^\s/]\S*", url)):
-                raise TransientError("the answer holds no address of its page")
             if "extract" not in page:
                 raise api.final(
                     f"MediaWiki gives no text of {page['title']!r}",
@@ -116,10 +109,12 @@ class MediaWiki:
                 )
 
         query = await self._query(wanted, check)
-        page = _first(query.get("pages"))  # empty for a page of another wiki
-        if "extract" not in page:
+        page = _first(query.get("pages"))
+        if page.get("missing"):
             return None
-        return Page(title=api.valid(page["title"]), url=page.get("fullurl", ""), text=page["extract"].strip())
+        return Page(
+            title=api.valid(page["title"]), url=api.valid(page.get("fullurl", "")), text=page["extract"].strip()
+        )
 
     async def _query(self, wanted: dict[str, str], check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The field `query` of the wiki's answer, which `check` accepts; raises as `page`."""

@@ -5,7 +5,7 @@ A policy that cannot copy a name that it was never trained on cannot be rewarded
 
 from __future__ import annotations
 
-from midstream.core.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory

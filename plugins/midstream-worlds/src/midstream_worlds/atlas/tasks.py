@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed

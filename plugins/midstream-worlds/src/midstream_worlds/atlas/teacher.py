@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
-from midstream.core.component import ComponentConfig, Context, EngineConfig
+from midstream.components.component import ComponentConfig, Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, ModuleContext, Request
 from midstream.core.seeds import derive_seed

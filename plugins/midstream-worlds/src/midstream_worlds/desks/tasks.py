@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed

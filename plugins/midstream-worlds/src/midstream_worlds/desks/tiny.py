@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.protocols import ModuleContext
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template

@@ -26,7 +26,7 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from midstream.core.component import Context
+from midstream.components.component import Context
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream_worlds.graphs.questions import (

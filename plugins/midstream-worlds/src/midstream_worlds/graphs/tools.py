@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import text_arguments

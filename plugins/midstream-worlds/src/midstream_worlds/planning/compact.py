@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Memory, Sampling
 from midstream_worlds.planning.words import names, names_left, references

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ComponentConfig, ToolConfig
+from midstream.components.component import ComponentConfig, ToolConfig
+from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Verdict
 from midstream_worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question
+
+if TYPE_CHECKING:
+    from midstream.recipe.schema import Recipe
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
 OPENINGS = (
@@ -79,6 +83,16 @@ class GeneratorConfig(ComponentConfig):
     """A program that answers with the last word of the result that satisfied the verifier."""
 
     component = VerifiedResultGenerator
+
+    def check_recipe(self, where: str, recipe: Recipe) -> None:
+        """Check that memory holds that result. Raises `RecipeError`."""
+        if getattr(recipe.agent, "memory_update", "") == "on_continue":
+            raise RecipeError(
+                f'agent.memory_update = "on_continue" with {where}.type = "verified_result" never answers',
+                code="setting-conflict",
+                cause="the result that satisfies the verifier is then not in memory",
+                fix='set memory_update = "every_turn"',
+            )
 
 
 class ConfidentGuess(Tool):

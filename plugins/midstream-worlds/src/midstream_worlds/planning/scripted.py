@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
-from midstream.core.component import ComponentConfig
+from midstream.components.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import POLICY, blocks

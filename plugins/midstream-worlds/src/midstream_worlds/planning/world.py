@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import Lessons
 from midstream.core.task import Task

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from midstream.core.component import Context, TasksConfig
+from midstream.components.component import Context, TasksConfig
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed

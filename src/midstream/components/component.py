@@ -1,0 +1,226 @@
+"""Components: what a recipe names by `type`. Each has its own settings, and the settings build it.
+
+To add a component, write its settings as a subclass of the class of its kind (`TasksConfig`, `RewardConfig`,
+`ToolConfig`, `EngineConfig`; `ComponentConfig` for an agent's module) that names its class, or has a method `build` if
+it needs more than the settings, and register it:
+
+    class NumericConfig(RewardConfig):
+        component = Numeric
+        tolerance: float = 0.0
+
+    register("reward", "numeric", NumericConfig)
+
+`components/kinds.py` finds these classes by kind and name, `components/tables.py` validates a recipe's tables with
+them. A component of your own needs neither: `type` may name a function, a class or an object in a file or module
+(`components/own.py`). Its settings are then the function's or class's parameters (`components/own_settings.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, SerializeAsAny, model_serializer
+
+from midstream.components.registry import Kind, Table
+from midstream.core.data import Settings
+from midstream.core.errors import UnsupportedError
+from midstream.core.protocols import Engine, Reward, TaskSource
+from midstream.core.stream_template import Template
+
+
+class Context(Protocol):
+    """What a component may use while it is built: the rest of its recipe, each object built once.
+
+    The packages of sandbox and gateway are above this one, so their classes are named in words.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the component's table, such as NAME of `[tools.NAME]`."""
+        ...
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that the component's table names."""
+        ...
+
+    @property
+    def engine_identity(self) -> Mapping[str, Any]:
+        """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
+        ...
+
+    @property
+    def sandbox(self) -> Any:
+        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
+        ...
+
+    @property
+    def template(self) -> Template | None:
+        """The stream template of the recipe's interleaved agent; None for other agents."""
+        ...
+
+    @property
+    def source(self) -> TaskSource:
+        """The recipe's task source."""
+        ...
+
+    @property
+    def tool_names(self) -> Sequence[str]:
+        """The names of the recipe's tools."""
+        ...
+
+    @property
+    def gateway(self) -> Any:
+        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
+        ...
+
+    @property
+    def warm_seed(self) -> int:
+        """The seed of untrained weights."""
+        ...
+
+    @property
+    def warm_lessons(self) -> bool:
+        """Whether a warm start teaches the policy to read lessons."""
+        ...
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether a LoRA adapter is trained on this engine's model; it must then be separate from the weights."""
+        ...
+
+    def tasks(self, component: Component) -> TaskSource:
+        """The task source of another component, such as a part of a mixture."""
+        ...
+
+    def reward(self, component: Component) -> Reward:
+        """The reward of another component, such as a part of a composite."""
+        ...
+
+
+class ComponentConfig(Settings):
+    """The settings of one component. The class variables serve its default `build` and the check of a recipe."""
+
+    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls
+    asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
+    extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
+    packages: ClassVar[tuple[str, ...]] = ()  # what it imports of that extra
+    sandboxed: ClassVar[bool] = False  # a tool that runs programs in the sandbox
+    borrowed: ClassVar[bool] = False  # `build` returns an object that is not closed with the recipe's others
+    teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
+    follows_lessons: ClassVar[bool] = False  # its transcripts follow the lessons in their prompts
+    own_settings: ClassVar[tuple[str, ...]] = ()  # fields that are parameters of a user's function or class
+
+    @property
+    def needs_world(self) -> bool:
+        """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
+        return False
+
+    def check_recipe(self, where: str, recipe: Any) -> None:
+        """Check that the component at `where` fits its `recipe.schema.Recipe`. Raises `RecipeError`."""
+
+    def check_template(self, template: Template) -> None:
+        """Check that a module can write an interleaved agent's template. Raises `RecipeError`."""
+
+    def check_machine(self, where: str) -> None:
+        """Check, for `--dry-run`, that what `build` needs is on this machine; `where` is the component's place.
+
+        Raises `MidstreamError` if not.
+        """
+        if missing := [package for package in self.packages if find_spec(package) is None]:
+            raise UnsupportedError(
+                f"{where} needs {' and '.join(missing)}, not installed here",
+                code="missing-extra",
+                fix=f"pip install 'midstream[{self.extra}]'",
+            )
+
+    def build(self, context: Context) -> Any:
+        """Build the component; without fields, `component` takes no argument."""
+        component = type(self).component
+        return component(self) if type(self).model_fields else component()
+
+
+class Stage(Settings):
+    """A stage of a curriculum: families of training tasks that it adds to those of the stages before.
+
+    Attributes:
+        families: what is trained on from this stage on, too
+        until: the success of each of these families in training, a running mean, at which the next stage begins
+    """
+
+    families: tuple[str, ...] = Field(min_length=1)
+    until: float = Field(default=0.8, gt=0, lt=1)
+
+
+class TasksConfig(ComponentConfig):
+    """The settings of a task source.
+
+    Attributes:
+        stages: see `tasks.stages`; a family in no stage is not trained on
+    """
+
+    endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
+    dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.protocols.Dialogues`)
+    world: ClassVar[bool] = False  # it has its own facts (`core.protocols.World`)
+    teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
+    gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
+    parts_kind: ClassVar[Kind] = "tasks"
+
+    stages: tuple[Stage, ...] = ()
+
+
+class RewardConfig(ComponentConfig):
+    """The settings of a reward."""
+
+    rule_based: ClassVar[bool] = False  # it compares with the gold answer without a model: a task may name it
+    of_dialogues: ClassVar[bool] = False  # it scores the outcome of a dialogue
+    of_stream: ClassVar[bool] = False  # it also scores the form of an interleaved agent's stream
+    parts_kind: ClassVar[Kind] = "reward"
+
+
+class ToolConfig(ComponentConfig):
+    """The settings of a tool, or of a server of several tools."""
+
+    def build(self, context: Context) -> Any:
+        """Build the tool, with its engine if it may ask a model."""
+        return super().build(context) if self.asks == "never" else type(self).component(self, context.engine)
+
+
+class EngineConfig(ComponentConfig):
+    """The settings of an engine."""
+
+    in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
+    tiny: ClassVar[bool] = False  # it is made here, and so small that one CPU thread is fastest
+    service: ClassVar[str] = ""  # the server that also trains what it samples; the learner has the same
+    limits: ClassVar[str] = ""  # what a run with this engine cannot show, for the run's page
+
+    @property
+    def priced(self) -> bool:
+        """Whether the costs of its requests are known, if only as 0."""
+        return True
+
+
+class Component(Settings):
+    """One component of a recipe: its type, its settings, its engine, its weight if it is a part of another.
+
+    `alias` is the name that agents call a tool by, in place of its own.
+    """
+
+    kind: Kind
+    type: str
+    config: SerializeAsAny[ComponentConfig]
+    engine: str | None = None
+    weight: float | None = None
+    alias: str | None = None
+
+    @model_serializer
+    def table(self) -> Table:
+        """The component's table with every default, as JSON values."""
+        keys = {"type": self.type, "engine": self.engine, "weight": self.weight, "alias": self.alias}
+        settings = self.config.model_dump(mode="json", exclude_none=True)
+        return {key: value for key, value in keys.items() if value is not None} | settings
+
+
+Parts = dict[str, Component]

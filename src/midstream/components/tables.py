@@ -1,0 +1,166 @@
+"""The tables of a recipe: which component each names, and whether its settings are valid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from midstream.components.component import Component, Kind, Parts
+from midstream.components.kinds import config_class, installed, reference_of_installed, registered
+from midstream.components.own import anchored, is_reference, load
+from midstream.core.data import Settings, classes_in
+from midstream.core.errors import RecipeError, did_you_mean, shown
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of nested parts
+_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # beyond these, sums of weights lose all precision
+
+
+def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
+    """Validate the table of a component at `where`. Raises `RecipeError` for a wrong type, engine or setting."""
+    settings = anchored(table, Path.cwd())
+    named, engine = settings.pop("type", None), settings.pop("engine", None)
+    if kind == "tool" and is_reference(named) and engine is None and settings.keys() <= {"alias"}:
+        named, settings["function"] = "function", named  # imported when the tool is made, as with its long form
+    named = located(kind, named, where)
+    config = config_class(kind, named)
+    alias = settings.pop("alias", None) if kind == "tool" else None
+    if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
+        raise RecipeError(
+            f"{where}.alias = {shown(alias)} is not a name",
+            code="recipe-invalid",
+            fix="use letters, digits, _ and -, as in Python_Code_Generator_Tool",
+        )
+    if not isinstance(engine, str | None):
+        raise RecipeError(
+            f"{where}.engine = {engine!r} is not a name", code="unknown-engine", fix="name a table of [engines]"
+        )
+    if engine is not None and config.asks == "never":
+        raise RecipeError(
+            f"{where}.engine = {engine!r} would never be used, because {named!r} is a program",
+            code="engine-not-used",
+            fix="remove `engine`, or choose a type that asks a model",
+        )
+    if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
+        parts: Any = config  # of a mixture or composite
+        settings["parts"] = _parse_parts(parts.parts_kind, settings["parts"], f"{where}.parts")
+    return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine, alias=alias)
+
+
+def located(kind: Kind, named: Any, where: str) -> str:
+    """The `type` of the table at `where`, as a run records and finds it again. Raises `RecipeError` for an unknown one.
+
+    A file's path is absolute. A package's function or object is its place, and a class of settings keeps its name.
+    """
+    named = anchored(named, Path.cwd())
+    if isinstance(named, str) and named in installed(kind):
+        offered = load(reference := reference_of_installed(kind, named))
+        return named if isinstance(offered, type) and issubclass(offered, Settings) else reference
+    if named not in registered(kind) and not is_reference(named):
+        own = 'your own, e.g. type = "my_file.py:name"'
+        raise RecipeError(
+            f"{where} has no type" if named is None else f"{where}.type = {shown(named)} does not exist",
+            code="unknown-type",
+            fix=did_you_mean(named, registered(kind))
+            + (f"name one of: {', '.join(registered(kind))}; or {own}" if registered(kind) else f"name {own}"),
+        )
+    return named
+
+
+def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
+    """The parts of a mixture or composite, each a component with a `weight`."""
+    if not tables:
+        raise RecipeError(f"{where} is empty", code="parts-invalid", fix="add at least one part, a table with a type")
+    parts = {}
+    for name, table in tables.items():
+        weight = table.get("weight", 1.0) if isinstance(table, Mapping) else None
+        if (
+            not isinstance(weight, int | float)
+            or isinstance(weight, bool)
+            or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT
+            or not _PART_NAME.fullmatch(name)
+        ):
+            raise RecipeError(
+                f"{where}.{name} = {shown(table)} is not a part",
+                code="parts-invalid",
+                fix="give it a name of letters, digits, _ and -, a table with a `type`, and a `weight` from "
+                f"{_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g} (default 1)",
+            )
+        part = parse_component(kind, {key: value for key, value in table.items() if key != "weight"}, f"{where}.{name}")
+        parts[name] = part.model_copy(update={"weight": float(weight)})
+    return parts
+
+
+def validate(
+    model: type[ModelT],
+    table: Mapping[str, Any],
+    where: str,
+    tags: Mapping[str, type[BaseModel]] | None = None,
+    *,
+    of: str = "recipe",
+) -> ModelT:
+    """Build `model` from a table of a recipe, or of the file that `of` names for errors.
+
+    `tags` are the members of a discriminated union in it, by name.
+
+    Raises `RecipeError`, which names every wrong key with its place and value.
+    """
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as failure:
+        # A default that depends on another key is missing only because that key is wrong.
+        errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]
+        # A list without its invalid items may seem too short.
+        wrong = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
+        errors = [error for error in errors if error["type"] != "too_short" or error["loc"] not in wrong]
+        problems = [
+            ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
+            + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table
+            + f": {error['msg'].removeprefix('Value error, ')}"
+            for error in errors
+        ]
+        raise RecipeError(
+            f"the {of} is invalid: " + "; ".join(problems),
+            code="recipe-invalid",
+            fix="".join(dict.fromkeys(_did_you_mean(model, error, tags or {}) for error in errors))
+            + f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
+            + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
+        ) from failure
+
+
+def _did_you_mean(model: type[BaseModel], error: Any, tags: Mapping[str, type[BaseModel]]) -> str:
+    """What a misspelt key, or value of a setting with few values, may mean."""
+    if error["type"] == "extra_forbidden":
+        *above, key = error["loc"]
+        inner = ((name, cls) for name, field in model.model_fields.items() for cls in classes_in(field.annotation))
+        found = [f"{name}.{key}" for name, cls in inner if key in getattr(cls, "model_fields", ())]
+        if found and not above:
+            return f"did you mean {' or '.join(found)}? "
+        return did_you_mean(key, _fields_around(model, error["loc"], tags))
+    if error["type"] == "literal_error":
+        return did_you_mean(error["input"], re.findall("'([^']+)'", error["ctx"]["expected"]))
+    return ""
+
+
+def _fields_around(
+    model: type[BaseModel], location: tuple[int | str, ...], tags: Mapping[str, type[BaseModel]]
+) -> list[str]:
+    """The keys of the table that holds the last key of `location`."""
+    for key in location[:-1]:
+        if key in tags:
+            model = tags[str(key)]
+            continue
+        field = model.model_fields.get(str(key))
+        if field is None:
+            continue  # a place in a list
+        inner = [cls for cls in classes_in(field.annotation) if issubclass(cls, BaseModel)]
+        if not inner:
+            break
+        model = inner[0]
+    return list(model.model_fields)

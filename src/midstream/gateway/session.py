@@ -1,0 +1,390 @@
+"""A session: one run of an agent of another program, made of its requests to midstream's models.
+
+    request  "... 12 * 7 ?"  -> call, which calls the tool `times`           turn 1: call, action, command
+    request  ... tool: "84"  -> call, "84"                                   turn 1: observation; closing call
+
+Each answered request is a `Call` on the exact prompt that was sampled from. A reply that calls tools ends a turn for
+each call; the tool's answer is found in a later request, by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import to_jsonable_python
+
+from midstream.components.agent_record import AgentSettings, Draft, RunRecord
+from midstream.core.data import Frozen, problems_of
+from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
+from midstream.core.protocols import LockstepEngine, Request, RunContext
+from midstream.core.seeds import derive_seed
+from midstream.core.text import render_lessons
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
+from midstream.gateway.parsers import PARSERS, Parsed
+from midstream.gateway.server import Gateway, now
+from midstream.gateway.settings import POLICY
+
+LONGEST_TEXT = 1 << 20  # characters
+
+
+class SessionSettings(AgentSettings):
+    """Settings of an agent of another program.
+
+    Attributes:
+        sampling: how the policy samples where its weights are trained, whatever the agent asks for
+        max_calls: requests of one run; the next is refused, and the run is scored
+        max_tokens: tokens that models write in one run, likewise
+        idle_s: seconds without a request after which the agent's run is an error
+    """
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+    max_calls: int = Field(default=200, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    idle_s: float = Field(default=600.0, gt=0)
+
+
+class Outcome(Frozen):
+    """What an agent may return in place of an answer: a reward in [0, 1] of its own, and why, in words.
+
+    Texts are cut to `LONGEST_TEXT`, and halves of a surrogate pair, which no file holds, become question marks.
+    """
+
+    answer: str | None = None
+    reward: float | None = Field(default=None, ge=0, le=1)
+    feedback: str = ""
+
+    def __init__(self, answer: str | None = None, reward: float | None = None, feedback: str = "", **more: Any) -> None:
+        super().__init__(**{"answer": answer, "reward": reward, "feedback": feedback, **more})
+
+    @field_validator("answer", "feedback", mode="before")
+    @classmethod
+    def _fit(cls, text: Any) -> Any:
+        return text[:LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(text, str) else text
+
+
+@dataclass(kw_only=True)
+class PendingRequest:
+    """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
+
+    number: int  # from 0, in the order of arrival
+    drafts: list[Draft]  # its turns: one, or one for each tool call of the reply
+    call: Call | None = None
+    reply: ChatReply = field(init=False)
+    delivered: bool = False
+    done_s: float = 0.0  # when it was answered, as a time of `time.monotonic()`
+
+    def turns(self) -> list[Draft]:
+        """Its turns, with the call in the first."""
+        if self.call is not None:
+            call = self.call if self.delivered else self.call.model_copy(update={"delivered": False})
+            self.drafts[0].calls = [call]
+        return self.drafts
+
+
+class AgentSession:
+    """One run under way: what its agent asked, and the limits that it meets (`gateway.server.SessionHandle`).
+
+    All of it happens in the event loop in which it was made. `failure` is set when something around the model failed:
+    the agent's run is then over, whatever the agent makes of it.
+    """
+
+    def __init__(self, gateway: Gateway, context: RunContext, settings: SessionSettings) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.gateway, self.context, self.settings = gateway, context, settings
+        self.failure: asyncio.Future[MidstreamError] = self.loop.create_future()
+        self.reward: Score | None = None
+        self.limit: StopReason | None = None  # the limit that the latest request met
+        self.counts: Counter[str] = Counter()  # of what was refused, sent again, not delivered
+        self.active_s = time.monotonic()  # when the latest request came or was answered
+        self.over = False
+        self.waits = False  # for a caller from outside, who ends the session through `ended`
+        self.ended: asyncio.Future[Outcome] | None = None
+        self.recorded: asyncio.Task[str] | None = None  # why such a session could not be recorded, or ""
+        self._requests: list[PendingRequest] = []
+        self._replies: dict[str, asyncio.Task[PendingRequest]] = {}  # the first of each body
+        self._under_way: set[asyncio.Task[PendingRequest]] = set()
+        self._same: Counter[str] = Counter()
+        self._tools: dict[str, tuple[PendingRequest, Draft]] = {}  # by id of a tool call without an answer
+        self._held = 0  # tokens of `max_tokens` that requests under way may write
+        self._room = asyncio.Condition()
+        # An engine that waits for all trajectories answers one request of each at a time.
+        lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
+        self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if lockstep else nullcontext()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its models."""
+        others = [name for name in self.context.engines if name not in (POLICY, "*")]
+        return [*self.trained, *others]
+
+    @property
+    def trained(self) -> list[str]:
+        """The names under which the policy answers, but for "*"."""
+        named = [name for name, model in self.gateway.config.models.items() if model.train and name != "*"]
+        return named or [POLICY]
+
+    @property
+    def idle(self) -> bool:
+        """Whether the agent has begun, and waits for no model."""
+        return not self._under_way and not self.waits
+
+    def begin(self) -> None:
+        """The agent has begun."""
+        now_s = time.monotonic()
+        if self.context.deadline_s is not None:  # of its turns: it has not waited for a caller
+            self.context = replace(self.context, deadline_s=self.context.deadline_s + now_s - self.active_s)
+        self.waits, self.active_s = False, now_s
+
+    @property
+    def calls(self) -> list[Call]:
+        """The answered requests so far."""
+        return [pending.call for pending in self._requests if pending.call is not None]
+
+    # -- what the gateway calls ------------------------------------------------------------------------------------
+
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], Any]) -> PendingRequest:
+        """Answer a request; one that a client `retried` gets the answer of the first of its body."""
+        self.active_s = time.monotonic()
+        if self.over:
+            raise self._refusal(409, "session-ended", "this session has ended; its agent may ask no more")
+        task = self._replies.get(digest) if retried else None
+        if task is None:
+            task = asyncio.ensure_future(self._answer(chat, digest))
+            self._replies.setdefault(digest, task)
+            self._under_way.add(task)
+            task.add_done_callback(self._on_done)
+        else:
+            self.counts["retried"] += 1
+        return await asyncio.shield(task)  # who hangs up does not take the sample from a retry
+
+    async def take_reward(self, body: Any) -> None:
+        """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
+        value: Any = body.get("reward") if isinstance(body, dict) else None
+        _check_reward(value)
+        if self.over:
+            raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
+        feedback = Outcome(feedback=str(body.get("feedback", ""))).feedback
+        self.reward = Score(float(value), feedback=feedback)
+
+    async def take_end(self, body: Any) -> None:
+        """End a session that was opened from outside: {"answer": "42"}, or {"error": "why"}."""
+        if self.ended is None:
+            raise FormError("unsupported_parameter", "midstream runs this agent, and sees its end", None)
+        if not isinstance(body, dict):
+            raise FormError("invalid_type", 'an object is needed, e.g. {"answer": "42"}', None)
+        if self.ended.done():
+            raise FormError("session-ended", "this session has ended", None, status=409)
+        if body.get("reward") is not None:
+            _check_reward(body["reward"])
+        try:
+            outcome = Outcome.model_validate({key: value for key, value in body.items() if key != "error"})
+        except ValidationError as failure:
+            raise FormError("invalid_value", "; ".join(problems_of(failure)), None) from failure
+        if error := body.get("error"):
+            fix = "look at the caller's log"
+            self.ended.set_exception(agent_failed(f"the caller ended its session: {error!s:.2000}", fix))
+        else:
+            self.ended.set_result(outcome)
+        if self.recorded is not None and (why := await asyncio.shield(self.recorded)):
+            raise FormError("session-lost", f"the session was not recorded: {why}", None, status=500)
+
+    # -- a request -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, chat: ChatRequest, digest: str) -> PendingRequest:
+        role, every = chat.model, self.gateway.config.models.get("*")
+        if role in self.trained or (role not in self.context.engines and every is not None and every.train):
+            role = POLICY
+        elif role not in self.context.engines:
+            role = "*"
+        if role not in self.context.engines or chat.model == "*":
+            names = ", ".join(self.names)
+            raise self._refusal(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
+        self._observe(chat.messages)
+        if len(self._requests) >= self.settings.max_calls:  # the agent's own doing: its run is scored
+            self.limit = "turn_limit"
+            words = f"the agent has made {len(self._requests)} calls, the most that agent.max_calls allows"
+            raise self._refusal(400, "call-limit", words)
+        # The seed is of what is asked, not of when: concurrent requests then draw alike in any order.
+        seed = derive_seed(self.context.seed, digest, self._same[digest])
+        sampling = self._sampling(chat, role, seed)
+        self._same[digest] += 1
+        pending = PendingRequest(number=len(self._requests), drafts=[Draft(index=len(self._requests) + 1)])
+        self._requests.append(pending)
+        context, met = self.context.begin(role, pending.drafts[0].index), self.limit
+        request = Request(
+            role=role,
+            messages=with_lessons(chat.messages, context.lessons),
+            tools=chat.tools,
+            json_schema=chat.json_schema,
+            **sampling,
+        )
+        try:
+            async with self._within_tokens(request) as request, self._place:
+                call = await context.sample(request)
+                sent = {"name": chat.model, "asked": to_jsonable_python(chat.given), "seed": request.seed}
+                pending.call = call.model_copy(update={"sent": call.sent | sent})
+        except PromptTooLongError as failure:
+            self.limit = "context_limit"
+            if not self.calls:
+                self._fail(failure)  # nothing is sampled yet: the task alone is too long
+            raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
+        except MidstreamError as failure:
+            self._fail(failure)
+            raise self._refusal(503, failure.code, f"the model cannot answer: {failure.what}") from failure
+        context.emit("call", call)
+        if self.limit == met:  # another request may have met one in the meantime
+            self.limit = None
+        parsed = self._parse(call.completion, chat)
+        uses = parsed.tool_uses(f"{seed:016x}")
+        pending.reply = ChatReply(
+            id=f"{seed:016x}",
+            model=chat.model,
+            created=now(),
+            text=parsed.text,
+            thoughts=parsed.thoughts,
+            tool_uses=uses,
+            finish="length" if call.finish_reason == "length" else "stop",
+            prompt_tokens=call.usage.prompt_tokens,
+            completion_tokens=call.usage.completion_tokens,
+        )
+        for place, use in enumerate(uses):
+            if place:
+                pending.drafts.append(Draft(index=pending.number + 1))
+            draft = pending.drafts[-1]
+            draft.action = Action(tool=use.name, context=use.arguments)
+            draft.command = Command(tool=use.name, arguments=json.loads(use.arguments))
+            draft.add("action", context.emit)
+            draft.add("command", context.emit)
+            self._tools[use.id] = (pending, draft)
+        pending.done_s = time.monotonic()
+        return pending
+
+    def _parse(self, text: str, chat: ChatRequest) -> Parsed:
+        """A reply taken apart; a call is text where no tool was offered."""
+        parsed = PARSERS[self.gateway.config.parser](text, chat.tools)
+        # What a server has parsed itself comes in the form of hermes (`core/tool_calls.py`).
+        if not parsed.calls and self.gateway.config.parser != "none":
+            parsed = PARSERS["hermes"](text, chat.tools)
+        return parsed if chat.tools or not parsed.calls else Parsed(text=text)
+
+    def _sampling(self, chat: ChatRequest, role: str, seed: int) -> dict[str, Any]:
+        """The fields of a `Request` by which a model samples: as the agent asks, unless the weights are trained."""
+        forced = self.context.sampling if role == POLICY else None
+        own = chat.given
+        stop = own.pop("stop", ())
+        is_trained, engine = isinstance(forced, Sampling), self.context.engines[role]
+        if (is_trained or not getattr(engine, "takes_options", False)) and (name := find_changing(chat.options)):
+            why = "the weights are trained" if is_trained else f"engine {engine.name!r} cannot use it"
+            raise self._refusal(400, "unsupported_parameter", f"it is not supported, because {why}: remove it", name)
+        if isinstance(forced, Sampling):
+            limit, stop = min(own.get("max_tokens", forced.max_tokens), forced.max_tokens), (*forced.stop, *stop)
+            own = {"temperature": forced.temperature, "top_p": forced.top_p, "max_tokens": limit}
+        elif forced is not None:
+            own["temperature"] = forced
+        values = {key: value for key, value in own.items() if key in Sampling.model_fields}
+        sampling = Sampling.model_validate({"max_tokens": self.settings.sampling.max_tokens, **values, "stop": stop})
+        return {"sampling": sampling, "options": own, "seed": own.get("seed", seed)}
+
+    @asynccontextmanager
+    async def _within_tokens(self, request: Request) -> AsyncGenerator[Request]:
+        """The request with a limit that `max_tokens` has room for; it waits while others may use up what is left."""
+        most, limit = self.settings.max_tokens, 0
+        if most is not None:
+
+            def left() -> int:
+                return most - self._held - sum(call.usage.completion_tokens for call in self.calls)
+
+            async with self._room:
+                await self._room.wait_for(lambda: left() > 0 or not self._held)
+                if left() <= 0:
+                    self.limit = "token_limit"
+                    words = f"the agent's model has written {most - left()} tokens; agent.max_tokens is {most}"
+                    raise self._refusal(400, "token-limit", words)
+                limit = min(request.sampling.max_tokens, left())
+                self._held += limit
+            sampling = request.sampling.model_copy(update={"max_tokens": limit})
+            request = replace(request, sampling=sampling, options={**(request.options or {}), "max_tokens": limit})
+        try:
+            yield request
+        finally:
+            self._held -= limit
+            async with self._room:
+                self._room.notify_all()
+
+    def _observe(self, messages: Sequence[Message]) -> None:
+        """Find the answers of tools in the messages of a request."""
+        for message in messages:
+            if message.role == "tool" and (waiting := self._tools.pop(str(message.fields.get("tool_call_id")), None)):
+                pending, draft = waiting
+                took = time.monotonic() - pending.done_s
+                draft.observation = Observation(status="ok", text=message.content, duration_s=took)
+                draft.add("observation", self.context.emitter(POLICY, draft.index))
+
+    def _refusal(self, status: int, code: str, words: str, param: str | None = None) -> FormError:
+        self.counts[f"refused: {code}"] += 1
+        return FormError(code, words, param, status=status)
+
+    def _fail(self, failure: MidstreamError) -> None:
+        if not self.failure.done():
+            self.failure.set_result(failure)
+
+    def _on_done(self, task: asyncio.Task[PendingRequest]) -> None:
+        self._under_way.discard(task)
+        self.active_s = time.monotonic()
+        if task.cancelled() or not (error := task.exception()) or isinstance(error, FormError):
+            return
+        self._fail(InfrastructureError(f"a request failed: {error!r}", code="gateway-failed", retryable=False))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def end(self, record: RunRecord) -> None:
+        """End the session: requests under way are dropped, and what was answered is written as turns."""
+        self.over = True
+        for task in list(self._under_way):
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        if not self.failure.done():
+            self.failure.cancel()
+        sampled = [pending for pending in self._requests if pending.call is not None]
+        self.counts["not delivered"] += sum(not pending.delivered for pending in sampled)
+        drafts = [draft for pending in sampled for draft in pending.turns()]
+        if drafts and drafts[-1].action is None:
+            record.closing_calls = tuple(drafts.pop().calls)
+        for index, draft in enumerate(drafts, 1):
+            draft.index = index
+            draft.events[:0] = ["call" for _ in draft.calls]
+            record.turns.append(draft.turn())
+        record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
+
+
+def _check_reward(value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+
+
+def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:
+    """The error of an agent's program: its run is tried again, and never scored."""
+    return InfrastructureError(what, code="agent-failed", cause=cause, fix=fix)
+
+
+def with_lessons(messages: tuple[Message, ...], lessons: str) -> tuple[Message, ...]:
+    """The messages with lessons at the end of the system message, or in one of their own."""
+    text = render_lessons(lessons).strip()
+    if not text:
+        return messages
+    if not messages or messages[0].role != "system":
+        return (Message(role="system", content=text), *messages)
+    first, *others = messages
+    fields = {key: value for key, value in first.fields.items() if key != "content"}
+    content = f"{first.content}\n\n{text}" if first.content else text
+    return (first.model_copy(update={"content": content, "fields": fields}), *others)

@@ -1,0 +1,299 @@
+"""An agent of another program: a function that takes `session`, or a command. It asks midstream's models over HTTP.
+
+    async def solve(task, session):
+        client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
+        reply = await client.chat.completions.create(
+            model=session.model, messages=[{"role": "user", "content": task.question}])
+        return reply.choices[0].message.content
+
+A command finds the same in its environment: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, ANTHROPIC_BASE_URL and
+ANTHROPIC_API_KEY, MIDSTREAM_TASK (a JSON file: id, question, metadata) and MIDSTREAM_ANSWER (the file to write).
+A function that is not `async` has a thread, which nothing can end: what it still asks after its run's end is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, JsonValue
+
+from midstream.components.agent_record import RecordedAgent, RunRecord
+from midstream.components.component import Context
+from midstream.components.own_settings import OwnFunction, described
+from midstream.core import supervise
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
+from midstream.core.json_schema import schema_error
+from midstream.core.protocols import RunContext, Tool
+from midstream.core.task import Task
+from midstream.core.threads import in_event_loop
+from midstream.core.tool_calls import call_tool
+from midstream.core.trajectory import Score
+from midstream.gateway.http import LOOPBACK
+from midstream.gateway.server import ADMIN_KEY, Gateway
+from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, SessionSettings, agent_failed
+from midstream.gateway.settings import ServeConfig
+
+GIVEN = ("task", "session", "question", "tools")
+_KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
+_END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
+
+
+class CommandSettings(SessionSettings):
+    """A program as an agent.
+
+    Attributes:
+        command: the program and its arguments; it runs in the working directory of the run, or in `cwd`
+        cwd: a directory
+    """
+
+    command: tuple[str, ...] = Field(min_length=1)
+    cwd: Path | None = None
+
+    def build(self, context: Context) -> CommandAgent:
+        """The agent."""
+        return CommandAgent(Path(self.command[0]).name, self, gateway_of(context))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a function's client finds its session: for OpenAI's clients as they are, for Anthropic's without "/v1"."""
+
+    base_url: str
+    api_key: str
+    model: str
+    anthropic_base_url: str
+
+
+class SessionAgent(RecordedAgent):
+    """An agent that asks through the gateway; a subclass implements `drive`."""
+
+    shows_lessons = True
+    waits = False  # its runs begin when a caller comes
+
+    def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
+        self.name, self.settings, self.gateway = name, settings, gateway
+
+    async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
+        """Have the program answer one task, and record what it asked."""
+        session = AgentSession(self.gateway, context, self.settings)
+        session.waits = self.waits
+        outcome, key = Outcome(), "no key yet"
+        try:
+            async with self.gateway.serving(session) as key:
+                url = self.gateway.url(key)
+                address = Address(f"{url}/v1", key, session.names[0], url)
+                outcome = await self._watch(session, self.drive(task, session, address))
+        except MidstreamError as failure:
+            raise _recordable(failure, key) from None
+        finally:
+            await session.end(record)
+        if session.limit is None and outcome.answer is None and not session.calls and outcome.reward is None:
+            raise agent_failed(f"agent {self.name!r} ended without an answer, and asked no model", "return the answer")
+        record.answer, record.final, record.reward = outcome.answer, outcome.answer or "", session.reward
+        if outcome.reward is not None:
+            record.reward = Score(outcome.reward, feedback=outcome.feedback)
+        if outcome.answer is not None:
+            record.stop_reason = "answered"
+        else:
+            record.stop_reason = session.limit or "ended"
+
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
+        """Run the program."""
+        raise NotImplementedError
+
+    async def _watch(self, session: AgentSession, work: Any) -> Outcome:
+        """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
+        running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
+        try:
+            while True:
+                deadline_s = float("inf") if session.waits else session.context.deadline_s or float("inf")
+                idle_s = time.monotonic() - session.active_s if session.idle else 0.0
+                left_s = 1.0 if session.waits else min(self.settings.idle_s - idle_s, deadline_s - time.monotonic())
+                await asyncio.wait({running, session.failure}, timeout=max(left_s, 0.01), return_when="FIRST_COMPLETED")
+                if session.failure.done():
+                    raise session.failure.result()
+                if running.done():
+                    break
+                if time.monotonic() >= deadline_s:
+                    raise agent_failed(
+                        f"agent {self.name!r} was still running at its deadline", "raise rollout.deadline_s"
+                    )
+                if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
+                    words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
+                    raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
+            try:
+                return running.result()
+            except UsageError:
+                raise
+            except BaseException as failure:  # what a user's function raises can be anything
+                if session.limit is not None and isinstance(failure, MidstreamError | asyncio.CancelledError):
+                    return Outcome()  # it ended because of the limit, which is the policy's doing
+                if isinstance(failure, Exception | KeyboardInterrupt):
+                    raise
+                raise agent_failed(f"agent {self.name!r} raised {described(failure)}", "correct it") from failure
+        finally:
+            if not running.done():
+                running.cancel()
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody will look
+                await asyncio.wait({running}, timeout=3 * _END_S)
+
+
+def _recordable(failure: MidstreamError, key: str) -> MidstreamError:
+    """The failure without the session's key, which a client's error may hold, and without halves of characters."""
+    parts = [failure.what, failure.cause, failure.fix]
+    texts = [text.replace(key, "KEY").encode("utf-8", "backslashreplace").decode() for text in parts]
+    if texts == parts:
+        return failure
+    what, cause, fix = texts
+    made = type(failure)(what, code=failure.code, cause=cause, fix=fix)
+    vars(made).update({name: value for name, value in vars(failure).items() if name in ("retryable", "calls")})
+    return made
+
+
+def gateway_of(context: Context | None) -> Gateway:
+    """The gateway of a build; without one, as where a recipe is checked, one that is never started."""
+    return Gateway(ServeConfig()) if context is None else context.gateway
+
+
+class FunctionSessionAgent(SessionAgent):
+    """A function as an agent."""
+
+    def __init__(self, function: OwnFunction, settings: SessionSettings, gateway: Gateway) -> None:
+        super().__init__(function.name, settings, gateway)
+        self._function = function
+
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
+        """Call the function."""
+        try:
+            tools = {tool.name: partial(_call_tool, session.loop, tool) for tool in session.context.tools}
+            values = {"task": task, "session": address, "question": task.question, "tools": tools}
+            answer = await self._function.called(self.settings, values)
+        except InfrastructureError as failure:  # tried again, unlike that of other components
+            raise agent_failed(failure.what, failure.fix, failure.cause) from failure
+        if isinstance(answer, Outcome):
+            return answer
+        if not isinstance(answer, str | None):
+            raise self._function.wrong(answer, "return the answer as text, an Outcome, or None")
+        return Outcome(answer=answer)
+
+
+async def _result(tool: Tool, **arguments: JsonValue) -> str:
+    """What a tool of the recipe answers; arguments that it does not take are an answer too."""
+    problem = schema_error(arguments, tool.parameters)
+    return problem or (await call_tool(tool, arguments)).text
+
+
+def _call_tool(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> Any:
+    """What a tool answers: to be awaited in the event loop, waited for in a thread."""
+    answer = _result(tool, **arguments)
+    return answer if in_event_loop() else asyncio.run_coroutine_threadsafe(answer, loop).result()
+
+
+class CommandAgent(SessionAgent):
+    """A program as an agent, which ends with all that it started: it has a supervisor (`core/supervise.py`)."""
+
+    settings: CommandSettings
+
+    async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
+        """Start the program, wait for its end, and read its answer. Nothing that it started is left running."""
+        self._check_command()
+        with tempfile.TemporaryDirectory(prefix="midstream-session-", ignore_cleanup_errors=True) as directory:
+            asked, answer = Path(directory, "task.json"), Path(directory, "answer")
+            shown = {"id": task.id, "question": task.question, "metadata": task.metadata}
+            asked.write_text(json.dumps(shown), encoding="utf-8")
+            environment = os.environ | {
+                "OPENAI_BASE_URL": address.base_url,
+                "OPENAI_API_KEY": address.api_key,
+                "OPENAI_MODEL": address.model,
+                "ANTHROPIC_BASE_URL": address.anthropic_base_url,
+                "ANTHROPIC_API_KEY": address.api_key,
+                "ANTHROPIC_MODEL": address.model,
+                "MIDSTREAM_TASK": str(asked),
+                "MIDSTREAM_ANSWER": str(answer),
+            }
+            environment.pop(ADMIN_KEY, None)
+            # The gateway is on this machine, where no proxy finds it.
+            for name in ("NO_PROXY", "no_proxy"):
+                environment[name] = ",".join(filter(None, (environment.get(name), *LOOPBACK)))
+            status, lines = await self._run(environment)
+            if status:
+                how = f"exited with {status}" if status <= 128 else f"was ended by signal {status - 128}"
+                raise agent_failed(f"agent {self.name!r} {how}", "correct it", "\n".join(lines))
+            if not answer.is_file():
+                return Outcome()
+            with answer.open(encoding="utf-8", errors="replace") as file:
+                return Outcome(answer=file.read(LONGEST_TEXT).strip())
+
+    def _check_command(self) -> None:
+        """Raise `RecipeError` for a program or directory that is not there: no run could start it."""
+        command, cwd = self.settings.command, self.settings.cwd
+        if cwd is not None and not cwd.is_dir():
+            what, fix = f"agent.cwd: there is no directory {str(cwd)!r}", "correct the path"
+            raise RecipeError(what, code="file-not-found", fix=fix)
+        if shutil.which(command[0] if os.sep not in command[0] else Path(cwd or "", command[0])) is None:
+            raise RecipeError(
+                f"agent.command = {list(command)} cannot be started: no such program, or it is not executable",
+                code="command-not-found",
+                fix="name a program that is installed here, by its path",
+            )
+
+    async def _run(self, environment: Mapping[str, str]) -> tuple[int, Sequence[str]]:
+        """The program's exit status, 128 and a signal that ended it, and the last lines that it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-IS", supervise.__file__, "--within", str(_END_S), *self.settings.command),
+            env=environment,
+            cwd=self.settings.cwd,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the run, which then ends the program
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        tail = asyncio.ensure_future(_tail(process.stdout, lines))
+        try:
+            status = await process.wait()
+            await asyncio.wait({tail}, timeout=_END_S)
+        finally:
+            process.stdin.close()  # by which the supervisor ends the program, whatever becomes of this task
+            try:
+                async with asyncio.timeout(2.5 * _END_S):
+                    await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                tail.cancel()
+        return status, lines
+
+
+async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
+    """Keep the last lines of a stream that may have no end, in little memory."""
+    rest = b""
+    while chunk := await stream.read(1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[-_LONGEST_LINE:]
+        lines.extend(line[-_LONGEST_LINE:].decode("utf-8", "replace") for line in whole[-_KEPT_LINES:])
+    if rest:
+        lines.append(rest.decode("utf-8", "replace"))
+
+
+def session_agent(function: OwnFunction) -> type[SessionSettings]:
+    """The settings of a function that takes `session`. One that is not `async` runs in a thread of its own."""
+
+    def build(config: SessionSettings, context: Context | None) -> SessionAgent:
+        return FunctionSessionAgent(function, config, gateway_of(context))
+
+    return function.settings(SessionSettings, build=build, asks="always")

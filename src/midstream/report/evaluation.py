@@ -1,0 +1,392 @@
+"""Evaluations in blocks: one or several of them, before and after training, all of a run, and task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.core.metrics import EvaluationResult
+from midstream.core.trajectory import Trajectory
+from midstream.report import blocks
+from midstream.report.blocks import Block, Cell, Section, cell, shift, text
+from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
+from midstream.report.turn_rows import outcome_words, stopped
+from midstream.runs import RunDirectory
+from midstream.runs.segments import Segment, result_name
+
+_MOST_TOOLS = 16
+_TEXT_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeAfter:
+    """One set before and after training; each side holds every sampling that was evaluated there."""
+
+    before: Sequence[EvaluationResult]
+    after: Sequence[EvaluationResult]
+
+    def by_kind(self) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
+        """("sampled" or "greedy", its results before, its results after), in this order, of the kinds there are."""
+        found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
+        return [side for side in found if side[1] or side[2]]
+
+    def by_family(self) -> Iterator[tuple[str | None, int, list[tuple[float | None, float | None]]]]:
+        """(family, its tasks, success before and after of every `by_kind`); the last family is None: all tasks."""
+        both = [*self.before, *self.after]
+        for family in (*families(both), None):
+            sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
+            shares = [(success(first, family), success(last, family)) for _, first, last in self.by_kind()]
+            yield family, max((each.tasks for each in sets), default=0), shares
+
+
+def where(result: EvaluationResult) -> str:
+    """The set by name, with its split where that says more."""
+    return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
+
+
+def is_greedy(result: EvaluationResult) -> bool:
+    """Whether the evaluation took the most likely token; any temperature counts as sampled."""
+    return result.sampling == "greedy"
+
+
+def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
+    """The "greedy" results, or the "sampled" ones."""
+    return [result for result in results if is_greedy(result) == (kind == "greedy")]
+
+
+def families(results: Iterable[EvaluationResult]) -> list[str]:
+    """Every family named, in order of first appearance."""
+    return list(dict.fromkeys(name for result in results for name in result.by_family))
+
+
+def success(results: Sequence[EvaluationResult], family: str | None = None) -> float | None:
+    """Mean success over `results` (seeds of one sampling), of one family or of all; None if nothing was evaluated."""
+    if family is None:
+        return mean([result.success for result in results])
+    return mean([result.by_family[family].success for result in results if family in result.by_family])
+
+
+def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
+    """What was evaluated, for a column head: "trained, step 300"."""
+    if not results:
+        return otherwise
+    step = results[0].step
+    return results[0].policy + (f", step {step}" if step is not None else "")
+
+
+def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list[EvaluationResult]]:
+    """One curve a set, by "set/split", small sets first: results of a `kind` with a step, in order of step."""
+    found: dict[str, list[EvaluationResult]] = {}
+    for result in sorted(_pick(evaluations, kind), key=lambda result: (result.tasks, result.step or 0)):
+        if result.step is not None:
+            found.setdefault(f"{result.set_name}/{result.split}", []).append(result)
+    return found
+
+
+def comparisons(evaluations: Sequence[EvaluationResult]) -> list[BeforeAfter]:
+    """Before (first evaluated step) and after (last, if it is another) of every set, the largest set first."""
+    by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
+    found = []
+    for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):
+        before: list[EvaluationResult] = []
+        after: list[EvaluationResult] = []
+        for results in (by_set[name] for by_set in by_sampling if name in by_set):
+            first, last = results[0].step, results[-1].step
+            before += [result for result in results if result.step == first]
+            after += [result for result in results if result.step == last != first]
+        found.append(BeforeAfter(before, after))
+    return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
+
+
+# --- one or several evaluations ---------------------------------------------------------------------------------------
+
+
+def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
+    """The trajectories of one evaluation, read when they are used."""
+    # A training run evaluates a set at several steps, so there the step is part of the name.
+    step = result.step if run.info().evaluation is None else None
+    return run.trajectories.open(result_name(result.set_name, result.sampling, step))
+
+
+def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Section]]:
+    """The lead and the sections of an evaluation of one or several sets; `results` may be empty."""
+    tiles = [
+        blocks.tile(
+            f"Success, {_named(result, results)}",
+            percent(result.success),
+            f"95%: {' to '.join(map(percent, result.interval))}" if result.interval else counted(result.tasks, "task"),
+        )
+        for result in results
+    ]
+    tokens = sum(result.prompt_tokens + result.completion_tokens for result in results)
+    cost = sum(result.cost_usd for result in results)
+    tiles.append(blocks.tile("Tokens", number(tokens), dollars(cost) if cost else ""))
+    errors = sum(result.errors for result in results)
+    tiles.append(blocks.tile("Without a result", f"{errors:,}", "counted as wrong"))
+    lead = ". ".join(summary_line(result) for result in results) or "No set has been evaluated yet"
+    tables = [success_table, trials_table, family_table, effort_table, tool_table, stream_table, parts_table]
+    found = [table(results) for table in tables] if results else [text("Nothing was evaluated.", "soft")]
+    return f"{lead}.", [
+        ("summary", "At a glance", [blocks.tiles(tiles if results else [])]),
+        ("results", "Results", found),
+        ("notes", "How it was scored, and what went wrong", [blocks.facts(_notes(results))]),
+    ]
+
+
+def summary_line(result: EvaluationResult) -> str:
+    """One evaluation in a line, for logs."""
+    between = f" (95% interval {_between(result, ' to ')})" if result.interval else ""
+    judged = f", {result.metric}" if result.judged else ""
+    errors = f", {loss(result)}" if result.errors else ""
+    size = counted(result.tasks, "task") + (f" x {counted(result.trials, 'trial')}" if result.trials > 1 else "")
+    return f"{result.set_name} {result.sampling}: success {percent(result.success)}{between}{judged} of {size}{errors}"
+
+
+def success_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
+    ruled = any(not result.judged or result.rule_success is not None for result in results)
+    judged = any(result.judged for result in results)
+    differ = any(result.disagreements is not None for result in results)
+    lost = any(result.errors for result in results)
+    heads = {
+        "set": True, "tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True,
+        "without errors": lost,
+    }  # fmt: skip
+    rows = []
+    for result in results:
+        headline = cell(f"{percent(result.success)}  {_between(result, '–')}".strip(), "strong")
+        cells: dict[str, Cell] = {
+            "set": _named(result, results),
+            "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
+            "by rule": percent(result.rule_success) if result.judged else headline,
+            "by judge": headline if result.judged else "-",
+            "differ": "-" if result.disagreements is None else f"{result.disagreements:,}",
+            "errors": cell(f"{result.errors:,}", "warn" if result.errors else ""),
+            "without errors": percent(result.success_without_errors) if result.errors else "-",
+        }
+        rows.append([cells[head] for head, shown in heads.items() if shown])
+    return blocks.table("Success (95% interval over tasks)", [head for head, shown in heads.items() if shown], rows)
+
+
+def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """Several trials a task: their mean, the most frequent answer, the best of k."""
+    rows = []
+    for result in results:
+        if result.trials > 1:
+            best, every = (
+                "\n".join(f"{mark}{k} {percent(share)}" for k, share in shares.items() if k > 1)
+                for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
+            )
+            means = (percent(result.success), percent(result.deviation), percent(result.majority))
+            rows.append([_named(result, results), str(result.trials), *means, best, every or "-"])
+    heads = ("set", "k", "avg@k", "sd", "majority@k", "pass@k: the best", "pass^k: all of k")
+    return blocks.table("Over the k trials of each task", heads, rows)
+
+
+def family_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """Success by family, of the sets that have several."""
+    rows = []
+    for result in results:
+        if len(result.by_family) > 1:
+            for place, (name, family) in enumerate(result.by_family.items()):
+                numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
+                rows.append(["" if place else _named(result, results), name, *numbers])
+    return blocks.table("By family", ("set", "family", "tasks", "success", "turns"), rows, left=2)
+
+
+def effort_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
+    heads = ("set", "turns a run", "tool errors", "tokens in", "tokens out", "cost", "leaks")
+    rows = [
+        [
+            _named(result, results),
+            f"{result.turns_mean:.2f}",
+            percent(result.tool_use.error_rate),
+            number(result.prompt_tokens),
+            number(result.completion_tokens),
+            dollars(result.cost_usd) if result.cost_usd else "-",
+            cell(f"{result.leaks:,}", "warn" if result.leaks else ""),
+        ]
+        for result in results
+    ]
+    return blocks.table("What it took", heads, rows)
+
+
+def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """How often each tool was called, and the share of turns that went to it."""
+    rows = []
+    for result in results:
+        use = result.tool_use
+        weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
+        names = sorted(weight, key=lambda name: weight[name])
+        shown = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
+        if rest := names[_MOST_TOOLS:]:
+            calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
+            shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
+        rows.append([_named(result, results), ", ".join(shown) or "-"])
+    return blocks.table("Calls by tool", ("set", "calls (share of turns)"), rows, left=2)
+
+
+def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """How interleaved policies use their tools on the way to an answer."""
+    units = sorted({result.streams.unit for result in results if result.streams})
+    heads = ("set", "calls a run", "with a result", "reasoning a call", "calls to an answer", "runs that answer")
+    rows = [
+        [
+            _named(result, results),
+            f"{streams.calls_mean:.2f}",
+            percent(streams.correct_rate),
+            number(streams.reasoning_per_call),
+            number(streams.steps_to_answer),
+            percent(streams.answered / max(1, streams.trajectories)),
+        ]
+        for result in results
+        if (streams := result.streams)
+    ]
+    return blocks.table(f"Calls of the policy (reasoning in {' or '.join(units)})", heads, rows)
+
+
+def parts_table(results: Sequence[EvaluationResult]) -> Block | None:
+    """The parts of rewards that have several; a rule next to a judge has its column already."""
+    rows = [
+        ["" if place else _named(result, results), name, number(value)]
+        for result in results
+        if len(result.reward_parts) > 1 and not result.judged
+        for place, (name, value) in enumerate(result.reward_parts.items())
+    ]
+    return blocks.table("Parts of the score", ("set", "part", "mean"), rows, left=2)
+
+
+def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> str:
+    """The set, with the sampling where `results` have several."""
+    several = len({other.sampling for other in results}) > 1
+    return result.set_name + (f" {result.sampling}" if several else "")
+
+
+def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
+    """The source of the scores, the interval's method, the sampling, and what went wrong."""
+    metrics: dict[str, list[str]] = {}
+    for result in results:
+        metrics.setdefault(result.metric, []).append(result.set_name)
+    scored = [name if len(metrics) == 1 else f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in metrics.items()]
+    methods = dict.fromkeys(result.interval_method for result in results if result.interval_method)
+    notes = [("scored by", "; ".join(scored)), ("interval", ", ".join(methods))]
+    if len({result.sampling for result in results}) == 1:
+        notes.append(("sampling", results[0].sampling))
+    for result in results:
+        name = f"{result.set_name} {result.sampling}"
+        if result.learned:
+            notes.append(("learned", f"{result.set_name}: tasks that the agent learned from ({result.learned})"))
+        if result.errors:
+            notes.append(("errors", f"{name}: {loss(result)}"))
+            notes += [("", f"{count:,} x {shorten(reason, 160)}") for reason, count in result.error_reasons.items()]
+        if met := limits_met(result.stop_reasons, result.tasks * result.trials):
+            notes.append(("limits", f"{name}: {met}"))
+    if any(result.leaks for result in results):
+        notes.append(("leaks", "runs in which a search repeated the question almost word for word"))
+    return [*notes, ("requests", _troubles(results))]
+
+
+def _troubles(results: Sequence[EvaluationResult]) -> str:
+    return troubles(sum(r.request_failures for r in results), sum(r.replies_repaired for r in results))
+
+
+def loss(result: EvaluationResult) -> str:
+    """How many tasks have no result, and what success is without them."""
+    runs = counted(result.tasks * result.trials, "run" if result.trials > 1 else "task")
+    return (
+        f"{result.errors:,} of {runs} without a result, counted as wrong "
+        f"({percent(result.success_without_errors)} without them)"
+    )
+
+
+def _between(result: EvaluationResult, joint: str) -> str:
+    """The interval in percent, its ends joined."""
+    return joint.join(f"{end * 100:.1f}" for end in result.interval or ())
+
+
+# --- the evaluations of a run that learns -----------------------------------------------------------------------------
+
+
+def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
+    """Success by family and in all on one set, before and after, and what is missing."""
+    both = [*comparison.before, *comparison.after]
+    kinds = [kind for kind, _, _ in comparison.by_kind()]
+    names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
+    rows: list[list[Cell]] = []
+    for family, tasks, shares in comparison.by_family():
+        cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
+        for first, last in shares:
+            cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
+        rows.append(cells)
+    ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
+    found = [blocks.table(f"Success on {where(both[0])}: {ends}", names, rows, totals=1)]
+    lost = [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]
+    return [*found, text("; ".join(lost), "warn")]
+
+
+def all_evaluations(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
+    """Every evaluation of a run in a line, and what went wrong in all."""
+    judged = any(result.judged for result in evaluations)
+    heads = ["policy", "sampling", "set", "step", "success", *["judged"] * judged, "tasks", "errors", "tool errors"]
+    rows: list[list[Cell]] = []
+    for result in evaluations:
+        success = cell(percent(result.success), "strong" if is_greedy(result) else "")
+        rows.append(
+            [
+                *(result.policy, result.sampling, where(result)),
+                "-" if result.step is None else str(result.step),
+                *((("-", success) if result.judged else (success, "-")) if judged else (success,)),
+                str(result.tasks),
+                cell(str(result.errors), "warn" if result.errors else ""),
+                percent(result.tool_use.error_rate),
+                f"{result.turns_mean:.2f}",
+            ]
+        )
+    trouble = _troubles(evaluations)
+    return [
+        blocks.table("Evaluations in the order they were made", [*heads, "turns"], rows, left=3),
+        text(f"{trouble}, in all" if trouble and len(evaluations) > 1 else trouble, "warn"),
+    ]
+
+
+# --- the tasks of an evaluation ---------------------------------------------------------------------------------------
+
+
+def task_list(trajectories: Iterable[Trajectory]) -> Iterator[Block | None]:
+    """Runs of an evaluation in order, each with score, question and answer; `midstream show` takes each id."""
+    for trajectory in trajectories:
+        reward = trajectory.reward
+        tone = "up" if reward and reward.value >= 1 else "warn" if trajectory.error else "bad"
+        yield text(f"{'-' if reward is None else number(reward.value)}  {trajectory.id}", tone)
+        rows: list[tuple[str, Cell]] = [("question", shorten(trajectory.question, _TEXT_LIMIT))]
+        if trajectory.error:
+            rows.append(("error", cell(trajectory.error.line, "warn")))
+        if trajectory.outcome:
+            rows.append(("outcome", "; ".join(outcome_words(trajectory.outcome))))
+        else:
+            answer = "(none)" if trajectory.answer is None else trajectory.answer
+            rows.append(("answer", shorten(answer, _TEXT_LIMIT)))
+            rows.append(("gold", shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT)))
+        if trajectory.answer is None and not trajectory.error:
+            rows.append(("stopped", stopped(trajectory)))
+        yield blocks.facts(rows)
+
+
+def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[Block]:
+    """The same for programs, each with the fields of `evaluation`."""
+    return (
+        {
+            **evaluation,
+            "id": trajectory.id,
+            "task_id": trajectory.task_id,
+            "trial": trajectory.rollout_index,
+            "question": trajectory.question,
+            "answer": trajectory.answer,
+            "gold": trajectory.gold,
+            "score": None if trajectory.reward is None else trajectory.reward.value,
+            "error": trajectory.error and trajectory.error.message,
+        }
+        for trajectory in trajectories
+    )

@@ -1,0 +1,162 @@
+"""Lessons and libraries in blocks: what each lesson says, did and came from; versions, votes, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from midstream.report import blocks
+from midstream.report.blocks import Block, Cell, cell, facts, heading, span_of, text
+from midstream.report.numbers import counted, gain, gains
+from midstream.training_free.commit import Version
+from midstream.training_free.feedback import Vote
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library, size
+from midstream.training_free.operations import Diff
+from midstream.training_free.validation import Validation
+
+_NAMED = 4  # ids that are named; the others are counted
+
+
+def points(effect: Effect) -> str:
+    """An effect in percentage points with its 95 % interval: "+3.1 (-1.9 to +8.1)"."""
+    return f"{gain(effect.mean)} ({gains(effect.interval)})"
+
+
+def proven(library: Library) -> str:
+    """Whether the library as it is was accepted by a test, in words."""
+    if not library.rendered:
+        return "empty"
+    return f"proven for {library.proven_for}" if library.proven_for else "unproven: no test accepted it as it is"
+
+
+def bundles(library: Library) -> list[str]:
+    """A line for each bundle of changes that a test accepted together: its effect, and the lessons there are of it."""
+    effects = {lesson.id: lesson.effect for lesson in library.lessons if lesson.effect}
+    lines = []
+    for bundle in dict.fromkeys(effect.bundle for effect in effects.values() if effect.bundle):
+        lessons = [name for name, effect in effects.items() if effect.bundle == bundle]
+        tested = f"{gain(bundle.mean)} ({gains(bundle.interval)}) points, {counted(bundle.pairs, 'pair')}"
+        others = len(bundle.changes) - len(lessons)
+        more = f" and {counted(others, 'other change')}" if others else ""
+        lines.append(f"tested together: {' '.join(lessons)}{more}: {tested}")
+    return lines
+
+
+def by_effect(lessons: Sequence[Lesson]) -> list[Lesson]:
+    """The largest measured effect first, then those without one in their order."""
+    return sorted(lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0)
+
+
+def lesson_card(
+    lesson: Lesson, span: float, *, more: Sequence[Block | None] = (), origin: bool = False, vote: bool = False
+) -> Block:
+    """A lesson with its state, its effect and its counters, `more` to open; with `origin` where it came from."""
+    learned_in = f"update {lesson.origin.update}" if lesson.origin.update else ""
+    where = {"person": "by a person", "imported": "imported"}.get(lesson.origin.source, learned_in)
+    about = [] if origin else [lesson.module, where]
+    about += [lesson.state] if lesson.state != "active" else []
+    effect = "" if origin else "effect not measured"
+    if lesson.effect is not None:
+        effect = f"effect {points(lesson.effect)} points, {counted(lesson.effect.pairs, 'pair')}"
+        effect += "" if lesson.effect.alone else ", measured only together with others"
+        effect += ", accepted only as a part of its bundle" if lesson.effect.only_in_bundle else ""
+    used = f"used in {counted(lesson.used, 'rollout')}" if lesson.used else ""
+    used += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
+    said = [", ".join(filter(None, about)), "; ".join(filter(None, (effect, used)))]
+    said += [came_from(lesson.origin), lesson.origin.why] if origin else []
+    drawn = lesson.effect and blocks.interval(lesson.effect.mean, lesson.effect.interval, span)
+    struck = lesson.state == "vetoed"
+    return blocks.card(lesson.id, lesson.text, said, struck=struck, interval=drawn, blocks=more, vote=vote)
+
+
+def effect_span(lessons: Sequence[Lesson]) -> float:
+    """The half-width of an axis that all measured effects fit on."""
+    return span_of((lesson.effect.mean, lesson.effect.interval) for lesson in lessons if lesson.effect)
+
+
+def library_blocks(title: str, library: Library) -> list[Block | None]:
+    """Every lesson of a library, by module, with its origin, counters and measured effect."""
+    span = effect_span(library.lessons)
+    found = [text(title, "strong"), text(proven(library), "up" if library.proven_for else "warn")]
+    found += [text(line) for line in bundles(library)]
+    for module in dict.fromkeys(lesson.module for lesson in library.lessons):
+        lessons = [lesson for lesson in library.lessons if lesson.module == module]
+        found += [heading(module), blocks.cards([lesson_card(lesson, span, origin=True) for lesson in lessons])]
+    return found if library.lessons else [*found, text("no lessons")]
+
+
+def size_of(library: Library) -> str:
+    """How many lessons prompts hold, and how long they are: "5 lessons, about 120 tokens"."""
+    words = f"{counted(len(library.rendered), 'lesson')}, about {counted(size(library), 'token')}"
+    vetoed = len(library.lessons) - len(library.rendered)
+    return f"{words}; {vetoed} vetoed" if vetoed else words
+
+
+def came_from(origin: LessonOrigin) -> str:
+    """Who wrote a lesson, and from what."""
+    who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
+    parts = [f"{who}, update {origin.update}" if origin.update else who]
+    for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
+        if ids:
+            more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+            parts.append(f"{noun}{'s' if len(ids) > 1 else ''} {' '.join(ids[:_NAMED])}{more}")
+    return "; ".join(parts)
+
+
+def diff_blocks(found: Diff, none: str) -> list[Block | None]:
+    """What leads from one library to another; `none` is said where nothing does."""
+    if found.empty:
+        return [text(none, "soft")]
+
+    def line(lesson: Lesson, tone: str) -> Cell:
+        return cell(f"{lesson.module}: {lesson.text}", tone)
+
+    rows = [(f"+ {lesson.id}", line(lesson, "up")) for lesson in found.added]
+    rows += [(f"- {lesson.id}", line(lesson, "down")) for lesson in found.deleted]
+    for old, new in found.modified:
+        rows += [(f"~ {new.id}", line(old, "down")), ("", line(new, "up"))]
+    return [facts([*rows, *((f"  {new.id}", f"{old.state} -> {new.state}") for old, new in found.marked)])]
+
+
+def versions_table(versions: Sequence[Version]) -> Block | None:
+    """Every version of a library: who made it, what it holds, what it changed."""
+    rows = []
+    for version in versions:
+        by = f"{version.by} {version.update}" if version.update else version.by
+        ids: dict[str, list[str]] = {}
+        for operation in version.operations:
+            if operation.kind != "keep":
+                ids.setdefault(operation.kind, []).append(operation.id)
+        changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+        changes += [version.note] if version.note else []
+        numbers = [str(version.number), str(len(version.library.rendered))]
+        rows.append([*numbers, by, "yes" if version.library.proven_for else "no", "; ".join(changes)])
+    return blocks.table("", ("version", "lessons", "by", "proven", "changes"), rows, left=0, last=3)
+
+
+def votes_table(votes: Sequence[Vote]) -> Block | None:
+    """One line a vote: its value, the voter, the lesson with its run, and the text."""
+    rows = [[vote.value, vote.by, f"{Path(vote.run).name} {vote.lesson}".strip(), vote.text] for vote in votes]
+    return blocks.table("", ("vote", "by", "lesson", "text"), rows, left=4)
+
+
+def validation_blocks(library: Library, found: Validation, agent: str) -> list[Block | None]:
+    """Whether a library helps an agent, how sure that is, and what each lesson does."""
+    test, lost = found.test, found.test.left_out + found.halves_left_out
+    helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[test.verdict]
+    mean = points(Effect(mean=test.mean, interval=test.interval, pairs=test.pairs))
+    said = f"The library {helps}: {mean} points over {counted(test.pairs, 'pair')} of rollouts"
+    left_out = f"; {counted(lost, 'pair')} left out, without a result" if lost else ""
+    rows: list[list[Cell]] = []
+    for lesson in library.rendered:
+        if effect := found.effects.get(lesson.id):
+            low, high = effect.interval
+            shown = cell(points(effect), "up" if low > 0 else "down" if high < 0 else "")
+            rows.append([lesson.id, shown, str(effect.helped), str(effect.harmed), lesson.text])
+    evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
+    heads = ("lesson", "effect (95% interval)", "helped", "harmed", "text")
+    return [
+        text(said, "up" if test.verdict == "better" else "warn"),
+        text(f"Agent: {agent}. {evidence}{left_out}."),
+        blocks.table("", heads, rows, last=1),
+    ]

@@ -1,0 +1,194 @@
+"""A run of any kind: its page, and the blocks of it that `midstream show` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from midstream.components.kinds import config_class, registered
+from midstream.core.errors import MidstreamError, RunError
+from midstream.core.stream_template import Template
+from midstream.core.trajectory import Trajectory
+from midstream.report import blocks, turn_rows
+from midstream.report.blocks import Block, Section
+from midstream.report.draw import chosen
+from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page
+from midstream.report.training import training_page
+from midstream.report.trajectory import trajectory_document
+from midstream.report.turn_rows import template_of
+from midstream.runs import RunDirectory
+from midstream.runs.files import damaged
+from midstream.runs.info import EvaluationInfo, RunInfo
+from midstream.runs.journal import skip_damage, warn
+
+PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
+whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;
+one that was accepted because its estimate was high is likely to do a little less than the estimate says. What is proven
+is proven for this agent: another model, prompt or tool makes the library unproven until it is validated again."""
+# The sections that the terminal shows, by the kind of run.
+_SHOWN = {
+    "training": ("run", "results", "evaluations", "curves", "tools", "update", "counts"),
+    "practice": ("run", "results", "evaluations", "lessons", "updates", "curves", "cost", "counts"),
+    "evaluation": ("run", "results", "notes"),
+}
+
+
+def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
+    """One test question before and after training: of those newly solved, the one with the most different actions."""
+    of_test = [result for result in run.evaluations.read(skip_damage) if result.set_name == "test"]
+    kinds = [kind for comparison in comparisons(of_test) for kind in comparison.by_kind()]
+    found = [(before, after) for _, before, after in kinds if before and after]
+    if not found:
+        return []
+    before, after = found[-1]  # greedy if that was evaluated
+
+    def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
+        return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
+
+    first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
+    try:
+        if len(first) != len(last):
+            raise damaged(last.path, f"it holds {len(last):,} trajectories, and {first.path.name} {len(first):,}")
+        entries = enumerate(zip(first.entries(), last.entries(), strict=True))
+        solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
+        old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
+    except RunError as error:
+        warn(f"no question is shown before and after: {error}")
+        return []
+    return [("before training", old), ("after training", new)]
+
+
+def tools_used(resolved: Mapping[str, Any]) -> str:
+    """A resolved recipe's tools on one line, each with its provider: with another it is another experiment."""
+    settings = ("provider", "language", "index", "engine")
+    texts = []
+    for name, table in resolved.get("tools", {}).items():
+        words = ", ".join(f"{key} {table[key]}" for key in settings if table.get(key))
+        texts.append(name + (f" ({words})" if words else ""))
+    return "; ".join(texts) or "-"
+
+
+def run_page(run: RunDirectory) -> Block:
+    """The page of a run of any kind: its results, then how it was made, what it does not show, what to do next.
+
+    Damaged records are left out. Raises `RunError` if the run's settings cannot be read.
+    """
+    info = run.info()
+    lead, sections, shown = _described(run, info)
+    return blocks.page(
+        f"{info.recipe_name}, seed {info.seed}",
+        lead,
+        [
+            *sections,
+            ("runs", "One question, turn by turn", side_by_side(shown, template_of(info.resolved))),
+            ("how", "How it was run", _how(run, info)),
+            ("limits", "Limits", [blocks.text(run_limits(info))]),
+            ("next", "What to try next", [blocks.code("\n".join(next_steps(run)))]),
+        ],
+    )
+
+
+def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
+    """What the terminal shows of a run of any kind, or the sections with these keys."""
+    info, status = run.info(), run.status()
+    lead, sections, _ = _described(run, info, whole=False)
+    facts: dict[str, object] = {"run": run.root, "recipe": f"{info.recipe_name}, seed {info.seed}"}
+    if info.kind == "evaluation":
+        facts["agent"] = _evaluated_agent(info)
+    else:
+        steps: Any = info.resolved.get("training") or {}
+        facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps['steps']}" if "steps" in steps else ""
+    facts["status"] = status.state + (f": {status.message}" if status.message else "")
+    about = [blocks.facts(facts), blocks.text("" if info.kind == "evaluation" else lead)]
+    return chosen([("run", "", about), *sections], *(keys or _SHOWN[info.kind]))
+
+
+def _described(
+    run: RunDirectory, info: RunInfo, *, whole: bool = True
+) -> tuple[str, list[Section], list[tuple[str, Trajectory]]]:
+    """The lead, the sections and the sampled trajectories; not `whole`: without trajectories."""
+    if info.kind == "practice":
+        # Imported here: most runs need none of it.
+        from midstream.report.practice import practice_page, read_practice
+
+        data = read_practice(run, whole=whole)
+        return *practice_page(data), data.samples
+    evaluations = run.evaluations.read(skip_damage)
+    if info.kind == "evaluation":
+        return *evaluation_page(evaluations), []
+    records = run.metrics.read(skip_damage), run.timings.read(skip_damage)
+    return *training_page(*records, evaluations), samples(run) if whole else []
+
+
+def _evaluated_agent(info: RunInfo) -> str:
+    """What an evaluation evaluates: a step of a run or the recipe's agent, with which lessons."""
+    asked = info.evaluation or EvaluationInfo()
+    what = f"step {asked.step} of {asked.run}" if asked.run else "as the recipe has it"
+    agent: Any = info.resolved.get("agent") or {}
+    return what + (f", with the lessons of {agent['library']}" if agent.get("library") else "")
+
+
+def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
+    """Versions, machine and recipe of a run."""
+    engines: Any = info.resolved.get("engines", {})
+    cpu_s = sum(timing.cpu_s for timing in run.timings.read(skip_damage))
+    facts: dict[str, object] = {
+        "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+        "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+        "tools": tools_used(info.resolved),
+        "devices": ", ".join(f"{name}: {engine['device']}" for name, engine in engines.items() if engine.get("device")),
+        **info.packages,
+        "CPU-seconds of training steps": round(cpu_s, 1) or "",
+    }  # fmt: skip
+    return [blocks.facts(facts), blocks.fold("The recipe, as resolved", blocks.code(run.recipe()))]
+
+
+def run_limits(info: RunInfo) -> str:
+    """What a run of this kind and with these engines cannot show, in words."""
+    engines: Any = info.resolved.get("engines") or {}
+    found: dict[str, None] = {}
+    for name in {str(engine.get("type")): None for engine in engines.values()}:
+        # A user's own code is not imported to show a run.
+        if name in registered("engine"):
+            with suppress(MidstreamError):
+                found[getattr(config_class("engine", name), "limits", "")] = None
+    return " ".join(" ".join([*found, PRACTICE_LIMITS if info.kind == "practice" else ""]).split())
+
+
+def next_steps(run: RunDirectory) -> list[str]:
+    """Commands to try after a run."""
+    root, kind = shlex.quote(str(run.root)), run.info().kind
+    if kind == "evaluation":
+        return [f"midstream show {root} --wrong", f"midstream compare {root} OTHER"]
+    both = any(comparison.after for comparison in comparisons(run.evaluations.read(skip_damage)))
+    compare = [f"midstream compare {root}@0 {root} --tasks     # the test tasks that changed"] * both
+    solve = f'midstream solve "..." --planner {root}     # this agent'
+    if kind == "training":
+        return [solve, *compare, f"midstream view {root}     # every rollout, in the browser"]
+    steps = [
+        f"midstream library show {root}     # every lesson, where it came from and what it did",
+        f"midstream library edit {root}     # change, pin or veto lessons in your editor",
+        *compare,
+        solve,
+    ]
+    status = run.status()
+    if status.state == "finished" and status.message.startswith("the budget of "):  # `BudgetError.what`
+        steps.insert(0, f'midstream resume {root} --budget "..."     # continue, with a higher limit')
+    return steps
+
+
+def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[blocks.Block | None]:
+    """Each sampled task with its labeled runs ("before training", "after training") next to each other."""
+    by_task: dict[str, list[tuple[str, Trajectory]]] = {}
+    for label, trajectory in samples:
+        by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
+    streams = any(turn_rows.is_stream(trajectory) for _, trajectory in samples)
+    found = [blocks.text(turn_rows.LEGEND if streams else "", "soft")]
+    for labeled in by_task.values():
+        first = labeled[0][1]
+        runs = [{"label": label, "trajectory": trajectory_document(each, template=template)} for label, each in labeled]
+        gold = next((trajectory.gold for _, trajectory in labeled if trajectory.gold is not None), None)
+        found.append({"kind": "runs", "task": first.question or first.task_id, "gold": gold, "runs": runs})
+    return found

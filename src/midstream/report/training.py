@@ -1,0 +1,321 @@
+"""A training run in blocks: results, curves, use of tools, the update, and what was counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
+from midstream.report import blocks
+from midstream.report.blocks import Block, Cell, Section, chart, charts, curve, line, text
+from midstream.report.evaluation import (
+    all_evaluations,
+    before_and_after,
+    comparisons,
+    curves,
+    families,
+    is_greedy,
+    success,
+    where,
+)
+from midstream.report.numbers import (
+    Point,
+    buckets,
+    change,
+    duration,
+    mean,
+    nothing_learned,
+    percent,
+    running_mean,
+    summed,
+)
+
+_BAND_POINTS = 60
+_MOST_BANDS = 6
+
+
+def training_page(
+    metrics: Sequence[StepMetrics], timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]
+) -> tuple[str, list[Section]]:
+    """The lead and the sections of a run; every list may be empty.
+
+    The first evaluated step is "before", the last "after".
+    """
+    warnings = [text(f"Step {step.step}: {words}", "warn") for step in metrics for words in step.warnings]
+    return lead(metrics, evaluations), [
+        ("summary", "At a glance", [blocks.tiles(tiles(timings, evaluations))]),
+        ("results", "Results", results_of(evaluations)),
+        ("evaluations", "All evaluations", all_evaluations(evaluations)),
+        ("curves", "Training curves", [progress(metrics, evaluations), families_by_step(evaluations), parts(metrics)]),
+        ("tools", "Use of tools", [tools(metrics), schedules(metrics), *streams(metrics)]),
+        ("update", "The policy update", [update(metrics, timings), *warnings]),
+        ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
+    ]
+
+
+def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
+    """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
+    steps = len(metrics)
+    sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
+    if nothing := nothing_learned([step.no_contrast for step in metrics], "step"):
+        sentences.append(f"There was {nothing}.")
+    if found := comparisons(evaluations):
+        # Greedy if that was evaluated.
+        kind, before, after = found[0].by_kind()[-1]
+        how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
+        tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
+        first, last = percent(success(before)), percent(success(after))
+        if after:
+            points = change(success(before), success(after))
+            moved = "as" if points == "+0.0" else "up from" if points.startswith("+") else "down from"
+            sentences.append(f"The agent now solves {last} of {tasks}, {moved} {first} before, {how}.")
+            (errors_before, turns_before), (errors_after, turns_after) = map(_habits, (found[0].before, found[0].after))
+            sentences.append(
+                f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), "
+                f"and it takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
+            )
+        else:
+            sentences.append(f"Before training the agent solves {first} of {tasks}, {how}; it was not evaluated since.")
+    else:
+        sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
+    lost, total = (sum(getattr(m, key) for m in metrics) for key in ("trajectories_error", "trajectories"))
+    if lost:
+        sentences.append(f"{lost:,} of {total:,} training runs were lost to infrastructure errors and left out.")
+    return " ".join(sentences)
+
+
+def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
+    """(tool error rate, turns a task) of the sampled results, which show the policy's habits, or of the greedy."""
+    results = [result for result in side if not is_greedy(result)] or side
+    return (
+        mean([result.tool_use.error_rate for result in results]) or 0.0,
+        mean([result.turns_mean for result in results]) or 0.0,
+    )
+
+
+def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
+    """Success, tool errors and turns before and after, training time."""
+    found: list[dict[str, str]] = []
+    for comparison in comparisons(evaluations)[:1]:
+        for kind, before, after in reversed(comparison.by_kind()):
+            name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
+            note = f"{before[0].tasks:,} held-out tasks"
+            found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
+        if comparison.after:
+            first, last = _habits(comparison.before), _habits(comparison.after)
+            errors = ("Tool errors", percent(last[0]), "share of turns, sampled")
+            found.append(blocks.tile(*errors, before=percent(first[0])))
+            found.append(blocks.tile("Turns a task", f"{last[1]:.2f}", before=f"{first[1]:.2f}"))
+    if timings:
+        wall, cpu = sum(t.duration_s for t in timings), sum(t.cpu_s for t in timings)
+        note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"
+        found.append(blocks.tile("Training time", duration(wall), note))
+    return found
+
+
+def results_of(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
+    """A before-after table a set, the test set first, with the use of tools on it; and how sure all of them are."""
+    found, sure = list[Block | None](), list[str]()
+    for comparison in sorted(comparisons(evaluations), key=lambda each: each.before[0].set_name != "test"):
+        found += before_and_after(comparison)
+        if comparison.before[0].set_name == "test":
+            found.append(tool_shift(comparison.before, comparison.after))
+        both = [*comparison.before, *comparison.after]
+        if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
+            sure.append(f"±{max(widths) * 100:.1f} points on {where(both[0])}")
+    words = f"Each mean is known to about {', '.join(sure)} (95%). That covers the choice of tasks, not how another "
+    found.append(text(f"{words}training seed would turn out." if sure else "", "soft"))
+    return found if evaluations else [text("Nothing was evaluated on held-out tasks.", "soft")]
+
+
+def tool_shift(before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]) -> Block | None:
+    """How turns were spent before and after, sampled at T=1: share of each tool, then tool errors and turns a run."""
+    sides = [[result for result in side if result.sampling == "T=1"] for side in (before, after)]
+    if not all(sides):
+        return None
+    names = dict.fromkeys(name for side in reversed(sides) for result in side for name in result.tool_use.share)
+    shares = {name: [mean([each.tool_use.share.get(name, 0.0) for each in side]) for side in sides] for name in names}
+    rows: list[list[Cell]] = [
+        [name, percent(first), percent(last), change(first, last)]
+        for name, (first, last) in sorted(shares.items(), key=lambda item: -(item[1][1] or 0.0))
+    ]
+    rates = [mean([result.tool_use.error_rate for result in side]) for side in sides]
+    rows.append(["tool errors", *map(percent, rates), blocks.shift(change(*rates), good="-")])
+    first, last = (fmean(result.turns_mean for result in side) for side in sides)
+    rows.append(["turns a run", f"{first:.2f}", f"{last:.2f}", f"{last - first:+.2f}"])
+    return blocks.table("Use of tools, share of turns", ("tool", "before", "after", "change"), rows, totals=2)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def progress(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
+    """Training reward and held-out success by step, side by side."""
+    counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
+    raw = buckets([(step.step, step.reward_mean) for step in counted], blocks.LINE_POINTS)
+    window = max(1, len(raw) // 20)
+    lines, note = [line("reward", running_mean(raw, window))], "mean of the sampled runs"
+    if window > 1:
+        lines.insert(0, line("reward", raw, faint=True))
+        note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
+    return charts(
+        chart("Training reward", note, lines),
+        chart("Held-out success", "tasks kept out of training", held_out(evaluations)),
+    )
+
+
+def held_out(evaluations: Sequence[EvaluationResult]) -> list[Block]:
+    """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
+    found = [
+        (kind, results[0].set_name, _by_step(results))
+        for kind in ("greedy", "sampled")
+        for results in curves(evaluations, kind).values()
+    ]
+    least = min(3, max((len(points) for _, _, points in found), default=0))
+    found = [each for each in found if len(each[2]) >= least]
+    several = len({set_name for _, set_name, _ in found}) > 1
+    return [
+        line(f"{set_name} {kind}" if several else kind, points, place % blocks.COLORS + 1)
+        for place, (kind, set_name, points) in enumerate(found)
+    ]
+
+
+def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> list[Point]:
+    """Success at each step, of one family or of all, averaged over the seeds evaluated there."""
+    by_step: dict[int, list[EvaluationResult]] = {}
+    for result in results:
+        by_step.setdefault(result.step or 0, []).append(result)
+    return [(step, value) for step, found in by_step.items() if (value := success(found, family)) is not None]
+
+
+def families_by_step(evaluations: Sequence[EvaluationResult]) -> Block | None:
+    """Success of each family by step, of the set evaluated most often; of several, the largest."""
+    by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
+    found = max(by_set.values(), key=lambda results: (len(results), results[0].tasks), default=[])
+    if not found or found[0].step == found[-1].step:
+        return None
+    shown = []
+    for family in families(found):
+        points = _by_step(found, family)
+        note = f"{percent(points[0][1])} → {percent(points[-1][1])}"
+        shown.append(chart(family, note, [line(family, points)], size="tiny"))
+    return blocks.fold(f"By family on {found[0].set_name}, {found[0].sampling}", charts(*shown))
+
+
+def tools(metrics: Sequence[StepMetrics]) -> Block | None:
+    """Tool shares stacked over steps, tool error rate and turns a run, all from the training runs."""
+    used = [step for step in metrics if step.tool_use.turns > 0]
+    weights: Counter[str] = Counter()
+    for step in used:
+        weights.update(step.tool_use.share)
+    malformed = weights.pop("malformed", None) is not None
+    ranked = sorted(weights, key=lambda name: -weights[name])
+    bands = [(name, {name}) for name in ranked[:_MOST_BANDS]]
+    bands += [("other tools", set(ranked[_MOST_BANDS:]))] if ranked[_MOST_BANDS:] else []
+    colors = [place if place < blocks.BAD else blocks.COLORS for place in range(1, len(bands) + 1)]
+    if malformed:
+        bands, colors = [*bands, ("malformed", {"malformed"})], [*colors, blocks.BAD]
+    lines = []
+    for (name, members), color in zip(bands, colors, strict=True):
+        shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
+        lines.append(line(name, buckets(shares, _BAND_POINTS), color))
+    last = ", ".join(f"{band['name']} {band['points'][-1][1]:.0%}" for band in lines)
+    words = f"Share of turns at the last step: {last}" if last else ""
+    errors = [(step.step, step.tool_use.error_rate) for step in used]
+    wrong = "malformed, invalid or failed, share of turns"
+    return charts(
+        chart("Tools chosen", "share of turns in training runs", lines, words, stacked=True),
+        curve("Tool errors", wrong, errors, blocks.BAD, as_percent=True),
+        curve("Turns a run", "mean of finished runs", [(step.step, step.turns_mean) for step in used], 3),
+    )
+
+
+def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
+    """The stage of the tasks, and the probabilities of simulated and degraded tools, over steps."""
+    found: dict[str, list[Point]] = {}
+    for step in metrics:
+        for name, value in step.schedules.items():
+            found.setdefault(name, []).append((step.step, value))
+    stage = found.pop("tasks.stages", [])
+    curves = [curve("tasks.stages", "the stage", stage, 4)] if stage else []
+    return charts(*curves, *(curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()))
+
+
+def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
+    """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
+
+    def by_step(name: str) -> list[Point]:
+        return [(step.step, value) for step in metrics if (value := getattr(step, name)) is not None]
+
+    return charts(
+        curve("KL to the reference", "k3, per token", by_step("kl"), 4),
+        curve("Sampler gap", "learner and sampler apart, nats per token", by_step("logprob_gap"), 1),
+        curve("Clipped tokens", "share of tokens", by_step("clip_fraction"), 2, as_percent=True),
+        curve("Gradient norm", "before clipping", by_step("grad_norm"), 5),
+        curve("Tokens for each unique one", "how much the rows of an update share", by_step("sharing"), 3),
+        curve("Seconds a step", "wall clock", [(timing.step, timing.duration_s) for timing in timings], 8),
+    )
+
+
+def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
+    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); [] without any such policy."""
+    measured = [(step.step, step.streams) for step in metrics if step.streams]
+    if not measured:
+        return []
+
+    def by_step(name: str) -> list[Point]:
+        return [(step, value) for step, found in measured if (value := getattr(found, name)) is not None]
+
+    answered = [(step, found.answered / max(1, found.trajectories)) for step, found in measured]
+    return [
+        text("Calls of the policy:", "soft"),
+        charts(
+            curve("Reasoning a call", f"{measured[-1][1].unit} around the call", by_step("reasoning_per_call"), 1),
+            curve("Calls a run", "of any kind", by_step("calls_mean"), 2),
+            curve("Correct calls", "share with a result", by_step("correct_rate"), 3, as_percent=True),
+            curve("Calls to the answer", "of runs that answer", by_step("steps_to_answer"), 4),
+            curve("Runs that answer", "share", answered, 5, as_percent=True),
+        ),
+    ]
+
+
+def parts(metrics: Sequence[StepMetrics]) -> Block | None:
+    """The mean of each part of the reward by step, in the reward's own units; None if the reward has one part."""
+    names = dict.fromkeys(name for step in metrics for name in step.reward_parts)
+    if len(names) < 2:
+        return None
+    found = []
+    for place, name in enumerate(names):
+        points = [(step.step, step.reward_parts.get(name, 0.0)) for step in metrics if step.reward_parts]
+        found.append(curve(name.replace("_", " "), "mean of the runs", points, place % blocks.COLORS + 1))
+    return blocks.fold("Parts of the reward", charts(*found))
+
+
+def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> Block | None:
+    """What went into training and what did not, each with its meaning."""
+
+    def total(name: str, of: Sequence[StepMetrics] | Sequence[EvaluationResult] = metrics) -> int:
+        return sum(getattr(record, name) for record in of)
+
+    lost = "an endpoint, tool or sandbox failed; never a reward of 0"
+    sums = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits", "rows_split"))
+    left_out, limits, split = sums
+    rows = [
+        ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
+        ("Trajectories lost to errors", total("trajectories_error"), lost),
+        ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
+        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in limits.items()),
+        ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
+        ("Replies repaired", total("replies_repaired"), "not JSON until they were repaired"),
+        ("Groups", total("groups"), "all runs of one task at one step"),
+        ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
+        ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
+        ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
+        *(("Rows split from a conversation", count, reason) for reason, count in split.items()),
+        *(("Samples left out", count, reason) for reason, count in left_out.items()),
+        ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
+        ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
+        ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
+    ]
+    return blocks.counts("Sums over all steps.", rows)

@@ -1,0 +1,48 @@
+"""Lessons and libraries in blocks."""
+
+from __future__ import annotations
+
+import io
+
+from midstream.core.terminal import Terminal
+from midstream.report import blocks
+from midstream.report.draw import draw
+from midstream.report.library import by_effect, lesson_card, library_blocks, points
+from midstream.training_free.library import Effect, Lesson, Library
+
+
+def shown(found, width: int = 120) -> str:
+    console = Terminal(file=io.StringIO(), width=width, color_system=None)
+    console.print(draw(found))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_lessons_stand_by_their_effect_and_are_never_markup():
+    lessons = (
+        Lesson(id="L1", text="unmeasured [red]x[/red] \x1b[2J", state="pinned"),
+        Lesson(id="L2", text="small", effect=Effect(mean=0.01, interval=(-0.02, 0.04), pairs=9, alone=False)),
+        Lesson(id="L3", text="large", effect=Effect(mean=0.2, interval=(0.1, 0.3), pairs=9)),
+    )
+    text = shown([blocks.cards([lesson_card(lesson, 0.3) for lesson in by_effect(lessons)])])
+    assert text.index("large") < text.index("small") < text.index("unmeasured")
+    assert "[red]x[/red]" in text
+    assert "\x1b" not in text
+    assert "+1.0 (-2.0 to +4.0) points, 9 pairs, measured only together with others" in text
+    assert "planner, pinned" in text
+
+
+def test_a_vetoed_lesson_is_shown_as_such():
+    library = Library(lessons=(Lesson(id="L1", text="trust it", state="vetoed"),))
+    text = shown(library_blocks("mine", library))
+    assert "vetoed" in text
+    assert "empty" in text
+    assert lesson_card(library.lessons[0], 0.1)["struck"]
+
+
+def test_a_library_without_lessons_says_so():
+    assert "no lessons" in shown(library_blocks("mine", Library()))
+
+
+def test_an_effect_is_in_points():
+    assert points(Effect(mean=0.031, interval=(-0.019, 0.081), pairs=9)) == "+3.1 (-1.9 to +8.1)"

@@ -1,0 +1,137 @@
+"""Runs on screen and as pages, read from their directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from midstream.report.run_results import run_page
+
+from midstream.cli import main as cli
+from midstream.evaluation.settings import result_name
+from midstream.report.practice import read_practice
+from midstream.runs import RunDirectory
+from midstream.runs.budget import BudgetConfig
+from midstream.runs.info import collect_info
+from support import evaluations
+from support.pages import found, keys, texts
+from support.practice_runs import CONFIG, MadeUp, made_up, write_run
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    made = made_up(3)
+    run = write_run(tmp_path / "run", made)
+    data = read_practice(run)
+    assert list(data.updates) == made.updates
+    assert data.library == made.library
+    (paired,) = data.compared
+    assert (paired.first_success, paired.other_success, paired.tasks) == (0.4, 0.6, 40)
+    assert (data.spent.rollouts, data.spent.calls, data.spent.tokens) == (1050, 1860, 1_230_000)
+    assert data.costs["learning", "critic"].tokens == 1000
+    lesson = data.library.lessons[0]
+    assert {(lesson.origin.update, one) for one in lesson.origin.trajectories} <= data.sources.keys()
+    assert [label for label, _ in data.samples] == ["without lessons", "with lessons"]
+    assert len({one.question for _, one in data.samples}) == 1
+
+
+def test_the_page_is_made_from_the_directory(tmp_path):
+    made = made_up(2)
+    page = run_page(write_run(tmp_path / "run", made))
+    (tiles,) = found(page, "tiles")
+    assert (tiles["tiles"][0]["before"], tiles["tiles"][0]["value"]) == ("40.0%", "60.0%")
+    assert tiles["tiles"][1]["value"] == "+20.0"
+    origin = made.library.lessons[0].origin
+    assert f"step-{origin.update:06d}/{origin.trajectories[0]}" in texts(page)
+    assert keys(page)[-4:] == ["runs", "how", "limits", "next"]
+    (runs,) = found(page, "runs")
+    assert [run["label"] for run in runs["runs"]] == ["without lessons", "with lessons"]
+
+
+def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
+    made = made_up(2)
+    run = write_run(tmp_path / "run", made)
+    for path in run.trajectories.root.glob("step-*"):
+        path.unlink()
+    data = read_practice(run)
+    assert data.sources == {}
+    assert f"Its rollouts: {made.library.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
+
+
+def test_show_prints_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    run = write_run(tmp_path / "run", made_up(2))
+    assert cli.main(["show", str(run.root)]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "Updates of the library",
+        "Tests of the gate",
+        "Lessons",
+        "with lessons the agent is better",
+        "finished",
+    ):
+        assert part in out, part
+
+
+def test_show_prints_a_rollout_that_a_lesson_came_from(tmp_path, capsys):
+    run = write_run(tmp_path / "run", made_up(2))
+    assert cli.main(["show", str(run.root), "step-000001/t0#0"]) == 0
+    assert "How many towns of district t0" in capsys.readouterr().out
+
+
+def test_show_gives_json(tmp_path, capsys):
+    made = made_up(2)
+    run = write_run(tmp_path / "run", made)
+    assert cli.main(["show", str(run.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["updates"]) == 2
+    assert found["library"]["next_number"] == made.library.next_number
+    assert found["compared"][0]["verdict"] == "better"
+
+
+def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, capsys):
+    run = write_run(tmp_path / "run", made_up(1), finished=False)
+    run.set_status("interrupted", "stopped by Ctrl-C")
+    assert cli.main(["show", str(run.root)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "stopped by Ctrl-C" in out
+    assert "resume with: midstream resume" in out
+
+
+def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
+    run = write_run(tmp_path / "run", MadeUp(), finished=False)
+    assert cli.main(["show", str(run.root)]) == 0
+    assert "The library is empty." in capsys.readouterr().out
+    assert "No update" in run_page(run)["lead"]
+
+
+def test_a_limit_that_was_passed_was_raised(tmp_path):
+    made = made_up(2)  # 700 rollouts
+    config = CONFIG.model_copy(update={"budget": BudgetConfig(rollouts=500, tokens=10_000_000)})
+    data = read_practice(write_run(tmp_path / "run", made, config=config))
+    assert (data.budget.rollouts, data.budget.tokens) == (None, 10_000_000)
+
+
+def test_a_set_without_any_pair_is_named(tmp_path):
+    run = write_run(tmp_path / "run", made_up(1), finished=False)
+    for step, score in ((0, 1.0), (1, None)):
+        result, trajectories = evaluations.evaluated({"q1": [score]}, step=step)
+        run.trajectories.write(result_name("held-out", "T=1", step), trajectories)
+        run.evaluations.append(result)
+    data = read_practice(run)
+    assert data.compared == []
+    assert data.notes[0].startswith("held-out T=1 is not compared: no task")
+
+
+@pytest.mark.parametrize(("engine", "said"), [("simulated", True), ("openai", False)])
+def test_a_page_has_what_its_engines_cannot_show(tmp_path, engine, said):
+    page = run_page(write_run(tmp_path / "run", made_up(1), engine=engine))
+    (limits,) = [section for section in page["sections"] if section["key"] == "limits"]
+    assert "An interval shows how far the choice of tasks could move a result" in texts(limits)
+    assert ("is simulated" in texts(limits)) == said
+
+
+@pytest.mark.parametrize("resolved", [{}, {"practice": None}])
+def test_a_training_run_is_refused(tmp_path: Path, resolved: dict[str, None]):
+    made = RunDirectory.create(tmp_path / "run", collect_info("a", 0, resolved), "")
+    assert made.info().kind == "training"
