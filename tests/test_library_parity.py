@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.components.registry import MODULES as AGENTS_MODULES
+from midstream.components.kinds import MODULES as AGENTS_MODULES
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import digest
 from midstream.core.task import Task

@@ -17,7 +17,7 @@ import pytest
 from midstream import api
 from midstream.cli.main import main
 from midstream.components import kinds, own
-from midstream.components.registry import COMPONENTS
+from midstream.components.kinds import COMPONENTS
 from midstream.components.tables import parse_component
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError

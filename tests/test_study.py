@@ -11,7 +11,7 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import MidstreamError, RecipeError
-from midstream.report.study import study_tables
+from midstream.report.study import study_blocks
 from midstream.study import StudyFile, plan, read_study, run_study, shipped_studies, study_rows
 from support.errors import coded, raises
 from support.fake_run import evaluation
@@ -100,8 +100,9 @@ def test_one_seed_has_the_interval_of_its_tasks() -> None:
     assert alone.interval == (0.1, 0.4)
     assert errors.values == (results[0].tool_use.error_rate,)
     assert turns.values == (results[0].turns_mean,)
-    [table] = study_tables([alone], "arm", "")
-    assert list(table.columns[2].cells) == ["25.0 (10.0–40.0)"]
+    table, *_ = study_blocks([alone], "arm", "")
+    assert table is not None
+    assert table["rows"][0][2] == "25.0 (10.0–40.0)"
     several, *_ = study_rows({"a": [results, results]}, compared)
     assert several.interval is None
 

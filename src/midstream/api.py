@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from midstream.components import own
 from midstream.components.component import EngineConfig
-from midstream.components.registry import MODULES
+from midstream.components.kinds import MODULES
 from midstream.core import lessons
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work

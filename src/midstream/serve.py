@@ -39,7 +39,7 @@ from midstream.runs.budget import BudgetedAgent
 from midstream.training_free.feedback import FilteredAgent
 
 _SHOWN = 200  # characters of a step
-Step = Callable[[str], Any]
+Step = Callable[[str], object]
 
 
 def serve_agent(
@@ -50,7 +50,7 @@ def serve_agent(
     temperature: float | None = None,
     unsafe: bool = False,
     listener: Listener = print_warnings,
-    ready: Callable[[str], Any] = lambda _: None,
+    ready: Callable[[str], object] = lambda _: None,
     **changes: Unpack[AgentChanges],
 ) -> None:
     """Answer clients with the agent of a recipe or run.
@@ -78,7 +78,7 @@ def serve_training(
     *,
     config: ServeConfig,
     listener: Listener = print_warnings,
-    ready: Callable[[str], Any] = lambda _: None,
+    ready: Callable[[str], object] = lambda _: None,
     **changes: Unpack[LearningChanges],
 ) -> RunDirectory:
     """Train a recipe with an agent that runs elsewhere: its callers get the tasks. Arguments as of `api.train`."""
@@ -113,7 +113,7 @@ def serve_sessions(
     *,
     config: ServeConfig,
     listener: Listener = print_warnings,
-    ready: Callable[[str], Any] = lambda _: None,
+    ready: Callable[[str], object] = lambda _: None,
     **changes: Unpack[LearningChanges],
 ) -> RunDirectory:
     """Open sessions for callers with tasks of their own, and record each as it ends, until Ctrl-C.
@@ -233,7 +233,7 @@ class AnsweringAgent:
         )
         return _AgentReply(reply)
 
-    async def take_reward(self, body: Any) -> None:
+    async def take_reward(self, body: object) -> None:
         """Nothing learns here, so that a reward is refused."""
         raise FormError("no-sessions", "this server answers questions, and learns nothing from them", None, status=404)
 
@@ -247,7 +247,7 @@ def question_of(messages: Sequence[Message]) -> str:
     return f"{said}\n\n{last.content}" if said else last.content
 
 
-async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], Any]) -> None:
+async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callable[[str], object]) -> None:
     gateway = Gateway(config)
     agent.loop = asyncio.get_running_loop()
     gateway.everyone = agent

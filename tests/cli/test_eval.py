@@ -14,7 +14,7 @@ from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
 from midstream.engines.openai import settings as openai_settings
 from midstream.engines.openai.providers import price_of
-from midstream.evaluation import result_name
+from midstream.evaluation.settings import result_name
 from midstream.recipe.overrides import recipe_changes, run_recipe
 from midstream.report.progress import Progress
 from midstream.runs import RunDirectory

@@ -58,7 +58,7 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Run a command in an empty directory and compare its standard output with screens/COMMAND.txt, or NAME.txt.
 
     With `trained=True` the numbers are those of a trained model and may differ between processors: they are written as
-    "#", the columns that they set are closed up, and the model's own text is cut out.
+    "#", curves as "CURVE", the columns that they set are closed up, and the model's own text is cut out.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -72,6 +72,7 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         if trained:
             text = re.sub(r"(?s)(turn by turn\n).*(\nReport)", r"\1TURNS\2", text)
             text = re.sub(r'solve ".*?"', "solve QUESTION", text)
+            text = re.sub("[▁▂▃▄▅▆▇█]+", "CURVE", text)
             text = re.sub("  +", "  ", re.sub(r"[-+]?\d[\d.,]*", "#", text))
         lines = [line.rstrip() for line in text.splitlines()]
         path = SCREENS / f"{name or arguments[0]}.txt"

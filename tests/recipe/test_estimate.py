@@ -344,7 +344,7 @@ def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
     shape = json.loads((directory / "config.json").read_text())
     out = capsys.readouterr().out
-    assert f"{12 * 12_000 * shape['vocab_size']:,} of logits" in out
+    assert f"{12 * 12_000 * shape['vocab_size']:,} of the head" in out
 
 
 def test_the_memory_of_an_unknown_model_is_unknown(capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.recipe.memory import GIB, SHAPES, activation_share, cache_share, shape_of, weight_shares
+from midstream.recipe.memory import GIB, SHAPES, activation_share, cache_share, shape_of, step_share, weight_shares
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.hf_models import FAMILIES, save_chat_model
@@ -118,6 +118,8 @@ def test_masters_and_offload():
     here, host = (sum(share.bytes for share in shares if share.host == away) for away in (False, True))
     assert here == shape.parameters * (2 + 4)  # weights, gradient
     assert host == shape.parameters * (2 + 3 * 4)  # reference policy; masters and two moments
+    assert step_share(shape, "float32", LearnerConfig()).bytes == shape.parameters * 4
+    assert step_share(shape, "float32", LearnerConfig(offload="optimizer")).bytes == 4 * 2**28
 
 
 def test_the_config_of_a_saved_model_is_read_as_it_stands(tmp_path):

@@ -18,8 +18,8 @@ from midstream.report.practice import PracticeData, curves, decisions, lead, lea
 from midstream.runs.budget import BudgetConfig
 from midstream.training_free.commit import UpdateRecord, Version
 from midstream.training_free.gate import ChangeRecord
-from midstream.training_free.library import Effect, Lesson, Library, Origin
-from midstream.training_free.operations import Operation, Outcome
+from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
+from midstream.training_free.operations import Operation, OperationOutcome
 from support.evaluations import Trials, evaluated
 from support.pages import found, keys, made, rows, texts
 from support.practice_runs import made_up, rollout, view
@@ -54,7 +54,9 @@ def test_every_chart_says_in_words_what_it_shows():
 
 
 def test_a_lesson_shows_the_question_and_rollouts_that_it_came_from():
-    origin = Origin(update=1, tasks=("t4",), trajectories=("t4#0", "t4#1"), model="gpt-4o-mini", why="t4#1 counted")
+    origin = LessonOrigin(
+        update=1, tasks=("t4",), trajectories=("t4#0", "t4#1"), model="gpt-4o-mini", why="t4#1 counted"
+    )
     effect = Effect(mean=0.05, interval=(0.01, 0.09), pairs=40, helped=9, harmed=3, alone=False)
     lesson = Lesson(id="L1", text="count twice", origin=origin, used=300, helped=9, harmed=3, effect=effect)
     sources = {(1, f"t4#{index}"): rollout("t4", index, 1) for index in range(2)}
@@ -71,7 +73,7 @@ def test_a_lesson_shows_the_question_and_rollouts_that_it_came_from():
 
 
 def test_a_lesson_from_another_run_does_not_show_this_runs_rollouts():
-    lesson = Lesson(id="L1", text="brought along", origin=Origin(update=1, tasks=("t4",), trajectories=("t4#0",)))
+    lesson = Lesson(id="L1", text="brought along", origin=LessonOrigin(update=1, tasks=("t4",), trajectories=("t4#0",)))
     start = [Version(number=1, by="start", library=Library(lessons=(lesson,)))]
     text = texts(page(view(versions=start, sources={(1, "t4#0"): rollout("t4", 0, 1)})))
     assert "Rollouts of another run: t4#0" in text
@@ -152,7 +154,7 @@ HOSTILE = st.lists(
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_hostile_texts_stay_text(text, module, why):
     lesson = Lesson(
-        id="L1", text=text, module=module, origin=Origin(update=1, tasks=(text,), trajectories=(why,), why=why)
+        id="L1", text=text, module=module, origin=LessonOrigin(update=1, tasks=(text,), trajectories=(why,), why=why)
     )
     operation = Operation(kind="add", id=text, text=text, module=module)
     record = (
@@ -160,7 +162,7 @@ def test_hostile_texts_stay_text(text, module, why):
         .updates[0]
         .model_copy(
             update={
-                "proposed": (Outcome(operation=operation, refused=why or "no"),),
+                "proposed": (OperationOutcome(operation=operation, refused=why or "no"),),
                 "changes": (ChangeRecord(operation=operation, fate="rejected"),),
                 "broken": {text: why},
                 "failed": {text: why},
@@ -189,7 +191,7 @@ def add(text: str, id: str = "L1") -> Operation:
 
 
 def test_a_refused_change_has_its_reason():
-    record = update(1, proposed=(Outcome(operation=add("again"), refused="repeats L1"),))
+    record = update(1, proposed=(OperationOutcome(operation=add("again"), refused="repeats L1"),))
     (one,) = decisions(view(updates=[record]), record)
     assert (one.fate, one.why, one.text) == ("refused", "repeats L1", "again")
 
@@ -213,8 +215,8 @@ def test_a_lessons_text_is_that_of_before_the_update():
 
 
 def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
-    brought = Lesson(id="L1", text="from elsewhere", origin=Origin(update=1, trajectories=("t1#0",)))
-    mine = Lesson(id="L2", text="learned here", origin=Origin(update=1, trajectories=("t1#0",)))
+    brought = Lesson(id="L1", text="from elsewhere", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
+    mine = Lesson(id="L2", text="learned here", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
     edited = mine.model_copy(update={"text": "by a person"})
     start = Version(number=1, by="start", library=Library(lessons=(brought,)))
     after = Version(number=2, by="learning", update=1, library=Library(lessons=(brought, mine)))

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from midstream.report.run_results import run_page
 
 from midstream.cli import main as cli
 from midstream.evaluation.settings import result_name
 from midstream.report.practice import read_practice
+from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info

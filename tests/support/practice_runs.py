@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstream.report.practice_data import PracticeData
-
 from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation.settings import result_name
+from midstream.report.practice import PracticeData
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig, Entry
 from midstream.runs.info import collect_info

@@ -321,7 +321,7 @@ def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_p
     assert "nothing to learn from in any of 2 steps: all 2 replies" in out
     assert "nothing to learn from in any of 2 steps" in run_page(RunDirectory(root))["lead"]
     assert main(["show", str(root)]) == 0
-    assert "learned nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
+    assert "nothing to learn from in any of 2 steps" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.matrix(1)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from pydantic import JsonValue
 
 from midstream.agents.formats import json_objects, parse_answer, repaired_objects
 from midstream.agents.prompted import ModuleConfig, PromptedModule
@@ -39,7 +40,7 @@ _BARE = re.compile(
 _SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
 _MAX_VALUE = 60  # characters of a result that is an answer as it stands
 
-SUFFICIENT_SCHEMA: Mapping[str, Any] = {
+SUFFICIENT_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {"sufficient": {"type": "boolean"}},
     "required": ["sufficient"],
@@ -238,8 +239,8 @@ def parse_line(text: str, tools: Sequence[Tool], *, repair: bool = False) -> Act
     text = spoken(text).strip()
     found = next(iter(json_objects(text)), None)
     if repair and not isinstance((found or {}).get("input"), str):
-        repair = (one for one in repaired_objects(text) if isinstance(one.get("input"), str))
-        found = next(repair, None) or _unclosed(text) or _bare(text)
+        candidates = (table for table in repaired_objects(text) if isinstance(table.get("input"), str))
+        found = next(candidates, None) or _unclosed(text) or _bare(text)
     if found is None or not isinstance(written := found.get("input"), str) or not written.strip():
         return Action(error='the reply is not {"tool": "...", "input": "..."}')
     named = str(found.get("tool"))

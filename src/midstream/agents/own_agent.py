@@ -96,7 +96,7 @@ class Model:
         engine = run.context.engines.get(role)
         # An engine in this process answers one request of a trajectory at a time.
         one_by_one = isinstance(engine, LockstepEngine)
-        self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if one_by_one else nullcontext()
+        self._place: AbstractAsyncContextManager[object] = asyncio.Lock() if one_by_one else nullcontext()
 
     async def __call__(
         self,
@@ -105,7 +105,7 @@ class Model:
         temperature: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        json_schema: Mapping[str, Any] | None = None,
+        json_schema: Mapping[str, JsonValue] | None = None,
     ) -> ModelReply:
         """Ask the model and return its reply.
 

@@ -31,7 +31,7 @@ _MODULES: dict[Kind, tuple[type, str, type]] = {
 }
 
 
-def own_module(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+def own_module(kind: Kind, reference: str, value: object) -> type[ComponentConfig]:
     """The settings of a module of your own: a function, or a class or object with its kind's method."""
     protocol, method, result = _MODULES[kind]
     names = [name for name in inspect.signature(getattr(protocol, method)).parameters if name != "self"]

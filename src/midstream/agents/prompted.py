@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import JsonValue
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
@@ -34,7 +36,7 @@ from midstream.sandbox.code_runner import function_name
 Value = TypeVar("Value")
 
 _MAX_ASKS = 2
-VERDICT_SCHEMA: Mapping[str, Any] = {
+VERDICT_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {
         "analysis": {"type": "string"},
@@ -89,7 +91,7 @@ class PromptedModule:
         *,
         asks: int = _MAX_ASKS,
         repair: Callable[[str], Awaitable[tuple[Value, str | None]]] | None = None,
-        json_schema: Mapping[str, Any] | None = None,
+        json_schema: Mapping[str, JsonValue] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
         """Ask up to `asks` times; `parse` returns a value and its problem (None: no problem).
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
+
+from pydantic import JsonValue
 
 from midstream.components.component import ComponentConfig
 from midstream.core.errors import RecipeError
@@ -147,7 +149,7 @@ class Stream:
         return Request(role=POLICY, messages=tuple(messages), tools=tuple(offers))
 
 
-def _without_tokens(value: Any) -> Any:
+def _without_tokens(value: JsonValue) -> JsonValue:
     """JSON whose texts hold no token of a chat template: the template writes texts unescaped."""
     if isinstance(value, Mapping):
         return {key: _without_tokens(inner) for key, inner in value.items()}

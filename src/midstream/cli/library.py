@@ -17,7 +17,7 @@ from typing import Any
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.components.registry import modules_of
+from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
 from midstream.recipe.check import check

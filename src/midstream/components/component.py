@@ -23,11 +23,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
-from midstream.components.registry import Kind, Table
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, Reward, TaskSource
 from midstream.core.stream_template import Template
+
+Kind = Literal[
+    "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
+    "advantage", "loss", "learner", "tracker",
+]  # fmt: skip
+Table = dict[str, Any]
 
 
 class Context(Protocol):

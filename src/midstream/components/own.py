@@ -164,7 +164,7 @@ def reference_of(value: Any) -> str:
     return reference
 
 
-def _same(first: Any, other: Any) -> bool:
+def _same(first: object, other: object) -> bool:
     """Whether two objects are one, or one function that a notebook's cell made twice."""
     # Functions of one code differ by what they enclose.
     parts = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")

@@ -150,7 +150,7 @@ def not_of_kind(kind: Kind, reference: str, value: Any, what: str) -> RecipeErro
 
 
 def class_or_object(
-    kind: Kind, base: type[SettingsT], reference: str, value: Any, protocol: type, method: str
+    kind: Kind, base: type[SettingsT], reference: str, value: object, protocol: type, method: str
 ) -> type[SettingsT] | None:
     """The settings of a class or object that has `method`; None for anything else, such as a function.
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo, field_validator
 
+JsonObject = dict[str, JsonValue]
 _MAX_DEPTH = 32
 
 

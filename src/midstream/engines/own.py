@@ -6,8 +6,6 @@ def answer(messages) -> str:
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from midstream.components.component import EngineConfig, Kind
@@ -67,7 +65,7 @@ class FunctionEngine(Engine):
         return request.answered(self.name, found, finish_reason="stop", usage=usage)
 
 
-def own_engine(kind: Kind, reference: str, value: Any) -> type[EngineConfig]:
+def own_engine(kind: Kind, reference: str, value: object) -> type[EngineConfig]:
     """The settings of an engine of your own: a function, or a class or object with `sample`."""
     if made := class_or_object(kind, EngineConfig, reference, value, Engine, "sample"):
         return made

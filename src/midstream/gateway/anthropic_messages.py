@@ -9,6 +9,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
@@ -16,7 +19,7 @@ from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionC
 heartbeat = forms.sse({"type": "ping"}, "ping")
 
 _TEXT = {"text": "text"}
-_REFUSED: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[JsonValue, ...]] = {
     "mcp_servers": ("call them in the agent, and send their tools as tools",),
     "container": ("no container is built in: remove it",),
 }
@@ -30,7 +33,7 @@ _ERRORS = {
 _READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
 
 
-def read(body: Any) -> ChatRequest:
+def read(body: object) -> ChatRequest:
     """A request. Settings that change no reply, such as `metadata`, are ignored.
 
     Raises:
@@ -63,7 +66,7 @@ def read(body: Any) -> ChatRequest:
     )
 
 
-def _tool_options(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> dict[str, Any]:
+def _tool_options(choice: Mapping[str, JsonValue], tools: list[dict[str, Any]]) -> dict[str, Any]:
     named = {"type": "function", "name": choice.get("name")}
     kind = choice.get("type", "auto")
     forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
@@ -129,7 +132,7 @@ def write(reply: ChatReply) -> dict[str, Any]:
 def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
 
-    def event(kind: str, **fields: Any) -> str:
+    def event(kind: str, **fields: object) -> str:
         return forms.sse({"type": kind, **fields}, kind)
 
     message = write(reply)
@@ -153,7 +156,7 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     yield event("message_stop")
 
 
-def error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
+def error(status: int, code: str, message: str, param: str | None) -> JsonObject:
     """An error; its type follows from the status, and the place stands in its message."""
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     text = f"{param}: {message}" if param else message

@@ -6,8 +6,10 @@ Thoughts are `reasoning_content` of a message, as vLLM, SGLang and DeepSeek have
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
@@ -17,7 +19,7 @@ error = forms.openai_error
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
-_REFUSED: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[JsonValue, ...]] = {
     "n": ("send one request for each reply", 1),
     "logprobs": ("the run records them: remove it",),
     "top_logprobs": ("the run records log-probabilities: remove it", 0),
@@ -31,7 +33,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _READ = {"messages", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"}
 
 
-def read(body: Any) -> ChatRequest:
+def read(body: object) -> ChatRequest:
     """A request. Settings that change no reply, such as `user`, are ignored.
 
     Raises:
@@ -82,21 +84,21 @@ def _message(message: JsonFields) -> Message:
     return Message.model_validate({**plain, "fields": extra})
 
 
-def write(reply: ChatReply) -> dict[str, Any]:
+def write(reply: ChatReply) -> JsonObject:
     """A `chat.completion`."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.speaks else None}
+    message: JsonObject = {"role": "assistant", "content": reply.text if reply.speaks else None}
     if reply.thoughts:
         message["reasoning_content"] = reply.thoughts
     if reply.tool_uses:
         message["tool_calls"] = [use.wire() for use in reply.tool_uses]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(reply)}
-    return _envelope(reply, "chat.completion", [choice]) | {"usage": _usage(reply)}
+    return {**_envelope(reply, "chat.completion", [choice]), "usage": _usage(reply)}
 
 
 def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+    def chunk(delta: JsonObject, reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if chat.include_usage else {}
         return forms.sse(_envelope(reply, "chat.completion.chunk", [choice]) | usage)
@@ -129,7 +131,7 @@ def error_event(status: int, code: str, message: str, param: str | None) -> str:
     return forms.sse(error(status, code, message, param))
 
 
-def _envelope(reply: ChatReply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _envelope(reply: ChatReply, kind: str, choices: list[JsonValue]) -> JsonObject:
     base = {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created}
     return base | {"model": reply.model, "choices": choices}
 
@@ -138,6 +140,6 @@ def _finish_reason(reply: ChatReply) -> str:
     return "tool_calls" if reply.tool_uses and reply.finish == "stop" else reply.finish
 
 
-def _usage(reply: ChatReply) -> dict[str, int]:
+def _usage(reply: ChatReply) -> JsonObject:
     prompt, completion = reply.prompt_tokens, reply.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from midstream.components.component import Context
-from midstream.core.data import problems_of, unfit
+from midstream.core.data import JsonObject, problems_of, unfit
 from midstream.core.task import Task
 from midstream.gateway.forms import FormError
 from midstream.gateway.server import Gateway
@@ -45,7 +45,8 @@ class _Place:
     """A run that waits for a caller, or has one."""
 
     session: AgentSession
-    shown: dict[str, Any]  # what the caller gets
+    task_id: str
+    shown: JsonObject  # what the caller gets
     id: str = ""  # that the caller gave
 
 
@@ -83,10 +84,10 @@ class ExternalAgent(SessionAgent):
 
     async def drive(self, task: Task, session: AgentSession, address: Address) -> Outcome:
         """Offer the run, and wait until its caller ends it."""
-        shown: dict[str, Any] = {"key": address.api_key, "base_url": address.base_url, "model": address.model}
+        shown: JsonObject = {"key": address.api_key, "base_url": address.base_url, "model": address.model}
         shown |= {"anthropic_base_url": address.anthropic_base_url}
         shown["task"] = {"id": task.id, "question": task.question, "metadata": task.metadata}
-        place = _Place(session=session, shown=shown)
+        place = _Place(session=session, task_id=task.id, shown=shown)
         session.ended = asyncio.get_running_loop().create_future()
         session.recorded = self._places.runs.get(task.id)
         async with self._places.changed:
@@ -111,7 +112,7 @@ class ExternalAgent(SessionAgent):
                 self._places.changed.notify_all()
         return why
 
-    async def open(self, body: Any) -> dict[str, Any]:
+    async def open(self, body: object) -> JsonObject:
         """Give the next free place to a caller; a caller that repeats its `id` gets the same one again.
 
         Where callers bring a `task` of their own, the place is that task's. Raises `FormError`.
@@ -132,7 +133,7 @@ class ExternalAgent(SessionAgent):
                 self._places.runs[name] = asyncio.create_task(self._run(self._start, _task_of(name, body["task"])))
 
             def fits(place: _Place) -> bool:
-                return self._start is None or place.shown["task"]["id"] == name
+                return self._start is None or place.task_id == name
 
             try:
                 async with asyncio.timeout(_WAIT_S), self._places.changed:

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from midstream.core.data import unfit
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject, unfit
 from midstream.core.trajectory import Message
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # of a function; wider than each API's own rule
@@ -31,7 +33,7 @@ _TAKEN = frozenset(
     "messages prompt input n logprobs response_format max_tokens max_completion_tokens stop seed".split()
 )
 # Values of other fields that change no reply, where an engine cannot use them.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+_HARMLESS: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -72,7 +74,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None
     json_schema: Mapping[str, Any] | None = None
     stream: bool = False
@@ -92,7 +94,7 @@ class FunctionCall:
     name: str
     arguments: str
 
-    def wire(self) -> dict[str, Any]:
+    def wire(self) -> JsonObject:
         """The call in chat completions' form."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
@@ -197,7 +199,7 @@ class JsonFields:
         return "\n".join(texts)
 
 
-def fields_of(body: Any, refused: Mapping[str, tuple[Any, ...]]) -> JsonFields:
+def fields_of(body: object, refused: Mapping[str, tuple[JsonValue, ...]]) -> JsonFields:
     """A request's body, if it is an object that can be recorded.
 
     Keys in `refused`, with (what to do, harmless values), must be missing, null, false, empty or harmless.
@@ -265,7 +267,7 @@ def other_options(fields: JsonFields, read: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in fields.table.items() if value is not None and key not in {*_READ, *read}}
 
 
-def find_changing(options: Mapping[str, Any]) -> str | None:
+def find_changing(options: Mapping[str, object]) -> str | None:
     """The name of an option that changes a reply, if there is one."""
     harmless = (None, [], {})
     return next((key for key, value in options.items() if value not in (*harmless, *_HARMLESS.get(key, ()))), None)
@@ -292,7 +294,7 @@ def system_messages(text: str | None) -> tuple[Message, ...]:
 
 def assistant_message(text: str, thoughts: str, calls: Sequence[FunctionCall]) -> Message:
     """A model's message of an earlier turn, in chat completions' form."""
-    fields: dict[str, Any] = {"content": None} if calls and not text else {}
+    fields: JsonObject = {"content": None} if calls and not text else {}
     if thoughts:
         fields["reasoning_content"] = thoughts
     if calls:
@@ -318,12 +320,12 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def sse(data: Mapping[str, Any], event: str = "") -> str:
+def sse(data: Mapping[str, object], event: str = "") -> str:
     """One server-sent event. JSON's escapes keep every character of a text from ending a line."""
     return (f"event: {event}\n" if event else "") + f"data: {json.dumps(data)}\n\n"
 
 
-def openai_error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
+def openai_error(status: int, code: str, message: str, param: str | None) -> JsonObject:
     """An error in the form of both of OpenAI's APIs."""
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

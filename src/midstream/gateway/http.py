@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
+
+from pydantic import JsonValue
 
 from midstream.core.errors import UsageError
 from midstream.gateway.forms import FormError
@@ -47,7 +49,7 @@ def api_key(scope: Asgi) -> str:
     return sent or headers.get(b"x-api-key", b"").decode("latin-1").strip()
 
 
-async def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+async def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[object, None, T]) -> T:
     """The result of a session's coroutine, which runs in the loop of its run."""
     ended = FormError("session-ended", "the session ended before its request was answered", None, status=409)
     try:
@@ -169,7 +171,7 @@ async def hung_up(receive: Asgi) -> None:
         pass
 
 
-async def send_json(send: Asgi, status: int, content: Any, *, close: bool = False) -> None:
+async def send_json(send: Asgi, status: int, content: Mapping[str, JsonValue], *, close: bool = False) -> None:
     """Answer with JSON, and with `close` close the connection."""
     body = json.dumps(content).encode()
     # What went wrong here was tried again already, or would go wrong again.

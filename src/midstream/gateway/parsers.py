@@ -20,7 +20,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Protocol
 
-from midstream.core.data import unfit
+from midstream.core.data import JsonObject, unfit
 from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
 from midstream.gateway.forms import NAME, FunctionCall
 
@@ -87,7 +87,7 @@ def _split_thoughts(text: str) -> tuple[str, str]:
     return before.lstrip().removeprefix("<think>").strip("\n"), rest.lstrip("\n")
 
 
-def _read_calls(value: Any) -> _Calls:
+def _read_calls(value: object) -> _Calls:
     """The call or calls of a JSON value; none if one of them is malformed."""
     functions, _ = functions_in(value)
     calls = [(function["name"], function["arguments"]) for function in functions]
@@ -101,7 +101,7 @@ def _qwen3_coder(block: str, tools: Sequence[Mapping[str, Any]]) -> _Calls:
     name, body = function[1].strip(), function[2]
     declared = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
     types = declared.get("parameters", {}).get("properties", {})
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
     place = 0
     while parameter := _PARAMETER.match(body, place):
         place, key, text = parameter.end(), parameter[1].strip(), parameter[2]

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import count, groupby
 from typing import Any
 
+from pydantic import JsonValue
+
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FunctionCall, JsonFields
@@ -19,7 +21,7 @@ error = forms.openai_error
 _PARTS = {kind: "text" for kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text")}
 _PARTS |= {"refusal": "refusal"}
 _STATELESS = "nothing is stored here: send the whole conversation as input"
-_REFUSED: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[JsonValue, ...]] = {
     "previous_response_id": (_STATELESS,),
     "conversation": (_STATELESS,),
     "prompt": ("send its text as instructions and input",),
@@ -31,7 +33,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _READ = {"input", "instructions", "text", "reasoning", "max_output_tokens", "include", "max_tool_calls"}
 
 
-def read(body: Any) -> ChatRequest:
+def read(body: object) -> ChatRequest:
     """A request. Settings that change no reply, such as `store`, are ignored.
 
     Raises:
@@ -157,7 +159,7 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     """The stream of a reply, in server-sent events."""
     numbers = count()
 
-    def event(kind: str, **fields: Any) -> str:
+    def event(kind: str, **fields: object) -> str:
         return forms.sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
     response = write(reply)

@@ -26,6 +26,7 @@ from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from midstream.core.data import JsonObject
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.threads import in_thread
 from midstream.gateway import anthropic_messages, chat_completions, http, responses
@@ -76,18 +77,18 @@ class SessionHandle(Protocol):
         """The names of its models."""
         ...
 
-    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], Any]) -> PendingReply:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], object]) -> PendingReply:
         """Answer a request with the body of `digest`; a client may have `retried` it; `step` reports progress.
 
         Raises `FormError` for what the agent did wrong, or may not do now.
         """
         ...
 
-    async def take_reward(self, body: Any) -> None:
+    async def take_reward(self, body: object) -> None:
         """Take the caller's own reward. Raises `FormError`."""
         ...
 
-    async def take_end(self, body: Any) -> None:
+    async def take_end(self, body: object) -> None:
         """Take the end of a session that was opened from outside. Raises `FormError`."""
         ...
 
@@ -99,7 +100,9 @@ class Gateway:
         self.config = config
         self.address = ""
         self.sessions: dict[str, SessionHandle] = {}  # by key
-        self.opener: Callable[[Any], Coroutine[Any, Any, dict[str, Any]]] | None = None  # opens sessions from outside
+        self.opener: Callable[[object], Coroutine[object, None, JsonObject]] | None = (
+            None  # opens sessions from outside
+        )
         self.loop: asyncio.AbstractEventLoop | None = None  # of the run
         self.everyone: SessionHandle | None = None  # answers every client, without sessions
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -205,7 +208,7 @@ class Gateway:
             # A caller on another machine reaches the gateway as it did now.
             here, opened = str(request.base_url).rstrip("/"), opening.result().items()
             return JSONResponse(
-                {key: found.replace(self.address, here, 1) if "url" in key else found for key, found in opened}
+                {key: str(found).replace(self.address, here, 1) if "url" in key else found for key, found in opened}
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:

@@ -67,7 +67,7 @@ class Outcome(Frozen):
 
     @field_validator("answer", "feedback", mode="before")
     @classmethod
-    def _fit(cls, text: Any) -> Any:
+    def _fit(cls, text: object) -> object:
         return text[:LONGEST_TEXT].encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 
@@ -118,7 +118,7 @@ class AgentSession:
         self._room = asyncio.Condition()
         # An engine that waits for all trajectories answers one request of each at a time.
         lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
-        self._place: AbstractAsyncContextManager[Any] = asyncio.Lock() if lockstep else nullcontext()
+        self._place: AbstractAsyncContextManager[object] = asyncio.Lock() if lockstep else nullcontext()
 
     @property
     def names(self) -> list[str]:
@@ -151,7 +151,7 @@ class AgentSession:
 
     # -- what the gateway calls ------------------------------------------------------------------------------------
 
-    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], Any]) -> PendingRequest:
+    async def ask(self, chat: ChatRequest, digest: str, retried: bool, step: Callable[[str], object]) -> PendingRequest:
         """Answer a request; one that a client `retried` gets the answer of the first of its body."""
         self.active_s = time.monotonic()
         if self.over:
@@ -166,16 +166,16 @@ class AgentSession:
             self.counts["retried"] += 1
         return await asyncio.shield(task)  # who hangs up does not take the sample from a retry
 
-    async def take_reward(self, body: Any) -> None:
+    async def take_reward(self, body: object) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
-        value: Any = body.get("reward") if isinstance(body, dict) else None
-        _check_reward(value)
+        fields = body if isinstance(body, dict) else {}
+        value = _checked_reward(fields.get("reward"))
         if self.over:
             raise FormError("session-ended", "this session has ended; it takes no reward", None, status=409)
-        feedback = Outcome(feedback=str(body.get("feedback", ""))).feedback
-        self.reward = Score(float(value), feedback=feedback)
+        feedback = Outcome(feedback=str(fields.get("feedback", ""))).feedback
+        self.reward = Score(value, feedback=feedback)
 
-    async def take_end(self, body: Any) -> None:
+    async def take_end(self, body: object) -> None:
         """End a session that was opened from outside: {"answer": "42"}, or {"error": "why"}."""
         if self.ended is None:
             raise FormError("unsupported_parameter", "midstream runs this agent, and sees its end", None)
@@ -184,7 +184,7 @@ class AgentSession:
         if self.ended.done():
             raise FormError("session-ended", "this session has ended", None, status=409)
         if body.get("reward") is not None:
-            _check_reward(body["reward"])
+            _checked_reward(body["reward"])
         try:
             outcome = Outcome.model_validate({key: value for key, value in body.items() if key != "error"})
         except ValidationError as failure:
@@ -367,9 +367,10 @@ class AgentSession:
         record.outcome = {name: count for name, count in sorted(self.counts.items()) if count}
 
 
-def _check_reward(value: Any) -> None:
-    if type(value) not in (int, float) or not 0 <= value <= 1:
+def _checked_reward(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise FormError("reward-invalid", f"a reward is a number in [0, 1], not {value!r:.100}", "reward")
+    return float(value)
 
 
 def agent_failed(what: str, fix: str, cause: str = "") -> InfrastructureError:

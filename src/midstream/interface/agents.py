@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.components.component import Table
+from midstream.components.kinds import agent_type, modules_of
 from midstream.components.own import reference_of
-from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table

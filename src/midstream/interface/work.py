@@ -33,8 +33,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from midstream import api
 from midstream.components.component import Table
+from midstream.components.kinds import agent_type, modules_of
 from midstream.components.own import refuse_while_importing
-from midstream.components.registry import agent_type, modules_of
 from midstream.core.errors import UsageError
 from midstream.core.events import Listener, Note
 from midstream.core.threads import in_event_loop, start_thread

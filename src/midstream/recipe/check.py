@@ -255,21 +255,15 @@ def _check_tasks(recipe: Recipe) -> None:
     elif load_template(agent.template).appends == "inline":
         refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
         fix = 'choose one with appends = "message", such as artist-function-calling or native'
+    if recipe.evaluation.strategy is not None:
+        refused = f"evaluation.strategy = {recipe.evaluation.strategy!r}, which would take a reply back to refine it"
+        fix = "leave out the strategy"
     for where, component in _task_components(recipe):
-        if is_dialogues(component) and ".parts." in where:
-            raise RecipeError(
-                f"{where}.type = {component.type!r} cannot be mixed: its tasks are dialogues, which their source opens",
-                code="dialogues-not-supported",
-                fix="train on one source of dialogues",
-            )
-        if is_dialogues(component) and recipe.evaluation.strategy is not None:
-            raise RecipeError(
-                f"evaluation.strategy = {recipe.evaluation.strategy!r} with dialogues as tasks ({where})",
-                code="dialogues-not-supported",
-                cause="a reply in a dialogue cannot be taken back and refined",
-                fix="leave out the strategy",
-            )
-        if is_dialogues(component) and refused:
+        if not is_dialogues(component):
+            continue
+        if ".parts." in where:
+            refused, fix = "other tasks in a mixture", "train on one source of dialogues"
+        if refused:
             raise RecipeError(
                 f"{where}.type = {component.type!r} has dialogues as tasks, with {refused}",
                 code="dialogues-not-supported",
@@ -320,8 +314,6 @@ def _check_agent(recipe: Recipe) -> None:
                 code="setting-conflict",
                 fix="remove it; a limit is a parameter of the agent's function, and so a setting under [agent]",
             )
-    if isinstance(agent, OwnAgentConfig):
-        return
     if not isinstance(agent, InterleavedConfig):
         return
     template = load_template(agent.template)
@@ -380,8 +372,8 @@ def _check_priced(recipe: Recipe) -> None:
     budgets = {"budget": recipe.budget, "practice.budget": recipe.practice and recipe.practice.budget}
     limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
     for name, component in recipe.engines.items() if limits else ():
-        config: Any = component.config
-        if not config.priced:
+        config = component.config
+        if isinstance(config, EngineConfig) and not config.priced:
             where, limit = next(iter(limits.items()))
             model = getattr(config, "model", component.type)
             raise RecipeError(

@@ -27,8 +27,8 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
+from midstream.sources.finite import NoTasks
 from midstream.sources.mixture import Mixture
-from midstream.sources.none import NoTasks
 from midstream.training.settings import TrainingConfig
 from midstream.training_free.settings import Requests
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Any
 
+from midstream.components.component import Table
 from midstream.components.own import anchored, is_reference, name_of
-from midstream.components.registry import Table
 from midstream.core.errors import RecipeError, did_you_mean, shown
 from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml, read_toml

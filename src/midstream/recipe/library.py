@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midstream.components.component import Table
-from midstream.components.registry import modules_of
+from midstream.components.kinds import modules_of
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template

@@ -18,7 +18,7 @@ from midstream.components.component import Component
 from midstream.engines.local.catalog import place_of
 from midstream.engines.local.settings import LocalModelConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.training.settings import LOGITS, LearnerConfig
+from midstream.training.settings import BUCKET, LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
@@ -150,7 +150,7 @@ def weight_shares(shape: Shape, dtype: str, learner: LearnerConfig | None) -> li
 
 
 def activation_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
-    """What an update of `learner.chunk_tokens` tokens keeps for its backward pass, with its logits.
+    """What an update of `learner.chunk_tokens` tokens keeps for its backward pass, with its logits and head.
 
     With recomputed activations: the inputs of all layers, and one layer in full with its gradients.
     """
@@ -162,10 +162,21 @@ def activation_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
         each = shape.layers * shape.hidden * width + 2 * layer
     # A prefix tree may hold a few chunks' worth of tokens, and copies of the keys and values that its branches share.
     tokens = learner.chunk_tokens
+    # Logits are made a piece at a time, and the gradient of the head before it is added to the rest.
+    head = 0 if learner.lora is not None else shape.vocabulary * shape.hidden * (width + 4 * learner.masters)
     if learner.attention != "rows":
         tokens, each = SLACK * tokens, each + 4 * shape.kv_bytes(WIDTHS[dtype])
-    logits = min(LOGITS, tokens * shape.vocabulary) * _LOGIT_BYTES
-    return Share("activations", tokens * each + logits, f"{tokens:,} tokens x {each:,} + {logits:,} of logits")
+    logits = min(LOGITS, tokens * shape.vocabulary) * _LOGIT_BYTES + head
+    return Share("activations", tokens * each + logits, f"{tokens:,} tokens x {each:,} + {logits:,} of the head")
+
+
+def step_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
+    """The temporary values of AdamW's step; a step that streams its state has few of them."""
+    count = shape.parameters if learner.lora is None else shape.adapter(learner.lora.rank)
+    if learner.offloads_optimizer or learner.masters:
+        count = min(4 * BUCKET, count)
+    width = 4 if learner.lora is not None or learner.masters else WIDTHS[dtype]
+    return Share("AdamW's step", count * width, f"{count:,} temporary values x {width}")
 
 
 def cache_share(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Share:
@@ -216,16 +227,16 @@ def _engine_lines(
     if config.device != "cpu":
         shares.append(Share("the process itself", _CONTEXT_BYTES, "an allowance"))
     if learner is not None:
-        passing.append(activation_share(shape, config.dtype, learner))
+        passing += [activation_share(shape, config.dtype, learner), step_share(shape, config.dtype, learner)]
     if users:
         passing.append(cache_share(shape, config.dtype, config.max_batch, longest_reply(recipe, users)))
-    # An update and sampling follow one another.
+    # Update, step and sampling follow one another.
     taken = sum(share.bytes for share in shares if not share.host) + max(share.bytes for share in passing)
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
     for share in (*shares, *passing):
         where = " (in host memory)" if share.host else ""
         lines.append(f"  {_gb(share.bytes)}  {share.name}{where}: {share.formula}")
-    lines.append(f"  {_gb(taken)}  at the peak; update and sampling follow one another")
+    lines.append(f"  {_gb(taken)}  at the peak; update, step and sampling follow one another")
     card = promised_bytes(recipe.name)
     if card is not None and config.device != "cpu":
         lines.append(_card_line(card, taken))

@@ -15,8 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from midstream.components import own
 from midstream.components.component import Table
-from midstream.components.kinds import config_class, registered
-from midstream.components.registry import agent_type, modules_of
+from midstream.components.kinds import agent_type, config_class, modules_of, registered
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
@@ -259,7 +258,7 @@ def _parsed(
 def _asks(table: Table, engine: str) -> bool:
     """Whether the agent or a tool of a table names an engine."""
 
-    def names(value: Any) -> bool:
+    def names(value: object) -> bool:
         if not isinstance(value, Mapping):
             return False
         others = value.get("engines", {})

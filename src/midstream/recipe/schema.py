@@ -15,9 +15,8 @@ from pydantic import Discriminator, Field, SerializeAsAny, Tag, model_serializer
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.components.component import Component, EngineConfig, Kind, Table
-from midstream.components.kinds import config_class
+from midstream.components.kinds import MODULES, agent_type, config_class, modules_of
 from midstream.components.own import anchored
-from midstream.components.registry import MODULES, agent_type, modules_of
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
@@ -28,7 +27,7 @@ from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
-from midstream.sources.none import NoTasksConfig
+from midstream.sources.finite import NoTasksConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.own import own_learner

@@ -10,6 +10,7 @@ from typing import Any
 from midstream.components.kinds import config_class, registered
 from midstream.core.errors import MidstreamError, RunError
 from midstream.core.stream_template import Template
+from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
 from midstream.report import blocks, turn_rows
 from midstream.report.blocks import Block, Section
@@ -97,9 +98,8 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     facts: dict[str, object] = {"run": run.root, "recipe": f"{info.recipe_name}, seed {info.seed}"}
     if info.kind == "evaluation":
         facts["agent"] = _evaluated_agent(info)
-    else:
-        steps: Any = info.resolved.get("training") or {}
-        facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps['steps']}" if "steps" in steps else ""
+    elif steps := parse_toml(run.recipe()).get("training", {}).get("steps"):
+        facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps}"
     facts["status"] = status.state + (f": {status.message}" if status.message else "")
     about = [blocks.facts(facts), blocks.text("" if info.kind == "evaluation" else lead)]
     return chosen([("run", "", about), *sections], *(keys or _SHOWN[info.kind]))
@@ -114,12 +114,14 @@ def _described(
         from midstream.report.practice import practice_page, read_practice
 
         data = read_practice(run, whole=whole)
-        return *practice_page(data), data.samples
+        lead, sections = practice_page(data)
+        return lead, sections, list(data.samples)
     evaluations = run.evaluations.read(skip_damage)
     if info.kind == "evaluation":
-        return *evaluation_page(evaluations), []
-    records = run.metrics.read(skip_damage), run.timings.read(skip_damage)
-    return *training_page(*records, evaluations), samples(run) if whole else []
+        lead, sections = evaluation_page(evaluations)
+        return lead, sections, []
+    lead, sections = training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
+    return lead, sections, samples(run) if whole else []
 
 
 def _evaluated_agent(info: RunInfo) -> str:

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
@@ -36,7 +35,7 @@ from midstream.rewards.rule import SingleFlight
 
 ROLE = "judge"
 ASKS = 2  # a reply that is no verdict is asked for once more
-SCHEMA: Mapping[str, Any] = {
+SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {"analysis": {"type": "string"}, "correct": {"type": "boolean"}},
     "required": ["analysis", "correct"],

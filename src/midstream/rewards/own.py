@@ -72,7 +72,7 @@ def reward(function: FunctionT) -> FunctionT:
     return function
 
 
-def own_reward(kind: Kind, reference: str, value: Any) -> type[RewardConfig]:
+def own_reward(kind: Kind, reference: str, value: object) -> type[RewardConfig]:
     """The settings of a reward of your own: a function, or a class or object with `score`."""
     if made := class_or_object(kind, RewardConfig, reference, value, Reward, "score"):
         return made

@@ -107,7 +107,7 @@ class BenchmarkConfig(TasksConfig):
         if self.file is None and not find(self.name).tasks:
             super().check_machine(where)
 
-    def check_recipe(self, where: str, recipe: Any) -> None:
+    def check_recipe(self, where: str, recipe: object) -> None:
         """Check the name, and that every setting is used. Raises `RecipeError`."""
         benchmark = find(self.name)
         made = bool(benchmark.tasks) and self.file is None

@@ -1,4 +1,4 @@
-"""Base of task sources whose tasks are all known: drawing from the splits of a file or a benchmark."""
+"""Base of task sources whose tasks are all known: drawing from the splits of a file or a benchmark; no tasks at all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
-from midstream.core.errors import RecipeError, did_you_mean
+from midstream.components.component import Context, TasksConfig
+from midstream.core.errors import RecipeError, UsageError, did_you_mean
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 
@@ -135,3 +136,25 @@ def _draw(tasks: Sequence[Task], count: int, split: str, seed: int) -> list[Task
     """Draw `count` of the tasks, in their own order."""
     ranks = [(derive_seed("fixed", split, seed, task.id), place) for place, task in enumerate(tasks)]
     return [tasks[place] for place in sorted(place for _, place in heapq.nsmallest(count, ranks))]
+
+
+class NoTasksConfig(TasksConfig):
+    """No tasks: the default of a recipe whose agent answers questions, or whose tasks a command names."""
+
+    def build(self, context: Context) -> NoTasks:
+        """Build it."""
+        return NoTasks()
+
+
+class NoTasks:
+    """A `core.protocols.TaskSource` that has none. Each draw raises `UsageError`."""
+
+    families: Sequence[str] = ()
+
+    def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> NoReturn:
+        """Draw nothing."""
+        raise UsageError("the recipe names no tasks", code="no-tasks", fix="add [tasks] to the recipe, or --tasks FILE")
+
+    def fixed(self, split: str, **_: Any) -> NoReturn:
+        """Draw nothing."""
+        self.sample(split, 0, 0)

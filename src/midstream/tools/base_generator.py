@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field, JsonValue
 
@@ -56,7 +55,7 @@ class BaseGenerator(Tool):
 
     name = "base_generator"
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
-    parameters: Mapping[str, Any] = text_arguments(query="the request, with everything needed to answer it")
+    parameters: Mapping[str, JsonValue] = text_arguments(query="the request, with everything needed to answer it")
 
     def __init__(self, engine: Engine, config: BaseGeneratorConfig | None = None) -> None:
         config = config or BaseGeneratorConfig()

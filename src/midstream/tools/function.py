@@ -319,13 +319,13 @@ class FunctionConfig(ToolConfig):
         return validate(config, {}, f"tools.{context.name}").build(context)
 
 
-def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
+def own_tool(kind: Kind, reference: str, value: object) -> type[ToolConfig]:
     """The settings of a tool of your own: of a class its parameters, of a function or an object none."""
     if isinstance(value, type) and issubclass(value, ToolConfig):
         return value
     if isinstance(value, type):
 
-        def build_made(made: Any, context: Context) -> Tool:
+        def build_made(made: object, context: Context) -> Tool:
             return _find_tool(reference, made, context.name)
 
         return class_settings(ToolConfig, reference, value, build_made)
@@ -336,7 +336,7 @@ def own_tool(kind: Kind, reference: str, value: Any) -> type[ToolConfig]:
     return settings_of(ToolConfig, reference, lambda: value, build=build, __doc__=inspect.getdoc(value))
 
 
-def _find_tool(reference: str, found: Any, name: str) -> Tool:
+def _find_tool(reference: str, found: object, name: str) -> Tool:
     """What a reference names as a tool called `name`. Raises `UsageError` if it cannot be one."""
     if inspect.isfunction(found) or inspect.ismethod(found):
         return tool(found, name=name)

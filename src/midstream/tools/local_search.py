@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
@@ -94,7 +94,7 @@ class LocalSearch:
     """
 
     name = "local_search"
-    parameters: Mapping[str, Any] = text_arguments(query="words to look for")
+    parameters: Mapping[str, JsonValue] = text_arguments(query="words to look for")
     timeout_s = 30.0
     output_tokens = 8000
 

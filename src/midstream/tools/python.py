@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any
 
 from pydantic import Field, JsonValue
 
@@ -36,7 +35,7 @@ class PythonTool:
     """
 
     name = "python"
-    parameters: Mapping[str, Any] = text_arguments(code="Python code, for example: 105 + 7")
+    parameters: Mapping[str, JsonValue] = text_arguments(code="Python code, for example: 105 + 7")
 
     def __init__(self, config: PythonConfig | None = None, sandbox: Sandbox | None = None) -> None:
         config = config or PythonConfig()
@@ -77,7 +76,7 @@ class PythonCoder:
     """
 
     name = "python"
-    parameters: Mapping[str, Any] = text_arguments(query="what to compute, with every value and fact it needs")
+    parameters: Mapping[str, JsonValue] = text_arguments(query="what to compute, with every value and fact it needs")
     timeout_s = CODER_TIMEOUT_S
 
     def __init__(self, python: PythonTool, engine: Engine, sampling: Sampling) -> None:

@@ -20,12 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 
 from midstream.components.own import portable
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, JsonObject
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
 from midstream.core.protocols import Tool, ToolResult
@@ -57,11 +56,11 @@ class RecordingOrigin:
     """
 
     table: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
     sandbox: str = ""
 
     @property
-    def relevant(self) -> dict[str, Any]:
+    def relevant(self) -> JsonObject:
         """The settings that affect results: code without its directory, so that another machine can replay it."""
         return portable(
             {name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"}
@@ -212,9 +211,9 @@ class RecordedTool:
     `settings` are those that affect results: they are part of a request's key.
     """
 
-    def __init__(self, tool: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:
+    def __init__(self, tool: Tool | ToolSpec, recording: Recording, settings: Mapping[str, JsonValue]) -> None:
         self.name, self.description = tool.name, tool.description
-        self.parameters: Mapping[str, Any] = tool.parameters
+        self.parameters: Mapping[str, JsonValue] = tool.parameters
         self.timeout_s, self.output_tokens = OUTER_TIMEOUT_S, tool.output_tokens + NOTE_TOKENS
         self._tool = None if isinstance(tool, ToolSpec) else tool
         self._recording, self._settings = recording, settings
@@ -275,16 +274,16 @@ class RecordedTool:
             await self._recording.close()
 
 
-def request_key(tool: str, settings: Mapping[str, Any], arguments: Mapping[str, JsonValue]) -> str:
+def request_key(tool: str, settings: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
     """SHA-256, in hexadecimal, of the canonical JSON of a request."""
     return digest([tool, settings, arguments])
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """JSON with sorted keys, no white space and ASCII only: equal values have equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """SHA-256, in hexadecimal, of the canonical JSON of a value."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
@@ -84,7 +84,7 @@ class Simulator(Tool):
 
     name = "simulator"
     description = "Writes the documents that a search would return."
-    parameters: Mapping[str, Any] = text_arguments(
+    parameters: Mapping[str, JsonValue] = text_arguments(
         query="what the agent searches",
         question="the task",
         answers="its gold answers, as JSON",

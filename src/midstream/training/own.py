@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.components.component import ComponentConfig, Context, Kind
 from midstream.components.own_settings import OwnFunction
@@ -30,7 +30,7 @@ _OF_TOKENS = ("logprobs", "old_logprobs", "advantages")
 _CLIP = ("clip_low", "clip_high", "dual_clip")
 
 
-def own_advantage(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+def own_advantage(kind: Kind, reference: str, value: object) -> type[ComponentConfig]:
     """The settings of an advantage: a function of a group's rewards that returns a number for each trajectory."""
     function = OwnFunction(kind, reference, value, _OF_GROUP, "a function of `rewards`, `trajectories` or both")
 
@@ -48,7 +48,7 @@ def own_advantage(kind: Kind, reference: str, value: Any) -> type[ComponentConfi
     return function.settings(ComponentConfig, build=build)
 
 
-def own_loss(kind: Kind, reference: str, value: Any) -> type[PolicyLoss]:
+def own_loss(kind: Kind, reference: str, value: object) -> type[PolicyLoss]:
     """The settings of a loss: those of `PolicyLoss` and the function's own.
 
     The function returns the loss of each token, [_N], before weights and the KL term. The tokens of an update come in
@@ -78,7 +78,7 @@ def own_loss(kind: Kind, reference: str, value: Any) -> type[PolicyLoss]:
     return function.settings(PolicyLoss, policy=policy)
 
 
-def own_learner(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
+def own_learner(kind: Kind, reference: str, value: object) -> type[ComponentConfig]:
     """Raise `RecipeError` for what is no class of a learner's settings."""
     raise RecipeError(
         f"{reference}, named as a {kind}, is a {type(value).__name__}",

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from midstream.components.registry import modules_of
+from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory

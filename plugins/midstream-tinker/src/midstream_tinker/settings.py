@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, model_validator
 
 from midstream.components.component import Context, EngineConfig, Table
-from midstream.components.registry import agent_type, modules_of
+from midstream.components.kinds import agent_type, modules_of
 from midstream.core.errors import RecipeError, UsageError
 from midstream.engines.openai.providers import LOOPBACK
 from midstream.recipe.build import Build

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeGuard
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.errors import TransientError, UnsupportedError
 from midstream.core.tool_calls import CLOSE, OPEN, functions_in, parsed, replace_blocks
 from midstream.core.trajectory import Message
@@ -64,7 +67,7 @@ class Refusal:
     too_long: bool = False
 
 
-def decode_body(body: bytes | bytearray) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> JsonObject:
     """The body as an object; {} for any other body."""
     try:
         data = json.loads(body)
@@ -73,7 +76,7 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def reported_error(status: int, data: Mapping[str, Any], body: bytes | bytearray) -> Refusal | None:
+def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | bytearray) -> Refusal | None:
     """The error in an answer's body, which may come under status 200, or in a stream's event; None without one."""
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
@@ -92,7 +95,7 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes | bytearray
     return Refusal(status=status, text=text, too_long=too_long)
 
 
-def checked_reply(data: dict[str, Any], *, token_ids: bool) -> CheckedReply:
+def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedReply:
     """The first choice of a body that came with status 200.
 
     Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
@@ -148,12 +151,13 @@ def _count(value: object) -> int:
     return value if type(value) is int and 0 <= value < 2**53 else 0
 
 
-def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]) -> dict[str, Any]:
     """Prompt ids, completion ids and log-probabilities, of a chat choice (`content[].logprob`) or a text choice."""
     prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
     completion_ids = choice.get("token_ids")
-    values = listed_logprobs(choice)
-    logprobs: list[float] = values if values is not None and all(map(_is_logprob, values)) else []
+    values = listed_logprobs(choice) or []
+    logprobs = [float(value) for value in values if _is_logprob(value)]
+    logprobs = logprobs if len(logprobs) == len(values) else []
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         named = (("prompt", prompt_ids), ("completion", completion_ids))
         sizes = [f"{name}: {len(value) if isinstance(value, list) else 'none'}" for name, value in named]
@@ -161,21 +165,22 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
     return {
         "prompt_ids": tuple(prompt_ids),
         "completion_ids": tuple(completion_ids),
-        "logprobs": tuple(map(float, logprobs)),
+        "logprobs": tuple(logprobs),
     }
 
 
-def listed_logprobs(choice: Mapping[str, Any]) -> list[Any] | None:
+def listed_logprobs(choice: Mapping[str, JsonValue]) -> list[JsonValue] | None:
     """The log-probabilities of a choice, unchecked: a chat's in `content`, another completion's in `token_logprobs`."""
     field = choice.get("logprobs")
     field = field if isinstance(field, dict) else {}
-    if isinstance(field.get("content"), list):
-        return [entry.get("logprob") if isinstance(entry, dict) else None for entry in field["content"]]
+    content = field.get("content")
+    if isinstance(content, list):
+        return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
     values = field.get("token_logprobs")
     return values if isinstance(values, list) else None
 
 
-def _is_logprob(value: object) -> bool:
+def _is_logprob(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
 
 
@@ -183,7 +188,7 @@ def _are_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
 
 
-def with_calls(content: Any, calls: object) -> Any:
+def with_calls(content: JsonValue, calls: JsonValue) -> JsonValue:
     """A message's content, followed by its `tool_calls` as text, if it has any.
 
     Arguments that are not a JSON object stand in a call's text as a string. Malformed calls raise `TransientError`.
@@ -210,12 +215,12 @@ def with_calls(content: Any, calls: object) -> Any:
     return "\n".join(texts)
 
 
-def as_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def as_fields(messages: Sequence[Message]) -> list[JsonObject]:
     """Messages as a server with native calls expects them: calls with ids, followed by their results in order.
 
     The result of an invalid call comes from the user, after the others.
     """
-    fields: list[dict[str, Any]] = []
+    fields: list[JsonObject] = []
     numbers, rest = count(1), deque(messages)
     while rest:
         message, results = rest.popleft(), deque[str]()
@@ -228,10 +233,10 @@ def as_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return fields
 
 
-def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[dict[str, Any]]:
+def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[JsonObject]:
     """An assistant's message, and the results of its calls."""
-    calls: list[dict[str, Any]] = []
-    answers: list[dict[str, Any]] = []
+    calls: list[JsonValue] = []
+    answers: list[JsonObject] = []
     others: list[str] = []
 
     def take(block: re.Match[str]) -> str:
@@ -244,12 +249,12 @@ def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[
             return block[0]
         for function, result in zip(functions, own, strict=True):
             name = f"call{next(numbers):05d}"  # Mistral requires nine letters and digits
-            calls.append({"id": name, "type": "function", "function": function})
+            calls.append({"id": name, "type": "function", "function": {**function}})
             answers.append({"role": "tool", "tool_call_id": name, "content": result})
         return ""
 
     kept = replace_blocks(reply, take)
-    message: dict[str, Any] = {"role": "assistant", "content": reply}
+    message: JsonObject = {"role": "assistant", "content": reply}
     if calls:
-        message |= {"content": kept.strip() or None, "tool_calls": calls}
+        message = {"role": "assistant", "content": kept.strip() or None, "tool_calls": calls}
     return [message, *answers, *({"role": "user", "content": result} for result in (*others, *results))]

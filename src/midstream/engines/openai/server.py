@@ -16,11 +16,12 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import aiohttp
+from pydantic import JsonValue
 from yarl import URL
 
+from midstream.core.data import JsonObject
 from midstream.core.errors import EngineError, MidstreamError, PromptTooLongError, StorageError
 from midstream.core.http import proxy_of, session_for
 from midstream.core.protocols import Request
@@ -92,19 +93,19 @@ async def served_context(config: OpenAIConfig) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def names_model(entry: Mapping[str, Any], model: str) -> bool:
+def names_model(entry: Mapping[str, JsonValue], model: str) -> bool:
     """Whether an entry of a list is the model's: Ollama adds the tag that a name leaves out, Gemini a prefix."""
     return any(entry.get(field) in (model, f"{model}:latest", f"models/{model}") for field in ("id", "name"))
 
 
-async def fetch_models(config: OpenAIConfig) -> list[dict[str, Any]]:
+async def fetch_models(config: OpenAIConfig) -> list[JsonObject]:
     """The entries that GET /models gives; none where it gives none for any reason, which a request then shows."""
     if config.api_version:  # it lists models, and requests name deployments
         return []
     return await _fetch_list(config, URL(f"{config.base_url.rstrip('/')}/models", encoded=True), "data")
 
 
-async def _fetch_list(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, Any]]:
+async def _fetch_list(config: OpenAIConfig, url: URL, field: str) -> list[JsonObject]:
     headers = {"Accept": "application/json"} | config.key_header()
     body = bytearray()
     try:

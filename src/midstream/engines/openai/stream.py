@@ -18,8 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.errors import TransientError
 from midstream.engines.openai.reply import listed_logprobs
 
@@ -70,17 +72,18 @@ class StreamedReply:
 
     def __init__(self) -> None:
         self.done = False
-        self._body: dict[str, Any] = {}
+        self._body: JsonObject = {}
         self._text: dict[str, bytearray] = {}  # UTF-8: a string takes four bytes a character after the first emoji
         self._calls = StreamedCalls()
         self._finish_reason: str | None = None
-        self._token_ids: list[Any] = []
-        self._logprobs: list[Any] = []
+        self._token_ids: list[JsonValue] = []
+        self._logprobs: list[JsonValue] = []
 
-    def add(self, chunk: dict[str, Any]) -> str:
+    def add(self, chunk: JsonObject) -> str:
         """Add one event's object; returns the piece of text in it. Raises `TransientError` if too much has arrived."""
-        if isinstance(chunk.get("usage"), dict):
-            self._body["usage"] = {name: chunk["usage"].get(name) for name in ("prompt_tokens", "completion_tokens")}
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._body["usage"] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
@@ -88,11 +91,12 @@ class StreamedReply:
         prompt_ids = chunk.get("prompt_token_ids") or choice.get("prompt_token_ids")
         if prompt_ids:
             self._body["prompt_token_ids"] = prompt_ids
-        if isinstance(choice.get("finish_reason"), str):
-            self._finish_reason = choice["finish_reason"]
-            self.done = self.done or isinstance(chunk.get("usage"), dict)  # `transformers serve` sends no [DONE]
-        if isinstance(choice.get("token_ids"), list):
-            self._token_ids += choice["token_ids"]
+        finish_reason, token_ids = choice.get("finish_reason"), choice.get("token_ids")
+        if isinstance(finish_reason, str):
+            self._finish_reason = finish_reason
+            self.done = self.done or isinstance(usage, dict)  # `transformers serve` sends no [DONE]
+        if isinstance(token_ids, list):
+            self._token_ids += token_ids
         self._logprobs += listed_logprobs(choice) or ()
         delta = choice.get("delta")
         fields = delta if isinstance(delta, dict) else {}
@@ -110,20 +114,20 @@ class StreamedReply:
             raise TransientError(f"the stream holds a reply of more than {_LONGEST_REPLY >> 20} MB")
         return emitted
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
         if not self.done or self._finish_reason is None:
             raise TransientError("the stream was cut off" if self._text else "the stream ended without a reply")
         joined = {kind: text.decode("utf-8", "surrogatepass") for kind, text in self._text.items()}
-        choice: dict[str, Any] = {"finish_reason": self._finish_reason, "token_ids": self._token_ids}
+        choice: JsonObject = {"finish_reason": self._finish_reason, "token_ids": self._token_ids}
         choice["logprobs"] = {"token_logprobs": self._logprobs}
         if "text" in joined:
             choice["text"] = joined["text"]
         else:
             thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
-            message = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
-            choice["message"] = message | {"tool_calls": self._calls.whole()}
-        return self._body | {"choices": [choice]}
+            message: JsonObject = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
+            choice["message"] = {**message, "tool_calls": [*self._calls.whole()]}
+        return {**self._body, "choices": [choice]}
 
 
 @dataclass(slots=True)
@@ -162,7 +166,7 @@ class StreamedCalls:
             call.arguments += text.encode("utf-8", "surrogatepass")
             self.size += len(text)
 
-    def whole(self) -> list[dict[str, Any]]:
+    def whole(self) -> list[JsonObject]:
         """The calls as a server sends them that does not stream."""
         return [
             {"function": {"name": call.name or None, "arguments": call.arguments.decode("utf-8", "surrogatepass")}}
@@ -170,7 +174,7 @@ class StreamedCalls:
         ]
 
 
-def event_object(event: str) -> dict[str, Any]:
+def event_object(event: str) -> JsonObject:
     """The object in an event's data. Raises `TransientError` for anything else."""
     try:
         data = json.loads(event)
