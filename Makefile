@@ -87,9 +87,9 @@ figures: $(VENV)/.installed-train
 	$(VENV)/bin/python -m studies.numbers controls
 	$(VENV)/bin/python -m studies.planner --seeds 3 --out runs/study-controls  # which shares the trainings
 	$(VENV)/bin/python -m studies.numbers agents
-	cp runs/study-controls/planner-*.svg docs/figures/
-	cp runs/study-controls/study.svg docs/figures/controls.svg
-	cp runs/study-agents/study-curves.svg docs/figures/agents.svg
+	cp runs/study-controls/planner-*.svg studies/figures/
+	cp runs/study-controls/study.svg studies/figures/controls.svg
+	cp runs/study-agents/study-curves.svg studies/figures/agents.svg
 	$(VENV)/bin/python scripts/attention_figure.py
 
 clean-venv:

@@ -1,4 +1,4 @@
-"""A tool of your own: a typed function with a docstring, handed to an agent. docs/own-tool.md has the rest.
+"""A tool of your own: a typed function with a docstring, handed to an agent. docs/tools.md has the rest.
 
     python examples/own_tool.py
 

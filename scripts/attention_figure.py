@@ -1,4 +1,4 @@
-"""Draw docs/figures/text-attention.svg: where new weights that copy look in a shortened prompt."""
+"""Draw studies/figures/text-attention.svg: where new weights that copy look in a shortened prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
         axes.set(title=title, xlabel="looks at", xticks=range(len(words)), yticks=range(len(words)))
         axes.set_xticklabels(words, rotation=90)
         axes.set_yticklabels(words)
-    place = Path(__file__).parents[1] / "docs" / "figures" / "text-attention.svg"
+    place = Path(__file__).parents[1] / "studies" / "figures" / "text-attention.svg"
     figure.savefig(place, metadata={"Date": None})
 
 

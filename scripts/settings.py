@@ -4,7 +4,10 @@ docs/recipes.md has those of midstream, the README.md of each package in plugins
 
 Every section "### KIND: `TYPE`" of a component, and every section named in TABLES, has one table: a row for each field
 of the settings' class, with its default and its meaning from "Attributes:" in the docstring of the class (or of a base
-class). With `--check` nothing is written, and a difference or a missing docstring exits with 1.
+class). Rows that equal a row of a base class in SHARED are left out, and a row links to that class's table; a class
+without other rows has no table.
+
+With `--check` nothing is written, and a difference or a missing docstring exits with 1.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from pydantic_core import PydanticUndefined
 
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
-from midstream.components.component import Stage
+from midstream.agents.prompted import ModuleConfig
+from midstream.components.component import Stage, TasksConfig
 from midstream.components.kinds import COMPONENTS, GROUP, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
@@ -35,17 +39,29 @@ from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
-from midstream.sandbox.settings import SandboxConfig
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
-from midstream.tools.web.reading import EmbeddingsConfig
+from midstream.tools.web.api import WebApiConfig
+from midstream.tools.web.reading import EmbeddingsConfig, ReadingConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
 from midstream.training_free import settings as practice
 
 ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
+# Settings that several components have: each has one table, and the components' tables link to it.
+SHARED: dict[str, type[BaseModel]] = {
+    "Every task source": TasksConfig,
+    "Modules that ask a model": ModuleConfig,
+    "Limits of code": CodeLimits,
+    "Web requests": WebApiConfig,
+    "Passages": ReadingConfig,
+    "Supervised updates": training.SupervisedConfig,
+    "`[agent]`: session": SessionSettings,
+}
 TABLES: dict[str, type[BaseModel]] = {
+    **SHARED,
     "Top level": Recipe,
     "`tasks.stages`": Stage,
     "`[agent]`": LoopConfig,
@@ -73,7 +89,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`practice.gate`": practice.GateConfig,
     "`practice.feedback`": practice.FeedbackConfig,
     "`[budget]`": BudgetConfig,
-    "`[agent]`: session": SessionSettings,
     "`[agent]`: command": CommandSettings,
     "`[serve]`": ServeConfig,
     "`[serve.models]`": ServedModel,
@@ -111,6 +126,7 @@ def main() -> int:
 
 def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str, list[str]]:
     """The document with every table of settings replaced, and what is missing."""
+    page = "" if tables.keys() >= SHARED.keys() else "../../docs/recipes.md"
     titles = re.split(r"^(#{2,3} .+\n)", document, flags=re.MULTILINE)
     places = {heading.strip("# \n"): number + 1 for number, heading in enumerate(titles) if heading.startswith("##")}
     problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in tables]
@@ -120,8 +136,13 @@ def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str,
         problems += [f"no field: {config.__name__}.{name}" for name in found if name not in config.model_fields]
         # Other learners have the settings of the local one, too.
         base = training.LearnerConfig.model_fields if config.__bases__ == (training.LearnerConfig,) else {}
-        own = {name: info for name, info in config.model_fields.items() if name not in base}
-        rows = [f"| `{name}` | {default(info)} | {found.get(name)} |" for name, info in own.items()]
+        rows = [row for name, row in rows_of(config).items() if name not in base]
+        bases = [(name, base) for name, base in SHARED.items() if config is not base and issubclass(config, base)]
+        for _, base in bases:
+            rows = [row for row in rows if row not in rows_of(base).values()]
+        for shared, _ in bases if rows else ():
+            anchor = re.sub(r"[^\w\- ]", "", shared.lower()).replace(" ", "-")
+            rows.append(f"| more: [{shared}]({page}#{anchor}) | | |")
         body = titles[places[title]] if title in places else ""
         without = re.sub(re.escape(HEAD) + r"(\|.*\n)*", "\0", body)
         if without.count("\0") != bool(rows):
@@ -129,6 +150,12 @@ def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str,
         elif rows:
             titles[places[title]] = without.replace("\0", HEAD + "\n".join(rows) + "\n")
     return "".join(titles), problems
+
+
+def rows_of(config: type[BaseModel]) -> dict[str, str]:
+    """The row of each field, by its name."""
+    found = meanings(config)
+    return {name: f"| `{name}` | {default(info)} | {found.get(name)} |" for name, info in config.model_fields.items()}
 
 
 def meanings(config: type[BaseModel]) -> dict[str, str]:

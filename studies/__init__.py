@@ -1,1 +1,1 @@
-"""The papers' analyses as scripts on `midstream.api`: `python -m studies.NAME`, see docs/study.md."""
+"""The papers' analyses as scripts on `midstream.api`: `python -m studies.NAME`, see studies/README.md."""

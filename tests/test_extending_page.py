@@ -1,4 +1,4 @@
-"""docs/own-reward.md, own-tasks.md and own-model.md, each alone, and docs/extending.md after them: every block.
+"""docs/extending.md: its sections on rewards, tasks and models, each by itself, and then every block of the page.
 
 The commands run in this process; where a page asks a provider, a scripted server answers.
 """
@@ -16,24 +16,24 @@ import pytest
 from midstream.cli.main import main
 from support.llm_server import LLMServer
 
-DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-KINDS = ("own-reward", "own-tasks", "own-model")
+KINDS = ("A reward", "Tasks", "A model")
 ASKED = 'midstream solve "What is 4 + 5?" --recipe direct --set engines.model.type=my_model.py:adder'
 
 
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """`read(page)` does what a page says, in this directory, and returns what each command printed."""
+    """`read(text)` does what the text says, in this directory, and returns what each command printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.syspath_prepend(tmp_path)
     rows = [{"question": f"What is {number} + {number}?", "answer": 2 * number} for number in range(9)]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    def run(page: str) -> dict[str, str]:
+    def run(text: str) -> dict[str, str]:
         shown: dict[str, str] = {}
-        for language, block in BLOCK.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+        for language, block in BLOCK.findall(text):
             written = re.fullmatch(r"# (\w+\.(?:py|toml))(, continued)?", block.partition("\n")[0])
             if written:
                 file = tmp_path / written[1]
@@ -64,21 +64,19 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", KINDS)
-def test_a_page_is_complete(read, page):
-    shown = read(page)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_section_is_complete(read, kind):
+    shown = read(PAGE.partition(f"\n## {kind}\n")[2].partition("\n## ")[0])
     evaluated = [text for name, text in shown.items() if name.startswith("runs/")]
     assert evaluated
     assert all("100.0%" in text for text in evaluated)
-    assert len((DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 @pytest.mark.slow
 def test_every_block_runs(read):
-    own = {name: text for page in KINDS for name, text in read(page).items()}
-    assert "scored by  close" in own["runs/close"]
-    assert "answer       9" in own[ASKED]
-    shown = read("extending")
+    shown = read(PAGE)
+    assert "scored by  close" in shown["runs/close"]
+    assert "answer       9" in shown[ASKED]
     assert "my_tasks" not in shown["midstream list"]
     assert "answer       9" in shown['midstream solve "What is 4 + 5?" --recipe mine.toml']
     assert "add 3 (100%)" in shown["runs/second"]

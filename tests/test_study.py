@@ -242,7 +242,7 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(arm: str, code: str, n
 
 
 def test_the_study_of_the_documentation_can_run(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (tmp_path / "group-size.toml").write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
     planned = plan(read_study(tmp_path / "group-size.toml"), tmp_path, seeds=1)
     assert [run.out.name for run in planned.runs] == ["flow-grpo-tiny-s0", "groups-of-4-s0"]

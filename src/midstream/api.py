@@ -398,7 +398,7 @@ def export(
     module: str | None = None,
     everything: bool = False,
 ) -> Exported:
-    """Write trajectories of a run in the format of another tool (docs/export.md).
+    """Write trajectories of a run in the format of another tool (docs/tracking.md).
 
     Args:
         run: the run directory, or its path.

@@ -66,10 +66,9 @@ class RolloutConfig(Settings):
 
     Attributes:
         concurrency: the most trajectories in progress
-        deadline_s: wall-clock seconds of one attempt's turns; then the agent has `agent.answer_s` to answer, its stop
-            reason is `time_limit`, and only a run without a last reply is an error
-        max_attempts: attempts at a trajectory whose engine, tool or sandbox failed; if its judge failed, it is only
-            scored again
+        deadline_s: seconds of one attempt's turns; then the agent has `agent.answer_s` to answer (`time_limit`), and
+            only a run without a last reply is an error
+        max_attempts: attempts at a trajectory whose engine, tool or sandbox failed, or at its score if the judge failed
     """
 
     concurrency: int = Field(default=64, ge=1)

@@ -131,7 +131,7 @@ def read_study(name: str | Path) -> StudyFile:
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
-            fix=f"{did_you_mean(name, known)}midstream study --list, or a file like docs/study.md shows",
+            fix=f"{did_you_mean(name, known)}midstream study --list, or a file like docs/evaluation.md shows",
         )
     study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
     arms: list[Arm] = []

@@ -45,10 +45,10 @@ class LoopConfig(Settings):
         memory_update: `every_turn` (Algorithm 1 of the paper) or `on_continue` (its section 3.1: the last turn is not
             recorded)
         record_time: record the seconds of each turn in memory; then no prompt repeats exactly
-        memory_result_tokens: the most tokens of a result in memory, at four characters a token; a longer one is cut
-            there, and whole in the trajectory
-        observation_format: how prompts hold results that are JSON: `json` (as the tool wrote them), `toon`, or `auto`:
-            whichever takes fewer tokens; the last two need the extra `toon`
+        memory_result_tokens: the most tokens of a result in memory, at four characters a token; the trajectory keeps
+            all of it
+        observation_format: how prompts hold results that are JSON: `json` (as the tool wrote them), `toon`, or `auto`
+            (fewer tokens); the last two need the extra `toon`
         answer_s: seconds that the generator has for the answer, even after `rollout.deadline_s`
     """
 

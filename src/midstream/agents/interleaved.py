@@ -41,14 +41,13 @@ class StreamConfig(Settings):
     """Settings of the loop. 8,000 tokens are the paper's (mathematics).
 
     Attributes:
-        max_turns: the most replies that call tools, in a dialogue for each user turn; the next reply may answer
-        max_tokens: the most tokens after the prompt, sampled and appended; without token ids, four characters count as
-            one
+        max_turns: the most replies that call tools, in a dialogue for each user turn
+        max_tokens: the most tokens after the prompt, sampled and appended
         observation_format: how the stream holds results that are JSON: `json` (as the tool wrote them), `toon`, or
-            `auto`: whichever takes fewer tokens; the last two need the extra `toon`
-        stray_calls: what a call in JSON is that stands outside the template's marks, in a code fence or as the answer:
-            `malformed`, of which the policy reads, or `run`, as if it stood between them; in templates whose calls are
-            JSON and whose output is a message, and not in dialogues, where it is said to the user
+            `auto` (fewer tokens); the last two need the extra `toon`
+        stray_calls: a call in JSON outside the template's marks: `malformed`, of which the policy reads, or `run`, as
+            if it were inside; only in templates whose calls are JSON and whose output is a message, and not in
+            dialogues
         tools: tool names of the template mapped to those of the recipe: `{ search = "wikipedia" }`
         answer_s: seconds that the last reply has after `rollout.deadline_s`; a dialogue has none
     """

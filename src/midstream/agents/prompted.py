@@ -54,8 +54,7 @@ class ModuleConfig(Settings):
     Attributes:
         sampling: see `sampling`
         opening: what every reply begins with; an engine that continues text gets it, other servers do not
-        prompt_file: a prompt file that replaces the one in `src/midstream/agents/prompts/`, relative to the recipe's
-            file or to the working directory
+        prompt_file: replaces the module's prompt in `src/midstream/agents/prompts/`
     """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)

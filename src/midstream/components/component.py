@@ -163,8 +163,7 @@ class TasksConfig(ComponentConfig):
     """The settings of a task source.
 
     Attributes:
-        stages: Flow-GRPO trains on some families first and on others once those succeed, see `tasks.stages`; a family
-            in no stage is not trained on
+        stages: see `tasks.stages`; a family in no stage is not trained on
     """
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing

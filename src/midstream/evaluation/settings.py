@@ -29,13 +29,12 @@ class SetConfig(Settings):
 
     Attributes:
         name: the set's name in tables
-        tasks: a separate source, a table such as `[tasks]`; without it, the recipe's source
-        reward: a table such as `[reward]`; without it, with `tasks`, the reward of each task's benchmark, else the
-            recipe's
+        tasks: a source for this set, a table such as `[tasks]`
+        reward: a table such as `[reward]`; by default the reward of each task's benchmark, else the recipe's
         split: `train`, `validation` or `test`; a source may have others, such as the atlas
         families: only tasks of these families; empty: all
         per_family: this many different tasks of each family, drawn with `seed`; not with `count`
-        count: this many tasks in all; with neither, the whole split, or 60 of each family of an endless source
+        count: this many tasks in all; by default the whole split, or 60 of each family of an endless source
         seed: the seed of the draw; every run seed has the same set
         max_turns: replaces the agent's limit
         degraded: tools by name that are made worse in this set, with the settings of `[degraded.NAME]`
@@ -67,16 +66,13 @@ class EvaluationConfig(Settings):
 
     Attributes:
         sets: evaluated before and after training, and by `midstream eval`: `[[evaluation.sets]]`
-        validation: evaluated greedily every `validate_every` steps; a table such as a set's. Without `name`
-            it changes the default alone; `count` and `tasks` replace `per_family`
-        temperatures: every set is evaluated at each; 0 is greedy, "own" the temperature that the agent asks for, or
-            that its settings have
+        validation: evaluated greedily every `validate_every` steps; a table such as a set's
+        temperatures: every set is evaluated at each; 0 is greedy, "own" the temperature that the agent asks for
         trials: attempts at each task of a set, at each temperature
-        strategy: how `midstream eval` and `solve` use the agent: `dser:K=8,T=4` runs it in 8 chains that verify and
-            refine 4 times, and takes the most frequent answer (docs/longer-thinking.md); runs that learn and
-            `midstream serve` refuse it
-        at: when a run that learns evaluates: before and after (`both`), after alone (`end`), or never (`none`, which
-            also leaves out the validations of training); `midstream eval` always does
+        strategy: longer thinking of `midstream eval` and `solve`: `dser:K=8,T=4` runs the agent in 8 chains that verify
+            and refine 4 times, and votes (docs/evaluation.md)
+        at: when a run that learns evaluates: before and after (`both`), after (`end`), or never (`none`, also without
+            the validations of training)
     """
 
     sets: tuple[SetConfig, ...] = ()

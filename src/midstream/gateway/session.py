@@ -42,8 +42,7 @@ class SessionSettings(AgentSettings):
     Attributes:
         sampling: how the policy samples where its weights are trained, whatever the agent asks for
         max_calls: requests of one run; the next is refused, and the run is scored
-        max_tokens: tokens that models write in one run, likewise; a request without a limit of its own then has
-            `sampling.max_tokens`
+        max_tokens: tokens that models write in one run, likewise
         idle_s: seconds without a request after which the agent's run is an error
     """
 

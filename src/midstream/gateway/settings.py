@@ -30,7 +30,7 @@ class ServeConfig(Settings):
         models: what answers under which name; "*" is any other name. By default `policy`, the agent's `engine`, trained
         parser: how the model writes tool calls: `hermes` (Qwen), `qwen3_coder`, `llama3_json`, `mistral` or `none`
         batching: of an engine in process: `continuous` answers each request as it comes; `lockstep` waits until all
-            running trajectories ask, so that a run repeats bit for bit, and answers one request of each at a time
+            running trajectories ask, so that a run repeats bit for bit
         host: the address to listen on
         port: its port; 0 is any free one
         heartbeat_s: how often a waiting stream gets a sign of life

@@ -93,7 +93,7 @@ class ChangedTool:
 
 
 def simulated(tool: Any, **settings: Any) -> ChangedTool:
-    """The tool, played by a simulator while the agent trains (docs/zerosearch.md); settings as in `[simulated.NAME]`.
+    """The tool, played by a simulator while the agent trains (docs/tools.md); settings as in `[simulated.NAME]`.
 
     searching = simulated("web_search", engine="model", noise={"start": 0.0, "end": 0.5})
     agent = AgentFlow(model="ollama/qwen2.5:7b", planner_model="local/Qwen/Qwen2.5-0.5B-Instruct", tools=[searching])

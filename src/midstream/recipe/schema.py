@@ -122,7 +122,7 @@ class Recipe(Settings):
         name: names the run directory and the report
         description: a line for tables
         seed: the run seed, from which every random draw derives
-        tasks: the task source; without it, questions are asked by `solve`, or named by `--tasks` or `--benchmark`
+        tasks: the task source; without it, `solve`, `--tasks` or `--benchmark` give questions
         agent: the agent: its loop and modules
         engines: models by name: `[engines.NAME]`; a module names one with `engine = "NAME"`
         tools: one table a tool, in the order of the planner's prompt
@@ -133,7 +133,7 @@ class Recipe(Settings):
         rollout: see `[rollout]`
         warm_start: see `[warm_start]`; without the table, no warm start
         training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
-        practice: see `[practice]`: lessons in place of weights; not with `training`
+        practice: see `[practice]`: lessons instead of weights; not with `training`
         learner: see `[learner]`
         serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`

@@ -58,9 +58,9 @@ class JudgeConfig(RewardConfig):
         temperature: 0 is greedy; more than one vote needs more
         max_tokens: the most new tokens of a verdict
         votes: requests for each answer, an odd number; the majority decides
-        rubric: replaces `src/midstream/rewards/prompts/rubric.md`; a "rubric" in a task's metadata is added to it
+        rubric: replaces `src/midstream/rewards/prompts/rubric.md`
         structured_output: the server enforces the JSON schema; needs its support
-        cache: a directory that keeps verdicts (`judge.sqlite`) for resumed and repeated evaluations
+        cache: a directory that keeps verdicts (`judge.sqlite`)
         rule: a type of rule-based reward that is computed too and reported; `""`: none
     """
 

@@ -54,7 +54,7 @@ class MathConfig(CodeLimits, RewardConfig):
         libraries: imported before the first comparison
         precision: decimals to which numbers are compared if one is inexact
         strict: names of variables count, and a set is not a tuple
-        allow_set_relation_comp: an inequality that describes the gold set is right (the other way round it always is)
+        allow_set_relation_comp: an inequality that describes the gold set is right
         workers: comparisons at once
     """
 

@@ -44,7 +44,7 @@ class CodeRunnerConfig(CodeLimits):
     """Settings of the programs that an executor writes.
 
     Attributes:
-        workers: programs at once; one that waits for its tool counts, so set it to about the rollout's concurrency
+        workers: programs at once; one that waits for its tool counts
         libraries: imported before any program arrives; others take their time
         max_tool_calls: the most calls of the tool; one more ends the program
     """

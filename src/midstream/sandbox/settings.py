@@ -19,9 +19,9 @@ class SandboxConfig(Settings):
     (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also needs `--unsafe`, and never trains.
 
     Attributes:
-        tier: `strong` (bubblewrap, Landlock, seccomp), `standard` (Landlock, seccomp), `remote` (a Docker container; no
-            programs), `arithmetic` (expressions, on any system), `unsafe` (nothing; also needs `--unsafe`, and never
-            trains); `auto`: `strong`, else `standard`
+        tier: `strong` (bubblewrap, Landlock, seccomp), `standard` (Landlock, seccomp), `remote` (Docker; no programs),
+            `arithmetic` (expressions, any system), `unsafe` (nothing; needs `--unsafe`, never trains); `auto`:
+            `strong`, else `standard`
         fallback: where `tier` does not work: `none` stops with what is missing, `arithmetic` evaluates expressions only
         image: the container image of `remote`: any with Python 3.11 or newer as `python`
     """

@@ -87,10 +87,10 @@ class BenchmarkConfig(TasksConfig):
 
     Attributes:
         name: the benchmark, such as `bamboogle`
-        file: a file of its questions, in its owner's form or AgentFlow's; without it, the data on the Hub
+        file: a file of its questions, in its owner's form or AgentFlow's, in place of the Hub
         revision: a commit of the Hub's repository
         instruction: replaces the sentence on the answer's form that ends every question; `""` leaves it out
-        counts: a fixed draw of so many tasks stands for the whole split, e.g. `{ train = 100 }`
+        counts: a fixed draw of this many tasks replaces the whole split, e.g. `{ train = 100 }`
     """
 
     extra = "data"

@@ -270,9 +270,8 @@ class RowsConfig(TasksConfig):
         answer_field: the field with the answer, or a list of accepted answers
         id_field: the field with the id, if there is one
         family_field: the field with the family, if there is one
-        split_field: the field with the split; by default `split` where rows have it, `""` for none; not with `splits`
-        splits: shares of the splits, which sum to 1, such as `{ train = 0.8, test = 0.2 }`; a question's text decides
-            its split
+        split_field: the field with the split; by default `split` where rows have it
+        splits: shares of the splits, such as `{ train = 0.8, test = 0.2 }`; a question's text decides its split
         split_seed: another seed draws other shares
         counts: a fixed draw of so many tasks stands for the whole split, e.g. `{ train = 100 }`
         reward: the reward of rows that name none; `""`: `multiple_choice` with options, else that of the recipe

@@ -31,9 +31,9 @@ class DegradedConfig(Settings):
     Attributes:
         latency: the probability that a call waits `latency_s` first
         latency_s: seconds of that wait
-        error: the probability that a call fails, as the agent sees it: an observation, not a failure of the run
+        error: the probability that a call fails, as an observation of the agent
         missing: the probability that a call finds nothing
-        noise: the probability that made-up passages of another subject take the place of the result
+        noise: the probability that made-up passages of another subject replace the result
         stale: the probability that the numbers of a result are old ones: up to a fifth lower
         truncation: the probability that only a part of the result comes
         keep: the share of the result that then comes

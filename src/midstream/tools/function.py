@@ -345,7 +345,7 @@ def _find_tool(reference: str, found: object, name: str) -> Tool:
             f"{reference} is neither a function nor a tool: {found!r:.100}",
             code="tool-invalid",
             cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
-            fix="name a typed function with a docstring: docs/own-tool.md",
+            fix="name a typed function with a docstring: docs/tools.md",
         )
     if why := unusable_schema(found.parameters):
         raise RecipeError(

@@ -87,8 +87,8 @@ class LocalSearch:
     """Finds documents by their words; documents of equal rank keep the order in which they were indexed.
 
     With thousands of documents in memory a query takes a fraction of a millisecond and runs in the event loop; in a
-    file it may take tens of milliseconds (docs/benchmarks.md) and runs in a thread, one query after another. Words are
-    compared without case and accents; there is no stemming and no semantic similarity.
+    file it may take tens of milliseconds (benchmarks/README.md) and runs in a thread, one query after another. Words
+    are compared without case and accents; there is no stemming and no semantic similarity.
 
     Raises `RecipeError` if `config.index` is missing, not given, or not an index.
     """
@@ -170,7 +170,7 @@ class LocalSearchConfig(ToolConfig):
         top_k: documents in a result
         match: a document must contain `all` words of the query or `any`
         max_characters: the most characters of a document's text in a result
-        coverage: without `index`, the share of the world's facts in it: below 1 a worse tool, for studies
+        coverage: without `index`, the share of the world's facts in it
     """
 
     component = LocalSearch

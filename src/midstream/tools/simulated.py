@@ -56,10 +56,10 @@ class SimulatedConfig(Settings):
         documents: documents of a result (the paper: 5)
         max_characters: the most characters of a document
         sampling: of the engine (the released code: temperature 0.8, 600 tokens)
-        prompt_file: replaces the prompt; it has the places `{{query}}`, `{{question}}`, `{{answer}}`, `{{kind}}`
+        prompt_file: replaces the prompt, with the places `{{query}}`, `{{question}}`, `{{answer}}`, `{{kind}}`
             ("useful" or "noisy") and `{{count}}`
         timeout_s: seconds of one search
-        everywhere: the simulator also answers in evaluations and in `solve`; it knows the gold answers there
+        everywhere: the simulator also answers in evaluations and in `solve`
     """
 
     engine: str | None = None

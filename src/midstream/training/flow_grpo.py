@@ -263,7 +263,7 @@ class FlowGRPO:
                 code="logprob-gap",
                 cause="the server samples from other weights or another dtype than the learner's, applies settings of "
                 "its own, or records log-probabilities before the temperature",
-                fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/serving.md)",
+                fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/scale.md)",
             )
 
     def _learning_rate(self, step: int) -> float:

@@ -149,8 +149,8 @@ class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
-        surrogate: `ppo`: the clipped ratio times the advantage. `cispo`: the ratio, at most 1 + `clip_high` and without
-            a gradient, weighs advantage times log-probability, so that no token loses its gradient (arXiv 2506.13585)
+        surrogate: `ppo`: the clipped ratio times the advantage. `cispo`: the ratio, at most 1 + `clip_high` and
+            detached, weighs advantage times log-probability (arXiv 2506.13585)
         clip_low: the lower bound of the ratio is 1 - `clip_low`
         clip_high: the upper bound of the ratio is 1 + `clip_high`
         dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
@@ -159,7 +159,7 @@ class PolicyLoss(Settings):
         aggregation: `trajectory-turn-token` (the paper), `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum` or
             `seq-mean-token-sum-norm`
         horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
-        type: a function of your own in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
+        type: a function of yours in place of the clipped loss, `"my_loss.py:name"`, with its settings in this table
     """
 
     surrogate: Literal["ppo", "cispo"] = "ppo"

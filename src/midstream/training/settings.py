@@ -48,20 +48,18 @@ class LearnerConfig(ComponentConfig):
         max_grad_norm: the largest norm of the gradient
         chunk_tokens: about how many tokens one backward pass holds (padded rows: padded tokens); changes memory, not
             results
-        recompute_activations: keep each layer's input only and compute the rest again in the backward pass (gradient
-            checkpointing): a fraction of the memory, about a third more time, the same gradient
-        attention: how shared prefixes are computed once: a back end of `prefix_tree/attention.py`; `rows`: equal rows
-            once, the others padded; `auto`: what suits model, device and batch
+        recompute_activations: gradient checkpointing: a fraction of the memory, about a third more time, the same
+            gradient
+        attention: how shared prefixes are computed once: `auto`, a back end of `prefix_tree/attention.py`, or `rows`
+            (padded)
         lora: see `learner.lora`; without it all weights are trained
-        parallel: over several processes (`--nproc`): `fsdp2`, which divides weights, reference policy and AdamW's
-            moments among them, or `ddp`, where each holds all
-        offload: what is in host memory, and on the device a piece at a time when it is needed: the `reference` policy,
-            the `optimizer` (AdamW's moments, and masters), or `all` (both); changes memory and time, not a bit of the
-            results. With LoRA the reference is the model itself, so that `all` is `optimizer`
-        masters: of a bfloat16 or float16 model, train float32 copies of all weights, which the model's are rounded
-            from, with a float32 gradient: steps smaller than the distance of two such numbers add up
-        threads: CPU threads of PyTorch; by default 1 for a `tiny` model (fastest, and repeats bit for bit), else
-            PyTorch's own number: all cores, or OMP_NUM_THREADS
+        parallel: over several processes (`--nproc`): `fsdp2` divides weights, reference policy and AdamW's moments,
+            with `ddp` each holds all
+        offload: what stays in host memory and comes to the device a piece at a time: the `reference` policy, the
+            `optimizer` (AdamW's moments and masters), or `all`; the results are the same to the bit
+        masters: of a bfloat16 or float16 model, train float32 copies of all weights, so that small steps add up
+        threads: CPU threads of PyTorch; by default 1 for a `tiny` model (repeats bit for bit), else all cores, or
+            OMP_NUM_THREADS
     """
 
     elsewhere: ClassVar[bool] = False  # the weights are in another process, or on a server
@@ -162,8 +160,8 @@ class SupervisedConfig(Settings):
         final_share: share of the peak at the end of the linear fall (not in `training.supervised`)
         prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file` (not in
             `training.supervised`)
-        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less on padding where
-            replies differ in length
+        similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
+            replies differ
     """
 
     transcripts: int = Field(default=5000, ge=1)
@@ -187,16 +185,14 @@ class WarmStartConfig(SupervisedConfig):
     """Supervised learning before reinforcement, on transcripts of the teacher of a `training.trainable.TrainableWorld`.
 
     Attributes:
-        file: a JSONL of transcripts that replaces the teacher's; all its lines are used, and the world checks nothing
+        file: a JSONL of transcripts in place of the teacher's; the world checks nothing
         seed: a separate seed, so that one warm start serves several training seeds; by default the run's
         policy: settings of the teacher
         min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
-        lessons: share of transcripts with lessons in their prompts, which the teacher follows and the planner learns to
-            follow
-        shared_prefixes: compute what the prompts of a batch have in common once; prompt tokens are then not learned, so
-            `prompt_weight` must be 0
-        copying: share of updates on random tokens said twice, of which the second time is learned, in place of
-            transcripts; with them, half of the first 48 updates. A small language model learns to copy names from them
+        lessons: share of transcripts with lessons in their prompts, which the teacher follows
+        shared_prefixes: compute what the prompts of a batch share once; needs `prompt_weight = 0`
+        copying: share of updates on random tokens that come twice, of which the second time is learned; a small
+            language model learns to copy names from them
         degraded: tools by name that are worse for the teacher, with the settings of `[degraded.NAME]`
     """
 
@@ -306,8 +302,8 @@ class TrainingConfig(Settings):
     Attributes:
         algorithm: `flow_grpo`, or `supervised` (a control)
         variant: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `rloo` or `cispo`: its settings are the defaults
-        weights: the engine whose weights are trained, if not the planner's own; a served planner gets them as a LoRA
-            adapter before every step (needs `learner.lora`)
+        weights: the engine whose weights are trained, if not the planner's; a served planner gets them as a LoRA
+            adapter before every step
         steps: 0 only evaluates
         tasks_per_step: tasks of a step (the paper: 32)
         group_size: trajectories of a task, G (the paper: 8)
@@ -318,23 +314,23 @@ class TrainingConfig(Settings):
         loss: see `training.loss`
         advantage_over: `trajectories` (the paper) or `turns` (its released code)
         turns: `calls`: each call is a turn of equation 5 and a row (the paper). `merged`: calls that continue one
-            another are one row; by default so with a `variant`, and for the agents `interleaved` and `direct`
+            another are one row; the default with a `variant`, and for `interleaved` and `direct` agents
         credit: `broadcast` to every turn (the paper), or `final`: only the last turn
         baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
-        advantage: a function of your own in place of `baseline` and `normalize_by_std`: `"my_advantage.py:name"`, or a
-            table with this `type` and its settings
+        advantage: a function of yours in place of `baseline` and `normalize_by_std`: `"my_advantage.py:name"`, or a
+            table with this `type`
         normalize_by_std: divide advantages by the group's standard deviation
         overlong: see `training.overlong`: a penalty of length
-        mask_cut_off: a trajectory that a limit of tokens, of the context or of time ended has no row; its reward still
-            counts in its group
+        mask_cut_off: a trajectory that a limit of tokens, context or time ended has no row; its reward still counts in
+            its group
         resample_uniform: replace groups of equal rewards by other tasks, at most this many times a step (DAPO's dynamic
             sampling)
-        uniform_kl_fraction: below 1: the share of uniform groups that carry their KL term, reweighted without bias
+        uniform_kl_fraction: below 1: the share of uniform groups that keep their KL term, reweighted without bias
         family_sampling: `uniform`; `failure`: families that fail are drawn more often; `balanced`: every family in each
-            step, as often as the others, or as nearly as `tasks_per_step` allows
+            step, as evenly as `tasks_per_step` allows
         shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
         supervised: see `training.supervised`
-        checkpoint_every: steps between checkpoints; where that takes longer, one is written every ten minutes
+        checkpoint_every: steps between checkpoints, ten minutes at the most
         validate_every: steps between validations
     """
 

@@ -74,10 +74,9 @@ class FeedbackConfig(Settings):
     """The feedback filter (`feedback.py`): hold back what is near three distinct votes against. A text is `votes`.
 
     Attributes:
-        votes: the file of the project's votes, which all its runs share; practice makes it if it is missing
+        votes: the file of the project's votes
         near: texts of this similarity (cosine, 0 to 1) or more are near each other
-        embedding: see `practice.library.embedding`, whose settings practice uses by default; without it, similarity is
-            that of hashed n-grams
+        embedding: see `practice.library.embedding`, the default; without either, similarity is that of hashed n-grams
     """
 
     votes: Path = Path(".midstream/votes.sqlite")
@@ -99,13 +98,12 @@ class GateConfig(Settings):
     Attributes:
         enabled: `false`: every valid change is accepted, as in the paper
         tasks: validation tasks
-        error_rate: the probability that a run accepts any change that does not help, over all its tests
+        error_rate: the probability that a run accepts any change that does not help
         futility_rate: the probability that a test gives up on an effect of `min_effect` or more
         min_effect: the smallest effect on the mean reward that is worth finding
         block: pairs of fresh validation rollouts between two looks of a test
         test_pairs: the most pairs of one test; an update makes at most two tests
-        bisect_pairs: the most pairs to separate good changes from bad ones by random halves; 0: accept or postpone a
-            batch whole
+        bisect_pairs: the most pairs to separate good changes from bad ones by random halves; 0: never separate
     """
 
     enabled: bool = True
@@ -140,24 +138,23 @@ class PracticeConfig(Settings):
         batch_size: tasks of an update
         group_size: rollouts of a task
         families: learn from and validate on these families; empty: all
-        truth: what grades a rollout that is learned from: `answer`, its reward; `majority`, whether it agrees with most
-            of its group; `none`: nothing, groups are contrasted without rewards
-        lessons_from: `rollouts`, or `model`: a control whose lessons are written from the questions alone
+        truth: what grades a rollout: `answer`, its reward; `majority`, whether it agrees with most of its group; `none`
+        lessons_from: `rollouts`, or `model`: a control whose lessons come from the questions only
         skip_uniform: leave out groups whose rollouts all have the same reward; no effect with `truth = "none"`
         changes_per_group: the most proposals from one group
-        modules: the modules that may get lessons; their prompts must show them; of an interleaved agent `["policy"]`
+        modules: the modules that may get lessons; of an interleaved agent `["policy"]`
         reflector: the model behind all three roles; see `practice.reflector`
         summariser: replaces `reflector` for this role
         critic: replaces `reflector` for this role
         merger: replaces `reflector` for this role
         library: see `practice.library`
         gate: see `practice.gate`
-        feedback: see `practice.feedback`; without the table, nothing is held back and the gate does not vote
+        feedback: see `practice.feedback`; by default no votes
         budget: as `[budget]`, which wins over it
         start: the first library: a practice run or a file
         patience: stop after this many updates without an accepted change
-        shuffle_rewards: a control: all rewards, of validation too, are permuted at random
-        cache: a directory that keeps rollouts and replies for other runs of equal settings
+        shuffle_rewards: a control: all rewards are permuted at random
+        cache: a directory that keeps rollouts and replies for runs of equal settings
     """
 
     tasks: int = Field(default=100, ge=1)

@@ -149,7 +149,7 @@ class TinkerLearnerConfig(LearnerConfig):
             f"A step's update on the Tinker server: {passes} x {whole:,} tokens, at most {new:,} of them new ones of "
             f"{calls:,} rows, and {PROMPT_TOKENS:,} of each prompt (an allowance; memory comes on top)",
             f"  {whole / unique:>12.1f}  times the {unique:,} tokens of rows that share their instructions; "
-            "batches of agents had 4 to 14 times their unique tokens (docs/benchmarks.md)",
+            "batches of agents had 4 to 14 times their unique tokens (benchmarks/README.md)",
         ]
         price = getattr(recipe.engines[policy.engine].config, "price_train_usd", 0.0)
         cost = training.steps * passes * whole * price / 1e6

@@ -52,25 +52,25 @@ class OpenAIConfig(EngineConfig):
         provider: one of the table above; sets the next three, names of fields, and the commands in errors
         base_url: the server's address, without user name, password or query; by default the provider's
         api_key_env: the environment variable with the key; by default the provider's; a local server gets no key
-        api_version: with one, requests have the query `api-version` and go to
-            `base_url/openai/deployments/MODEL`; by default `2024-10-21` for azure, none for others
+        api_version: requests have the query `api-version` and go to `base_url/openai/deployments/MODEL`; by default
+            `2024-10-21` for azure
         max_concurrency: the most requests in progress; engines with one address share the smallest
-        timeout_s: seconds of one attempt; of a stream, seconds to its next piece, and ten times that in all
+        timeout_s: seconds of one attempt; of a stream, to its next piece, and ten times that in all
         max_attempts: attempts before a request counts as failed
-        first_pause_s: seconds before the second attempt; each later pause is twice as long, up to a minute
+        first_pause_s: seconds before the second attempt; each later pause doubles, up to a minute
         stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
-        token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM returns them,
-            correctly only if started with `--logprobs-mode processed_logprobs`
-        text_calls: send earlier calls as the model wrote them, in the text of its messages, to a server that drops text
-            next to `tool_calls` (`transformers serve` of a model with Hermes calls)
-        context_tokens: the most tokens of prompt and reply together, four characters counted as one; by
-            default the server's own word. Set it for a server that cuts longer prompts without a word
+        token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM with
+            `--logprobs-mode processed_logprobs` returns them correctly
+        text_calls: send earlier calls in the text of messages, as the model wrote them, to a server that drops text
+            next to `tool_calls` (`transformers serve`)
+        context_tokens: the most tokens of prompt and reply together, four characters counted as one; by default as the
+            server reports. Set it for a server that cuts longer prompts silently
         price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
         price_completion_usd: dollars per million completion tokens
         listed_price: set by midstream: the price in its list (see "Prices") if neither of these two is set
         extra_body: added to every request as it is
-        serve: with it the run starts the provider's server of the model at `base_url` and ends it; its value are more
-            options of that server, such as `--max-model-len 8192`, or `""`
+        serve: the run starts the provider's server of the model at `base_url` and ends it; the value is more options of
+            that server, or `""`
     """
 
     model: str

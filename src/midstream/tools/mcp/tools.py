@@ -1,7 +1,7 @@
 """Any MCP server as a set of tools: a command that is started, or an address.
 
 The list of tools is read once, when the tools are created; later changes are ignored. The server gets no access to our
-model, user or files: requests for sampling, elicitation and roots are refused. See docs/mcp.md.
+model, user or files: requests for sampling, elicitation and roots are refused. See docs/tools.md.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class McpConfig(ToolConfig):
         cwd: its working directory; by default the current one
         env_pass: names of environment variables that it gets, with PATH, HOME, USER, LOGNAME, SHELL and TERM
         url: the server's address, without user name, password or query
-        headers_env: headers and the environment variables with their values; a bare key for `Authorization` is sent as
-            a bearer token
+        headers_env: headers and the variables with their values; a bare key for `Authorization` is sent as a bearer
+            token
         include: tools to use, by the server's names; empty: all
         exclude: tools to leave out
         prefix: precedes each name, with `_` between; by default the table's name, and "" for none

@@ -41,9 +41,9 @@ class WebApiConfig(Settings):
 
     Attributes:
         timeout_s: seconds of one attempt
-        max_attempts: attempts at a request that fails in a way that may pass (429, 5xx, no connection, no JSON)
-        first_pause_s: seconds before the second attempt; each later pause is twice as long, up to a minute, or as
-            `Retry-After` says
+        max_attempts: attempts at a request that may succeed later (429, 5xx, no connection, no JSON)
+        first_pause_s: seconds before the second attempt; each later pause doubles, up to a minute, or follows
+            `Retry-After`
         concurrency: requests in progress; Wikimedia asks for few
         user_agent: the User-Agent header; by default midstream and its version. Wikimedia wants a contact:
             `"my-agent/1.0 (me@example.org)"`

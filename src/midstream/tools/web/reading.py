@@ -63,8 +63,7 @@ class ReadingConfig(Settings):
     Attributes:
         passage_characters: the size of the passages that are ranked; each repeats a sixth of the last one
         passages: the most passages that the engine summarizes
-        embeddings: ranks passages by the cosine of their embeddings with the query's; see `tools.NAME.embeddings`.
-            Without it, they are ranked by their words (BM25)
+        embeddings: ranks passages by embeddings, see `tools.NAME.embeddings`; without it, by their words (BM25)
         temperature: of the summary; 0 is greedy
         max_tokens: the most new tokens of the summary
     """

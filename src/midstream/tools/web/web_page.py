@@ -105,7 +105,7 @@ def parse(page: Page, parse_s: float) -> Reading:
     """Return a page's title and main text; its own process parses it.
 
     Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
-    (docs/benchmarks.md), and only killing the process stops that. It starts without our environment: a parser of
+    (benchmarks/README.md), and only killing the process stops that. It starts without our environment: a parser of
     untrusted pages should not hold keys.
 
     Raises:

@@ -231,8 +231,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
         provider: `ddgs` or `serper`
         top_k: results; Serper may add an answer box and a knowledge panel
         region: country and language of the results
-        backends: search engines that `ddgs` queries, in this order; `auto`: all, encyclopedias first, one of them
-            written by a model
+        backends: search engines that `ddgs` queries, in this order; `auto`: all
         api_key_env: the environment variable with Serper's key; `""` sends no key
         base_url: another address with Serper's API
         temperature: of the summary; 0 is greedy

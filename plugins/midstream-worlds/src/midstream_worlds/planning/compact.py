@@ -10,8 +10,8 @@
 Memory shows the last two words of a result. References in an argument stand for the last word of a result: `r1` for the
 newest value, `r2` for the value before, `n1` for the newest name, such as the capital of Amberbank. Each is replaced
 before the executor sees the action. What a result names is written "=" in the question: this is part of the memory's
-update, so a planner need not compare names to know what is left (docs/depth.md measures it). Lessons, if any, precede
-the question, a line each. A language model of usual size uses `agents.prompted` instead.
+update, so a planner need not compare names to know what is left (measured in studies/depth.md). Lessons, if any,
+precede the question, a line each. A language model of usual size uses `agents.prompted` instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/agents.md shows every prompt as a model gets it; `MIDSTREAM_WRITE_SCREENS=1` writes the generated part."""
+"""tests/agents/prompts.md has every prompt as a model gets it; `MIDSTREAM_WRITE_SCREENS=1` writes it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from midstream.core.protocols import Request, RunContext, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
-MARK = "`tests/agents/test_agents_page.py` generates the rest of this page.\n"
+PAGE = Path(__file__).parent / "prompts.md"
+HEAD = """# One run, prompt by prompt
+
+The prompts of turn 2, and the analyst's and the generator's. In turn 1 a search returned both numbers.
+`test_prompts.py` writes this page.
+"""
 QUESTION = "How many seats do the Orpheum and the Lyric have together?"
 SEATS = "The Orpheum has 23 seats. The Lyric has 34 seats."
 
@@ -84,10 +88,9 @@ def generated() -> str:
     return "\n" + "\n".join(parts)
 
 
-def test_the_page_shows_the_prompts_as_they_are():
-    head, mark, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
+def test_the_prompts_are_as_they_were():
+    written = f"{HEAD}{generated()}"
     if os.environ.get("MIDSTREAM_WRITE_SCREENS"):
-        PAGE.write_text(head + MARK + generated(), encoding="utf-8")
+        PAGE.write_text(written, encoding="utf-8")
         return
-    assert mark
-    assert rest == generated()
+    assert PAGE.read_text(encoding="utf-8") == written
