@@ -448,14 +448,14 @@ def lessons(data: PracticeData) -> list[Block | None]:
         words += "helped and harmed count pairs of rollouts."
     here = {lesson.id for lesson in learned(data.versions)}
     found = [
-        lesson_card(lesson, span, more=_origin(data, lesson, here=lesson.id in here), vote=True)
+        lesson_card(lesson, span, more=lesson_origin(data, lesson, here=lesson.id in here), vote=True)
         for lesson in by_effect(library.lessons)
     ]
     tested = [text(line) for line in bundles(library)]
     return [text(words, "soft"), *tested, *_folded(found, "more lesson")]
 
 
-def _origin(data: PracticeData, lesson: Lesson, *, here: bool) -> list[Block | None]:
+def lesson_origin(data: PracticeData, lesson: Lesson, *, here: bool) -> list[Block | None]:
     """Where a lesson comes from: the model's reason, and the rollouts if this run learned it (`here`)."""
     origin = lesson.origin
     if not (origin.tasks or origin.trajectories or origin.why):
@@ -542,7 +542,7 @@ def updates(data: PracticeData) -> list[Block | None]:
         update_table(records),
         text("groups: all/without contrast/broken; in: accepted; out: rejected, refused", "soft"),
         gate_tests([(record, test) for record in records for test in record.tests][-_ROWS_SHOWN:]),
-        *(_update(data, record) for record in reversed(records)),
+        *(update_fold(data, record) for record in reversed(records)),
     ]
 
 
@@ -591,7 +591,7 @@ def gate_tests(tests: Sequence[tuple[UpdateRecord, Test]]) -> Block | None:
     )
 
 
-def _update(data: PracticeData, record: UpdateRecord) -> Block | None:
+def update_fold(data: PracticeData, record: UpdateRecord) -> Block | None:
     """All that was proposed, tested and left out in an update."""
     made = f"reward {record.mean_reward:.3f}, {record.event.proposed} proposed, {fates_text(record.event.fates)}"
     after = f"{counted(record.lessons, 'lesson')} after it (version {record.version})"

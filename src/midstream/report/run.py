@@ -97,7 +97,10 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     lead, sections, _ = _described(run, info, whole=False)
     facts: dict[str, object] = {"run": run.root, "recipe": f"{info.recipe_name}, seed {info.seed}"}
     if info.kind == "evaluation":
-        facts["agent"] = _evaluated_agent(info)
+        asked = info.evaluation or EvaluationInfo()
+        agent: Any = info.resolved.get("agent") or {}
+        lessons = f", with the lessons of {agent['library']}" if agent.get("library") else ""
+        facts["agent"] = (f"step {asked.step} of {asked.run}" if asked.run else "as the recipe has it") + lessons
     elif steps := parse_toml(run.recipe()).get("training", {}).get("steps"):
         facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps}"
     facts["status"] = status.state + (f": {status.message}" if status.message else "")
@@ -122,14 +125,6 @@ def _described(
         return lead, sections, []
     lead, sections = training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
     return lead, sections, samples(run) if whole else []
-
-
-def _evaluated_agent(info: RunInfo) -> str:
-    """What an evaluation evaluates: a step of a run or the recipe's agent, with which lessons."""
-    asked = info.evaluation or EvaluationInfo()
-    what = f"step {asked.step} of {asked.run}" if asked.run else "as the recipe has it"
-    agent: Any = info.resolved.get("agent") or {}
-    return what + (f", with the lessons of {agent['library']}" if agent.get("library") else "")
 
 
 def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
