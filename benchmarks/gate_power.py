@@ -4,10 +4,10 @@
     python benchmarks/gate_power.py --world benchmarks/gate/weak-rules.toml --seeds 20 --harm 0 0.25
     python benchmarks/gate_power.py --gate test_pairs=800 block=16      # other settings of the gate
 
-Three ways to decide on the same proposals, three updates of an empty library: accept everything (ungated), test each
+Three ways to decide on the same proposals, three updates of an empty lesson set: accept everything (ungated), test each
 change alone on a fixed number of pairs (one by one), and the gate. "gain" is the exact difference in mean success on
 held-out tasks, with its standard deviation over seeds; "worst" is the worst seed's gain; "below 0" counts the seeds
-that ended below the empty library; "rollouts" is the multiple of an ungated run's (100 tasks x 5, three times).
+that ended below the empty lesson set; "rollouts" is the multiple of an ungated run's (100 tasks x 5, three times).
 
 Then the null: all lessons are useless or do harm, and every acceptance is an error; the share of runs with one must be
 at most the error rate.
@@ -24,7 +24,7 @@ from statistics import fmean, pstdev
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from midstream.training_free.settings import GateConfig
+from midstream.lessons.settings import GateConfig
 from support.gate_world import LEARNING, Outcome, Way, World, accepted, gated, one_by_one, run, ungated
 
 NAIVE_PAIRS = 1350  # finds a change of +0.05 with a chance of 80 %

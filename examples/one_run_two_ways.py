@@ -1,16 +1,16 @@
-"""One rollout, used twice: the same trajectories teach a library of lessons and the planner's weights.
+"""One rollout, used twice: the same trajectories teach a set of lessons and the planner's weights.
 
     python examples/one_run_two_ways.py
 
 A tiny planner answers questions about a made-up world, each several times. What it did, and whether the answer was
 right, is then used in two independent ways:
 
-    library   what good trajectories did more often than bad ones becomes a lesson       Training-Free GRPO, practice/
+    lesson set   what good trajectories did more often than bad ones becomes a lesson       Training-Free GRPO, lessons/
     weights   every turn of a good trajectory becomes more likely, of a bad one less     Flow-GRPO, training/
 
 No model writes the lessons: a program compares the rollouts, and the sentences that it knows are those that the planner
 was taught to follow. One update of each shows how the parts fit together; results take whole runs,
-`midstream train training-free-tiny` and `midstream train flow-grpo-tiny-lessons`, and `midstream compare` of them.
+`midstream train lessons-tiny` and `midstream train flow-grpo-tiny-lessons`, and `midstream compare` of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from statistics import fmean
 
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.reflector import ROLES
+from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher
 from midstream.recipe.schema import load_recipe
@@ -30,17 +34,13 @@ from midstream.rollout import rollout
 from midstream.training.losses import PolicyLoss
 from midstream.training.rows import build_rows
 from midstream.training.supervised import warm_start
-from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Library, render_modules
-from midstream.training_free.reflector import ROLES
-from midstream.training_free.update import Practice
 
 SMALL = (
     "warm_start.min_copy_rate=0",  # a planner that is ready in half a minute, and one update of everything
     'tasks.families=["lookup","arith","scale"]',
     "engines.policy.hidden_size=64",
     "warm_start={transcripts=1500,steps=220,learning_rate=5e-3,policy={sense=0.4}}",
-    "practice={tasks=40,epochs=1,batch_size=40,group_size=8}",
+    "lessons={tasks=40,epochs=1,batch_size=40,group_size=8}",
 )
 TESTED, SEED = 200, 0
 
@@ -71,10 +71,10 @@ class Bench:
             report=lambda text: None,
         )
 
-    async def success(self, library: Library) -> float:
-        """The share of unseen questions, about unseen places, that is answered right with a library in the prompts."""
+    async def success(self, lesson_set: LessonSet) -> float:
+        """The share of unseen questions, about unseen places, that is answered right with a lesson set in the prompts."""
         tests = self.source.fixed("test", seed=SEED, count=TESTED)
-        lessons = dict.fromkeys((task.id for task in tests), render_modules(library))
+        lessons = dict.fromkeys((task.id for task in tests), render_modules(lesson_set))
         groups = await rollout(self.environment, tests, seed=SEED, lessons=lessons)
         rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
         return fmean(reward.value for reward in rewards if reward)
@@ -85,27 +85,27 @@ class Bench:
         return hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest()[:12]
 
 
-async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[Library, Sequence[Trajectory]]:
+async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[LessonSet, Sequence[Trajectory]]:
     """Context: roll out, contrast each group in words, merge, and let the gate test the result."""
     recipe = bench.build.recipe
-    assert recipe.practice is not None
-    practice = Practice(
-        config=recipe.practice,
+    assert recipe.lessons is not None
+    lessons = LessonLearner(
+        config=recipe.lessons,
         tasks=tasks,
-        validation=bench.source.fixed("validation", seed=SEED, count=recipe.practice.gate.tasks),
+        validation=bench.source.fixed("validation", seed=SEED, count=recipe.lessons.gate.tasks),
         environment=bench.environment,
-        engines={role: bench.build.engine(recipe.practice.reflector.engine) for role in ROLES},
+        engines={role: bench.build.engine(recipe.lessons.reflector.engine) for role in ROLES},
         ledger=Ledger(),
         seed=SEED,
     )
-    updated = await practice.update(1, Library(), (), 1)
+    updated = await lessons.update(1, LessonSet(), (), 1)
     record, played = updated.record, updated.trajectories
     print(f"rollout   {record.groups} groups, {len(played)} trajectories, mean reward {record.mean_reward:.2f}")
-    print(f"library   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
+    print(f"lesson set   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
     for change in record.changes:
         operation = change.operation
         print(f"          {change.fate:8}  {operation.text}  (from {len(operation.origin.tasks)} groups)")
-    return updated.library, played
+    return updated.lesson_set, played
 
 
 def learn_weights(bench: Bench, played: Sequence[Trajectory]) -> None:
@@ -123,17 +123,17 @@ def learn_weights(bench: Bench, played: Sequence[Trajectory]) -> None:
 
 async def main() -> None:
     """Play once, learn twice, test all four combinations on the same questions."""
-    bench = Bench(Build(load_recipe("training-free-tiny", SMALL)))
+    bench = Bench(Build(load_recipe("lessons-tiny", SMALL)))
     try:
         await bench.warm_up()
-        frozen, empty = bench.fingerprint(), Library()
-        library, played = await learn_lessons(bench, bench.source.fixed("train", seed=SEED, count=40))
-        success = {"frozen": await bench.success(empty), "library": await bench.success(library)}
+        frozen, empty = bench.fingerprint(), LessonSet()
+        lesson_set, played = await learn_lessons(bench, bench.source.fixed("train", seed=SEED, count=40))
+        success = {"frozen": await bench.success(empty), "lessons": await bench.success(lesson_set)}
         assert bench.fingerprint() == frozen, "lessons change no weight"
         print(f"          weights as they were: {frozen}")
         learn_weights(bench, played)
         print(f"          weights now: {bench.fingerprint()}")
-        success |= {"weights": await bench.success(empty), "both": await bench.success(library)}
+        success |= {"weights": await bench.success(empty), "both": await bench.success(lesson_set)}
         print("success   " + ", ".join(f"{name} {value:.2f}" for name, value in success.items()))
     finally:
         await bench.build.close()

@@ -5,7 +5,7 @@ the beginning of a group or of "GROUP NAME". Each check runs in a forked process
 memory limit of its own; its servers end with it.
 
 Out of scope. They need a real model: prompts without a worked example, JSON fences of small models, a system prompt
-that wins over tools, models in process for the command line and for practice, threads and dtype of the learner, memory
+that wins over tools, models in process for the command line and for lessons, threads and dtype of the learner, memory
 over steps. They need Docker: the image's extras. They need minutes of training: `function-calling-tiny` on new seeds.
 Not built yet: sampling and roots for MCP servers, lessons that wait for a person.
 """
@@ -215,7 +215,7 @@ def problems(run: str) -> dict[str, str]:
 
 def small_run(*words: str) -> Path:
     """A run directory of an evaluation without a model."""
-    command = ["eval", "training-free-simulated", "--count", 2, "--set", "evaluation.temperatures=[0.0]"]
+    command = ["eval", "lessons-simulated", "--count", 2, "--set", "evaluation.temperatures=[0.0]"]
     code, said = cli(*command, "--out", "run", "--quiet", *words)
     assert code == 0, said
     return Path("run")
@@ -494,18 +494,18 @@ def _() -> Found:
 
 @check("borders", "Damage to components, trajectories and learned tasks")
 def _() -> Found:
-    from support.practice_sessions import TINY
+    from support.lesson_sessions import TINY
     from support.tiny_runs import settings
     from test_damage import cut_last_line, other_digit, repack
 
     write("mine.py", "def right(answer, gold): return float(answer == gold)\n")
     small_run("--set", "reward.type=mine.py:right")
-    cli("train", "training-free-simulated", "--quiet", *settings(TINY), "--no-eval", "--out", "practice")
+    cli("train", "lessons-simulated", "--quiet", *settings(TINY), "--no-eval", "--out", "lessons")
     damages: dict[str, Callable[[Path], Any]] = {
         "run/components/*/mine.py": lambda path: path.write_text("x = 1\n"),
-        "practice/trajectories/step-000001*": lambda path: repack(path, other_digit),
-        "practice/trajectories/step-000002*": lambda path: repack(path, lambda lines: lines[::-1]),
-        "practice/learned.jsonl": cut_last_line,
+        "lessons/trajectories/step-000001*": lambda path: repack(path, other_digit),
+        "lessons/trajectories/step-000002*": lambda path: repack(path, lambda lines: lines[::-1]),
+        "lessons/learned.jsonl": cut_last_line,
     }
     missed = []
     for pattern, damage in damages.items():
@@ -729,18 +729,18 @@ def _() -> Found:
 
 @check("numbers", "Effects of lessons that were tested together")
 def _() -> Found:
-    from support.practice_sessions import SMALL
+    from support.lesson_sessions import SMALL
     from support.tiny_runs import settings
 
-    changed = {**SMALL, "tasks.rules": 6, "practice.tasks": 12, "practice.batch_size": 12}
-    changed |= {"practice.gate.test_pairs": 64}
-    cli("train", "training-free-simulated", "--quiet", "--no-eval", "--out", "run", *settings(changed))
-    effects = [one["effect"] for one in json.loads(Path("run/library/library.json").read_text())["lessons"]]
+    changed = {**SMALL, "tasks.rules": 6, "lessons.tasks": 12, "lessons.batch_size": 12}
+    changed |= {"lessons.gate.test_pairs": 64}
+    cli("train", "lessons-simulated", "--quiet", "--no-eval", "--out", "run", *settings(changed))
+    effects = [one["effect"] for one in json.loads(Path("run/lessons/lessons.json").read_text())["lessons"]]
     effects = [each for each in effects if each and each["bundle"]]
     bundles = {str(each["bundle"]): each["bundle"]["mean"] for each in effects}
     for each in effects:
         bundles[str(each["bundle"])] -= each["mean"]
-    printed = "tested together" in cli("library", "show", "run")[1]
+    printed = "tested together" in cli("lessons", "show", "run")[1]
     right = bool(bundles) and printed and all(abs(off) < 1e-4 for off in bundles.values())
     return (
         right,

@@ -1,6 +1,6 @@
 """Take the screenshots of docs/reading-a-run.md: `python scripts/screenshots.py runs`, in an installed Chromium.
 
-`runs` holds `demo` (`midstream demo`) and `lessons` (`midstream train training-free-simulated --out runs/lessons`).
+`runs` holds `demo` (`midstream demo`) and `lessons` (`midstream train lessons-simulated --out runs/lessons`).
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from midstream.evaluation.settings import EvaluationConfig, SetConfig
 from midstream.gateway.session import SessionSettings
 from midstream.gateway.session_agent import CommandSettings
 from midstream.gateway.settings import ServeConfig, ServedModel
+from midstream.lessons import settings as lessons
 from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
@@ -46,7 +47,6 @@ from midstream.tools.web.api import WebApiConfig
 from midstream.tools.web.reading import EmbeddingsConfig, ReadingConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
-from midstream.training_free import settings as practice
 
 ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
@@ -82,12 +82,12 @@ TABLES: dict[str, type[BaseModel]] = {
     "`learner.lora`": training.LoraConfig,
     "`[evaluation]`": EvaluationConfig,
     "`[[evaluation.sets]]`": SetConfig,
-    "`[practice]`": practice.PracticeConfig,
-    "`practice.reflector`": practice.RoleConfig,
-    "`practice.library`": practice.LibraryConfig,
-    "`practice.library.embedding`": practice.EmbeddingConfig,
-    "`practice.gate`": practice.GateConfig,
-    "`practice.feedback`": practice.FeedbackConfig,
+    "`[lessons]`": lessons.LessonsConfig,
+    "`lessons.reflector`": lessons.RoleConfig,
+    "`lessons.limits`": lessons.LessonLimits,
+    "`lessons.limits.embedding`": lessons.EmbeddingConfig,
+    "`lessons.gate`": lessons.GateConfig,
+    "`lessons.feedback`": lessons.FeedbackConfig,
     "`[budget]`": BudgetConfig,
     "`[agent]`: command": CommandSettings,
     "`[serve]`": ServeConfig,

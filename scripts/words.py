@@ -27,7 +27,7 @@ AVOID = {
     r"beside": "next to, with, besides",
     r"\w*optimiser\w*": "reflector",
     r"\w*(?:colour|behaviour|favour|honour|neighbour)\w*": "American spelling",
-    # `practice.summariser` is the name of a role in recipes.
+    # `lessons.summariser` is the name of a role in recipes.
     r"(?!summariser\b)\w*(?:normal|minim|maxim|optim|summar|capital|initial|recogn|organ|general|token|serial|real|penal|util|random|"
     r"author|custom|emphas|final|parallel)is(?:e|ed|es|er|ing|ation)": "American spelling: -ize",
 }

@@ -89,7 +89,7 @@ def require_set(recipe: Recipe) -> None:
         raise RecipeError(
             f"recipe {recipe.name!r} has no evaluation set",
             code="missing-key",
-            fix="add [[evaluation.sets]], as the recipe training-free-simulated has it",
+            fix="add [[evaluation.sets]], as the recipe lessons-simulated has it",
         )
     if recipe.evaluation.at != "both":
         raise RecipeError(
@@ -103,12 +103,12 @@ def require_set(recipe: Recipe) -> None:
 def workshop_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe of a study in the simulated workshop. Raises `RecipeError` for another one."""
     recipe = load_recipe(options.recipe, options.overrides)
-    if recipe.tasks.type != "workshop" or recipe.practice is None:
+    if recipe.tasks.type != "workshop" or recipe.lessons is None:
         raise RecipeError(
-            f"recipe {recipe.name!r} does not practise in the simulated workshop",
+            f"recipe {recipe.name!r} does not learn lessons in the simulated workshop",
             code="wrong-kind-of-recipe",
             cause="only there the worth of a lesson is known exactly",
-            fix="name training-free-simulated, or a file that extends it",
+            fix="name lessons-simulated, or a file that extends it",
         )
     require_set(recipe)
     return recipe

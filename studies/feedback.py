@@ -1,13 +1,13 @@
 """The study of the feedback filter, on the simulated workshop: what it holds back, and what it saves.
 
-A project practices several times in one world: each run begins with an empty library, has tasks and draws of its own,
+A project learns lessons several times in one world: each run begins with an empty lesson set, has tasks and draws of its own,
 and ends with the gate's votes on what it tested. It is made twice, with the filter and without, so the votes of runs 1
 to n - 1 decide what run n may propose. Of each lesson the worth is known
 (`midstream_worlds/workshop/tasks.py`): a false one is harmful, a true one good.
 
     held back   of the proposals that passed all other checks, the share that the filter refused: harmful and good ones
-    gain        exact, of the library on the test orders
-    rollouts    learning and gate; "to equal gain": until the library is first worth what both arms reach in the end
+    gain        exact, of the lesson set on the test orders
+    rollouts    learning and gate; "to equal gain": until the lesson set is first worth what both arms reach in the end
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.core.terminal import Terminal
+from midstream.lessons.commit import MadeUpdate
+from midstream.lessons.feedback import HELD_BACK, VoteFile
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.draw import plain_table
 from midstream.report.numbers import t_interval
 from midstream.runs.budget import Budget, BudgetConfig
-from midstream.training_free.commit import MadeUpdate
-from midstream.training_free.feedback import HELD_BACK, VoteFile
 from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 from studies.gate import test_orders, updates
@@ -43,14 +43,14 @@ RUNS = 8  # of a project
 SMALL = (  # many runs in a world of few and strong lessons, which a small gate can separate
     "tasks.rules=2", "tasks.reach=1", "tasks.base=0.4", "tasks.help=0.25", "tasks.harm=0.25", "tasks.share_true=0.3",
     "tasks.train=60", "tasks.validation=60", "tasks.test=100",
-    "practice.tasks=6", "practice.batch_size=6", "practice.group_size=3", "practice.epochs=4",
-    "practice.gate.tasks=60", "practice.gate.test_pairs=96", "practice.gate.bisect_pairs=64",
+    "lessons.tasks=6", "lessons.batch_size=6", "lessons.group_size=3", "lessons.epochs=4",
+    "lessons.gate.tasks=60", "lessons.gate.test_pairs=96", "lessons.gate.bisect_pairs=64",
 )  # fmt: skip
-FILTER = "practice.feedback.near=0.85"
+FILTER = "lessons.feedback.near=0.85"
 ARMS = ("without", "with")
 
 
-class Practiced(Frozen):
+class LearnedRuns(Frozen):
     """One run: `gains` and `rollouts` (so far) after each update, and proposals that passed, or were held back."""
 
     gains: tuple[float, ...]
@@ -61,7 +61,7 @@ class Practiced(Frozen):
     good_held_back: int = 0
 
     def rollouts_to(self, gain: float) -> int:
-        """Rollouts until the library was first worth `gain`, 0 for the empty one."""
+        """Rollouts until the lesson set was first worth `gain`, 0 for the empty one."""
         worth = zip((0.0, *self.gains), (0, *self.rollouts), strict=True)
         return next((rollouts for value, rollouts in worth if value >= gain), self.rollouts[-1])
 
@@ -69,12 +69,12 @@ class Practiced(Frozen):
 class Project(Frozen):
     """The runs of one project, in order, as a pair of arms: without the filter and with it."""
 
-    runs: tuple[tuple[Practiced, Practiced], ...]
+    runs: tuple[tuple[LearnedRuns, LearnedRuns], ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study; returns the exit code."""
-    options = parser(__doc__ or "", out="runs/study-feedback", recipe="training-free-simulated")
+    options = parser(__doc__ or "", out="runs/study-feedback", recipe="lessons-simulated")
     return run(study_feedback, options.parse_args(arguments))
 
 
@@ -83,7 +83,7 @@ def study_feedback(options: argparse.Namespace) -> None:
     recipe, report = workshop_recipe(options), reporter(options)
     overrides = [(*SMALL, *options.overrides, FILTER, f"tasks.seed={seed}") for seed in range(options.seeds)]
     jobs = [Job(recipe=options.recipe, overrides=each, root=options.out) for each in overrides]
-    projects = results(jobs, practiced, Project, report, "projects")
+    projects = results(jobs, learned, Project, report, "projects")
     rows = [compared(projects, part) for part in (slice(RUNS // 2), slice(RUNS // 2, RUNS))]
     record = {"recipe": recipe.name, "seeds": options.seeds, "rows": rows}
     write_json(options.out / f"feedback-{recipe.name}.json", record)
@@ -93,8 +93,8 @@ def study_feedback(options: argparse.Namespace) -> None:
         Terminal().print(feedback_table(rows))
 
 
-def practiced(job: Job) -> Project:
-    """Practice `RUNS` times in one world, each time without the filter and with it; those with it share their votes.
+def learned(job: Job) -> Project:
+    """Learn `RUNS` times in one world, each time without the filter and with it; those with it share their votes.
 
     A run in which nothing was held back is the same without the filter, so it is made once.
     """
@@ -110,12 +110,12 @@ def practiced(job: Job) -> Project:
     return Project(runs=tuple(runs))
 
 
-def _run(recipe: Recipe, votes: VoteFile | None = None, name: str = "") -> Practiced:
+def _run(recipe: Recipe, votes: VoteFile | None = None, name: str = "") -> LearnedRuns:
     with Build(recipe, budget=Budget(BudgetConfig())) as build:
         return _measured(build, asyncio.run(updates(build, votes, name)))
 
 
-def _measured(build: Build, made: Sequence[MadeUpdate]) -> Practiced:
+def _measured(build: Build, made: Sequence[MadeUpdate]) -> LearnedRuns:
     world, tasks = test_orders(build)
     before = world.mean_success(tasks, [])
     counts = Counter[tuple[bool, bool]]()  # of proposals: harmful, held back
@@ -123,9 +123,10 @@ def _measured(build: Build, made: Sequence[MadeUpdate]) -> Practiced:
         held_back = outcome.refused.startswith(HELD_BACK)
         if outcome.operation.text and (held_back or not outcome.refused):
             counts[is_harmful(world, outcome.operation.text), held_back] += 1
-    return Practiced(
+    return LearnedRuns(
         gains=tuple(
-            world.mean_success(tasks, [lesson.text for lesson in update.library.rendered]) - before for update in made
+            world.mean_success(tasks, [lesson.text for lesson in update.lesson_set.rendered]) - before
+            for update in made
         ),
         rollouts=tuple(update.record.spent.rollouts for update in made),
         harmful=counts[True, False] + counts[True, True],

@@ -1,6 +1,6 @@
 """The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
 
-Every run learns a library with lessons of known worth (`midstream_worlds/workshop/tasks.py`), so its gain on the test
+Every run learns a lesson set with lessons of known worth (`midstream_worlds/workshop/tasks.py`), so its gain on the test
 orders is exact, and only the worlds and the draws differ from seed to seed. It is compared with the method without a
 gate, as the paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
 
@@ -23,30 +23,30 @@ from rich.text import Text
 from midstream.core.data import Frozen
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
+from midstream.lessons.commit import MadeUpdate, gate_votes
+from midstream.lessons.feedback import VoteFile
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.operations import Operation
+from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import practice_parts_of
+from midstream.recipe.sessions import lessons_parts_of
 from midstream.report.draw import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.budget import Budget, BudgetConfig
 from midstream.study import chosen
-from midstream.training_free.commit import MadeUpdate, gate_votes
-from midstream.training_free.feedback import VoteFile
-from midstream.training_free.ledger import Ledger
-from midstream.training_free.operations import Operation
-from midstream.training_free.update import Practice
 from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
-OFF = ("practice.gate.enabled=false",)
+OFF = ("lessons.gate.enabled=false",)
 SMALL = (  # the controls need many runs, not large ones
-    "practice.tasks=20", "practice.batch_size=20", "practice.gate.test_pairs=128", "practice.gate.bisect_pairs=64",
+    "lessons.tasks=20", "lessons.batch_size=20", "lessons.gate.test_pairs=128", "lessons.gate.bisect_pairs=64",
 )  # fmt: skip
 CONTROLS = {
-    "shuffled rewards": ("practice.shuffle_rewards=true",),
+    "shuffled rewards": ("lessons.shuffle_rewards=true",),
     "lessons without effect": ("tasks.help=0", "tasks.harm=0", "tasks.clutter=0"),
-    "groups of one": ("practice.group_size=1", "practice.skip_uniform=false", "tasks.help=0"),  # guesses, of no use
+    "groups of one": ("lessons.group_size=1", "lessons.skip_uniform=false", "tasks.help=0"),  # guesses, of no use
     "hopeless orders": ("tasks.base=0", "tasks.spread=0", "tasks.help=0", "tasks.harm=0"),
 }
 PARTS = ("gate", "controls")
@@ -68,13 +68,13 @@ class Learned(Frozen):
 
     @property
     def gain(self) -> float:
-        """How much the library is worth."""
+        """How much the lesson set is worth."""
         return self.after - self.before
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study; returns the exit code."""
-    options = parser(__doc__ or "", out="runs/study-gate", recipe="training-free-simulated")
+    options = parser(__doc__ or "", out="runs/study-gate", recipe="lessons-simulated")
     return run(study_gate, options.parse_args(arguments))
 
 
@@ -82,7 +82,7 @@ def study_gate(options: argparse.Namespace) -> None:
     """Run what is missing, write the numbers, print the tables."""
     parts = chosen(PARTS, options.only)
     recipe = workshop_recipe(options)
-    assert recipe.practice is not None
+    assert recipe.lessons is not None
     report = reporter(options)
     record: dict[str, Any] = {"recipe": recipe.name, "seeds": options.seeds}
     if "gate" in parts:
@@ -96,7 +96,7 @@ def study_gate(options: argparse.Namespace) -> None:
     if "gate" in parts:
         Terminal().print(gate_table(record["gate"]))
     if "controls" in parts:
-        Terminal().print(control_table(record["controls"], recipe.practice.gate.error_rate))
+        Terminal().print(control_table(record["controls"], recipe.lessons.gate.error_rate))
 
 
 def _gate(options: argparse.Namespace, report: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def _runs(
     seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
     fixed = (*options.overrides, *changes)
     jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=options.out) for seed in seeds]
-    return results(jobs, practised, Learned, report, what)
+    return results(jobs, learned, Learned, report, what)
 
 
 def best_lessons(world: Workshop, tasks: Sequence[Task]) -> list[str]:
@@ -158,18 +158,18 @@ def best_lessons(world: Workshop, tasks: Sequence[Task]) -> list[str]:
     return chosen
 
 
-def practised(job: Job) -> Learned:
-    """Learn a library without a run directory, and say what it is worth."""
+def learned(job: Job) -> Learned:
+    """Learn a lesson set without a run directory, and say what it is worth."""
     budget = Budget(BudgetConfig())
     with Build(load_recipe(job.recipe, job.overrides), budget=budget) as build:
         made = asyncio.run(updates(build))
         world, tasks = test_orders(build)
-        library = made[-1].library
+        lesson_set = made[-1].lesson_set
         return Learned(
             before=world.mean_success(tasks, []),
-            after=world.mean_success(tasks, [lesson.text for lesson in library.rendered]),
+            after=world.mean_success(tasks, [lesson.text for lesson in lesson_set.rendered]),
             best=world.mean_success(tasks, best_lessons(world, tasks)),
-            lessons=len(library.rendered),
+            lessons=len(lesson_set.rendered),
             accepted=sum(len(update.operations) for update in made),
             rollouts=budget.spent().rollouts,
         )
@@ -183,9 +183,9 @@ def test_orders(build: Build) -> tuple[Workshop, list[Task]]:
 
 async def updates(build: Build, votes: VoteFile | None = None, run: str = "") -> list[MadeUpdate]:
     """All updates of a run; its gate votes under the name `run`, if there are `votes`."""
-    parts, ledger = practice_parts_of(build), Ledger()
-    practice = Practice(
-        config=parts.practice,
+    parts, ledger = lessons_parts_of(build), Ledger()
+    lessons = LessonLearner(
+        config=parts.lessons,
         tasks=parts.tasks,
         validation=parts.validation,
         environment=parts.make_environment(),
@@ -197,10 +197,10 @@ async def updates(build: Build, votes: VoteFile | None = None, run: str = "") ->
         identity=parts.identity,
         budget=parts.budget,
     )
-    library, pending, found = parts.start, tuple[Operation, ...](), list[MadeUpdate]()
-    for step in range(1, parts.practice.updates + 1):
-        made = await practice.update(step, library, pending, step)
-        library, pending = made.library, made.record.pending
+    lesson_set, pending, found = parts.start, tuple[Operation, ...](), list[MadeUpdate]()
+    for step in range(1, parts.lessons.updates + 1):
+        made = await lessons.update(step, lesson_set, pending, step)
+        lesson_set, pending = made.lesson_set, made.record.pending
         if votes is not None:
             votes.add(gate_votes(made.record, run))
         found.append(made)

@@ -1,9 +1,9 @@
 """Weights, lessons, and both, each learned in one world and asked about in every one.
 
     frozen     the warm start that both ways begin with, which saw transcripts of every world
-    lessons    a library of one world in its prompt, the weights frozen (Training-Free GRPO, arXiv 2510.08191)
+    lessons    a lesson set of one world in its prompt, the weights frozen (Training-Free GRPO, arXiv 2510.08191)
     weights    Flow-GRPO on one world's questions, no lessons (arXiv 2510.05592)
-    both       Flow-GRPO on one world's questions, with that world's library in the prompt
+    both       Flow-GRPO on one world's questions, with that world's lesson set in the prompt
 
 Every training is a run of its own in the study's directory; nothing is run twice. `two-ways.toml` names the recipes and
 the families of each world; another file may be named.
@@ -37,7 +37,7 @@ from studies.common import parser, print_tables, records, reporter, require_set,
 
 
 class TwoWaysFile(Frozen):
-    """The study as its file describes it: a recipe that practises, one that trains, and the families of each world."""
+    """The study as its file describes it: a recipe that learns lessons, one that trains, and the families of each world."""
 
     lessons: str
     weights: str
@@ -55,24 +55,24 @@ class Runs:
     overrides: Sequence[str]
     seed: int
 
-    def recipe(self, way: str, world: str, library: RunDirectory | None = None) -> Recipe:
+    def recipe(self, way: str, world: str, lesson_set: RunDirectory | None = None) -> Recipe:
         """The recipe of a way that learns in a world."""
         families = json.dumps(self.config.worlds[world])
         name, learns = (
-            (self.config.lessons, f"practice.families={families}")
+            (self.config.lessons, f"lessons.families={families}")
             if way == "lessons"
             else (self.config.weights, f"tasks.stages=[{{families={families}}}]")
         )
-        more = [f"agent.library={json.dumps(str(library.root.resolve()))}"] if library else []
-        other = "training." if way == "lessons" else "practice."  # of the other recipe alone
+        more = [f"agent.lessons={json.dumps(str(lesson_set.root.resolve()))}"] if lesson_set else []
+        other = "training." if way == "lessons" else "lessons."  # of the other recipe alone
         shared = [override for override in self.overrides if not override.startswith(other)]
         return load_recipe(name, [*shared, learns, *more, f"seed={self.seed}"])
 
     def run(self, way: str, world: str) -> RunDirectory:
         """The finished run of a way, made now if it was not; `both` needs that of `lessons` first."""
-        library = self.run("lessons", world) if way == "both" else None
+        lesson_set = self.run("lessons", world) if way == "both" else None
         out = self.root / f"{way}-{world}-s{self.seed}"
-        return api.train(self.recipe(way, world, library), out, exist_ok=True)
+        return api.train(self.recipe(way, world, lesson_set), out, exist_ok=True)
 
 
 WAYS = ("lessons", "weights", "both")
@@ -93,12 +93,12 @@ def study_two_ways(options: argparse.Namespace) -> None:
         Runs(root=options.out, config=config, overrides=options.overrides, seed=seed) for seed in range(options.seeds)
     ]
     names = [way for way in WAYS if way in chosen(WAYS, options.only)]
-    for way, section in (("lessons", "practice"), ("weights", "training")):  # refused before hours of work, not after
+    for way, section in (("lessons", "lessons"), ("weights", "training")):  # refused before hours of work, not after
         if getattr(load_recipe(getattr(config, way)), section) is None:
             raise RecipeError(
                 f"recipe {getattr(config, way)!r} has no [{section}]",
                 code="wrong-kind-of-recipe",
-                fix="`lessons` is one that practises, `weights` one that trains, as in studies/two-ways.toml",
+                fix="`lessons` is one that learns lessons, `weights` one that trains, as in studies/two-ways.toml",
             )
         for world in config.worlds:
             recipe = seeds[0].recipe(way, world)

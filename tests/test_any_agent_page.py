@@ -25,8 +25,8 @@ pytest.importorskip("openai")
 PAGE = (Path(__file__).parents[1] / "docs" / "any-agent.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
-PRACTICE = ["practice.tasks=2", "practice.batch_size=2", "practice.epochs=1", "practice.group_size=2"]
-PRACTICE += ["practice.gate.enabled=false"]
+LESSONS_TABLE = ["lessons.tasks=2", "lessons.batch_size=2", "lessons.epochs=1", "lessons.group_size=2"]
+LESSONS_TABLE += ["lessons.gate.enabled=false"]
 STEP = ["training.steps=1", "training.tasks_per_step=2", "training.group_size=2", "training.minibatches=1"]
 STEP += ["learner.threads=1", "evaluation.sets=[]"]
 STEP += ["evaluation.validation={name='validation',split='validation',per_family=1}"]
@@ -61,7 +61,7 @@ def words_of(line: str, url: str) -> list[str]:
         place = words.index("--provider")
         words[place : place + 2] = ["--base-url", url]
     if words[0] in ("train", "serve"):
-        settings = PRACTICE if "--tasks" in words else STEP
+        settings = LESSONS_TABLE if "--tasks" in words else STEP
         words += [word for setting in settings for word in ("--set", setting)]
     return words
 

@@ -1,4 +1,4 @@
-"""The functions that start and continue work, called as a library calls them."""
+"""The functions that start and continue work, called as a lesson set calls them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.report.comparison import compare
 from midstream.runs import RunDirectory
-from support.tiny_runs import PRACTICE
+from support.tiny_runs import LESSONS_TABLE
 
 SHORT = ("training.steps=1", "warm_start.steps=1", "warm_start.transcripts=5")
 
@@ -197,10 +197,10 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
     assert (status["state"], "it broke" in status["message"]) == ("failed", True)
 
 
-def test_a_practice_run_without_updates_has_finished_zero_of_them(tmp_path):
-    small = [f"{key}={value}" for key, value in PRACTICE.items()]
-    changes = [*small, "practice.budget.updates=0", "evaluation.sets=[]"]
-    run = api.train(load_recipe("training-free-simulated", changes), tmp_path / "run")
+def test_a_lesson_run_without_updates_has_finished_zero_of_them(tmp_path):
+    small = [f"{key}={value}" for key, value in LESSONS_TABLE.items()]
+    changes = [*small, "lessons.budget.updates=0", "evaluation.sets=[]"]
+    run = api.train(load_recipe("lessons-simulated", changes), tmp_path / "run")
     assert (run.status().state, run.status().step) == ("finished", 0)
-    more = ["practice.budget.updates=1"]
+    more = ["lessons.budget.updates=1"]
     assert api.resume(run, overrides=more).status().step == 1, "a limit ended it: it continues with another"

@@ -27,11 +27,11 @@ from support.tiny_runs import Cli, commands, numbers_of
 def runs(tmp_path_factory: pytest.TempPathFactory, ten_steps: Path) -> dict[str, Path]:
     """A finished run of each kind; the evaluation's trajectories are made up."""
     root = tmp_path_factory.mktemp("whole")
-    for kind in ("training", "practice"):
+    for kind in ("training", "lessons"):
         assert main([*commands(ten_steps)[kind], "--out", str(root / kind)]) == 0
     write(root / "evaluation", {f"t{i}": [float(i < 5), 1.0] for i in range(8)}, sampling="T=1")
     write(root / "evaluation", {f"t{i}": [float(i < 5)] for i in range(8)}, sampling="greedy")
-    return {kind: root / kind for kind in ("training", "practice", "evaluation")}
+    return {kind: root / kind for kind in ("training", "lessons", "evaluation")}
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
             ["show", run, "--json"], ["show", run, "--tasks", "--json"], ["compare", run, self.whole, "--json"],
         ]  # fmt: skip
         commands += [["view", run, "--file", run.with_suffix(".html")]]
-        return commands + ([["library", "show", run, "--json"]] if (self.whole / "library").exists() else [])
+        return commands + ([["lessons", "show", run, "--json"]] if (self.whole / "lessons").exists() else [])
 
     def read(self, run: Path) -> list[tuple[int, str, str]]:
         """What each command says."""
@@ -82,14 +82,14 @@ def reader(cli: Cli, runs: dict[str, Path]) -> Callable[[str], Reader]:
 
 
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 6)])
+@pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("lessons", 1), ("evaluation", 6)])
 def test_damage_ends_no_command_in_a_traceback(kind, cases, runs, tmp_path, reader):
     failed = check_reading(kind, range(cases), runs, tmp_path, reader(kind))
     assert not failed, "\n".join(map(str, failed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cases"), [("training", 400), ("practice", 300), ("evaluation", 300)])
+@pytest.mark.parametrize(("kind", "cases"), [("training", 400), ("lessons", 300), ("evaluation", 300)])
 def test_a_thousand_damaged_files(kind, cases, runs, tmp_path, reader):
     failed = check_reading(kind, range(1000, 1000 + cases), runs, tmp_path, reader(kind))
     assert not failed, "\n".join(map(str, failed))
@@ -100,7 +100,7 @@ def test_a_thousand_damaged_files(kind, cases, runs, tmp_path, reader):
 # The operation on the disk after which a run of each kind dies: in the middle, with something in every file.
 DIES_AFTER = {
     "training": ("rename checkpoints/step-000002", 1),
-    "practice": ("write updates.jsonl", 2),
+    "lessons": ("write updates.jsonl", 2),
     "evaluation": ("write results.jsonl", 4),
 }
 
@@ -143,14 +143,14 @@ def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> 
 
 
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("practice", 1), ("evaluation", 4)])
+@pytest.mark.parametrize(("kind", "cases"), [("training", 1), ("lessons", 1), ("evaluation", 4)])
 def test_resume_ends_or_says_why_not(kind, cases, begun, cli, tmp_path):
     wrong = check_resuming(kind, range(cases), begun, cli, tmp_path)
     assert not wrong, "\n".join(map(str, wrong))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cases"), [("training", 100), ("practice", 100), ("evaluation", 100)])
+@pytest.mark.parametrize(("kind", "cases"), [("training", 100), ("lessons", 100), ("evaluation", 100)])
 def test_resume_three_hundred_damaged_runs(kind, cases, begun, cli, tmp_path):
     wrong = check_resuming(kind, range(1000, 1000 + cases), begun, cli, tmp_path)
     assert not wrong, "\n".join(map(str, wrong))
@@ -182,9 +182,9 @@ def test_training_refuses_an_unreadable_line_until_it_is_accepted(runs, tmp_path
     run.require_whole()
 
 
-@pytest.mark.parametrize("name", ["updates.jsonl", "evaluations.jsonl", "library/versions.jsonl", "ledger/spent.jsonl"])
-def test_practice_refuses_an_unreadable_line(name, runs, tmp_path):
-    run = interrupted(runs["practice"], tmp_path / "run")
+@pytest.mark.parametrize("name", ["updates.jsonl", "evaluations.jsonl", "lessons/versions.jsonl", "ledger/spent.jsonl"])
+def test_lessons_refuses_an_unreadable_line(name, runs, tmp_path):
+    run = interrupted(runs["lessons"], tmp_path / "run")
     path = run.root / name
     path.write_bytes(b"[]\n" + path.read_bytes())
     with raises("file-damaged", name, "line 1"):

@@ -16,8 +16,8 @@ import pytest
 
 from midstream.cli.main import main
 from support.evaluations import write
+from support.learned import write_run
 from support.llm_server import AgentFlowReplies, LLMServer
-from support.practised import write_run
 
 ROOT = Path(__file__).parents[1]
 # Pages whose blocks run in their order, and the test that does it.
@@ -41,7 +41,7 @@ NOT_RUN = {
     r"(runs/(real|simulator|start|both|practice|tiny|mine|text|searches)|mine\.toml)": "a run, or recipe, of the page "
     "before it; the recipes are trained in tests/test_readme.py and tests/recipe",
     r"midstream demo --(text|real)": "tests/cli/test_demo.py runs it, or minutes with a model from the network",
-    r"midstream (compare|library).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
+    r"midstream (compare|lesson set).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
     "tests/cli runs the commands with others",
     r"midstream (show|solve|call).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
     r".*question_field|.*--reward judge": "rows or a judge of the reader's own; tests/cli/test_eval.py has both",
@@ -50,7 +50,7 @@ NOT_RUN = {
     r"midstream models fetch|.*local/(smollm2|qwen05b)": "a model from the network; tests/cli/test_models.py has a "
     "stand-in",
     r"midstream view( runs/demo)?$": "it serves until Ctrl-C; tests/view/ runs it",
-    r"midstream library (validate|rollback)": "asks a model, or needs versions; tests/cli/test_library.py runs it",
+    r"midstream lessons (validate|rollback)": "asks a model, or needs versions; tests/cli/test_library.py runs it",
 }
 
 

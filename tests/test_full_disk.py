@@ -97,13 +97,13 @@ def drawn(kind: str, count: int, operations: Sequence[str]) -> list[tuple[int, F
 
 
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize(("kind", "count"), [("training", 1), ("practice", 1), ("evaluation", 4)])
+@pytest.mark.parametrize(("kind", "count"), [("training", 1), ("lessons", 1), ("evaluation", 4)])
 def test_a_failing_disk_loses_nothing(kind, count, ten_steps, whole, cli, tmp_path):
     check(kind, drawn(kind, count, whole(kind)[1]), ten_steps, whole, cli, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "failures"), [("training", 2), ("practice", 2), ("evaluation", 6)])
+@pytest.mark.parametrize(("kind", "failures"), [("training", 2), ("lessons", 2), ("evaluation", 6)])
 def test_a_disk_that_fails_at_every_operation(kind, failures, ten_steps, whole, cli, tmp_path):
     chance, operations = random.Random(kind), whole(kind)[1]
     cases = [

@@ -135,7 +135,7 @@ def test_what_cannot_be_divided_among_ranks_is_refused(torchrun, dtype, settings
 
 
 def test_a_recipe_without_weights_is_refused_by_rank_0_and_left_by_the_others(torchrun, monkeypatch):
-    with Build(load_recipe("training-free-simulated")) as build:
+    with Build(load_recipe("lessons-simulated")) as build:
         with pytest.raises(UnsupportedError, check=coded("option-without-effect", fix="--nproc")), joined(build):
             pass
         monkeypatch.setenv("RANK", "1")
@@ -297,6 +297,6 @@ def test_a_number_of_processes_is_at_least_one(number):
 
 @pytest.mark.slow
 def test_a_recipe_that_trains_no_weights_needs_one_process(tmp_path):
-    code, output = finish("train", "training-free-simulated", "--nproc", "2", "--out", str(tmp_path / "run"))
+    code, output = finish("train", "lessons-simulated", "--nproc", "2", "--out", str(tmp_path / "run"))
     assert code == 2
     assert output.count("error[option-without-effect]") == 1

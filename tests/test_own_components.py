@@ -23,6 +23,7 @@ from midstream.core.data import Settings, classes_in
 from midstream.core.errors import MidstreamError, RecipeError, RepeatedError, RunError, TrainingError, UsageError
 from midstream.core.events import Note
 from midstream.core.trajectory import Score, Trajectory
+from midstream.lessons.reflector import about_rollouts, transcript
 from midstream.recipe.build import Build
 from midstream.recipe.files import read_table, to_toml
 from midstream.recipe.overrides import changed_recipe
@@ -30,7 +31,6 @@ from midstream.recipe.schema import parse_recipe
 from midstream.report.evaluation import evaluated_trajectories
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
-from midstream.training_free.reflector import about_rollouts, transcript
 from support.errors import coded, raises
 from support.hf_models import save_chat_model
 
@@ -685,7 +685,7 @@ def test_a_setting_that_is_no_path_of_what_is_there_stays_as_it_is(place: Path):
     }  # fmt: skip
     ordinary = {"type": "direct", "day_file_name": "2024/05", "date_start": "2024/05"}
     assert own.portable(ordinary) == ordinary
-    assert own.anchored({"practice": {"start": "numpy"}}, place) == {"practice": {"start": f"{place}/numpy"}}
+    assert own.anchored({"lessons": {"start": "numpy"}}, place) == {"lessons": {"start": f"{place}/numpy"}}
     parsed: Any = parse_component("agent", {"type": f"{write(place, STARTED)}:agent", "start": "numpy"}, "agent")
     assert parsed.config.start == "numpy"
 

@@ -15,8 +15,8 @@ import pytest
 
 from midstream.cli.main import main
 from support.hf_models import save_chat_model
+from support.learned import write_run
 from support.llm_server import AgentFlowReplies, LLMServer
-from support.practised import write_run
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ COMMANDS = [line for line in LINES if re.match(r"(OPENAI_API_KEY=\S+ )?midstream
 STEP = ["training.steps=1", "training.tasks_per_step=2", "evaluation.sets=[]"]
 STEP += ["evaluation.validation={name='validation',split='validation',per_family=1}"]
 WARM = ["warm_start.steps=2", "warm_start.transcripts=20", "warm_start.min_copy_rate=0"]
-PRACTICE = ["practice.budget.updates=1", "practice.tasks=4", "practice.batch_size=2", "practice.gate.enabled=false"]
+LESSONS_TABLE = ["lessons.budget.updates=1", "lessons.tasks=4", "lessons.batch_size=2", "lessons.gate.enabled=false"]
 
 
 def test_it_is_short():
@@ -101,8 +101,8 @@ def as_run_here(words: list[str], url: str) -> list[str]:
             return [*words, "--out", "runs/demo-short", *with_settings(STEP, WARM)]
         case ["view", *_]:
             return [*words, "--bundle", "pages"]  # it would serve until Ctrl-C
-        case ["train", "training-free-simulated", *_]:
-            return [*words[:-1], "runs/practiced", *with_settings(PRACTICE, ["evaluation.sets=[]"])]
+        case ["train", "lessons-simulated", *_]:
+            return [*words[:-1], "runs/lessons", *with_settings(LESSONS_TABLE, ["evaluation.sets=[]"])]
         case ["train", "mine.toml", *_]:
             return [*words, *with_settings(STEP, [f"engines.model.base_url={url}", "agent.max_turns=1"])]
         case ["train", *_]:

@@ -209,15 +209,15 @@ def test_mcp_clients_get_steps_answers_and_lessons(recipe, tmp_path):
     assert asyncio.run(_in_client([str(recipe)], use)) == ("42", False)
     assert [step.strip().split(":")[0] for step in steps] == ["1. times", "42"]
 
-    library = {"lessons": [{"id": "L1", "module": "policy", "text": "Multiply with the tool."}]}
-    lessons.write_text(json.dumps(library))
+    lesson_set = {"lessons": [{"id": "L1", "module": "policy", "text": "Multiply with the tool."}]}
+    lessons.write_text(json.dumps(lesson_set))
 
     async def read(client: Any) -> tuple[str, str]:
         [resource] = (await client.list_resources()).resources
         shown = (await client.read_resource(resource.uri)).contents[0].text
         return shown, (await client.call_tool("ask", {"question": "Hello"})).content[0].text
 
-    words = [str(recipe), "--library", str(lessons), "--set", "agent.template=native"]
+    words = [str(recipe), "--lessons", str(lessons), "--set", "agent.template=native"]
     shown, answer = asyncio.run(_in_client(words, read))
     assert "Multiply with the tool." in shown
     assert answer == "a lesson"

@@ -28,14 +28,14 @@ from midstream.core.events import (
     UpdateFinished,
 )
 from midstream.core.metrics import Spent, StepTiming
+from midstream.lessons.commit import read_updates
 from midstream.recipe.overrides import changed_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.trackers import metrics_of, tracked, trackers_of
-from midstream.training_free.commit import read_updates
 from support import fake_run
 from support.errors import coded, printed
-from support.practice_sessions import TINY
+from support.lesson_sessions import TINY
 
 
 class Recorder:
@@ -100,10 +100,10 @@ def test_metrics_have_the_names_of_the_records():
         assert evaluated is not None
         assert (evaluated.step, evaluated.values[f"{name}/success"]) == (5, result.success)
         assert (evaluated.values[f"{name}/interval_low"], evaluated.values["spent/tokens"]) == (0.2, 7)
-    practised = metrics_of(update)
-    assert practised is not None
-    assert practised.values["practice/fates/accepted"] == 1
-    assert (practised.step, practised.values["practice/lessons"], practised.values["spent/cost_usd"]) == (2, 4, 0.1)
+    learned = metrics_of(update)
+    assert learned is not None
+    assert learned.values["lessons/fates/accepted"] == 1
+    assert (learned.step, learned.values["lessons/lessons"], learned.values["spent/cost_usd"]) == (2, 4, 0.1)
     assert metrics_of(Phase("loading")) is None
     assert all(isinstance(value, float) for value in trained.values.values())
 
@@ -170,7 +170,7 @@ def test_names_may_have_spaces_between_them():
 @pytest.mark.parametrize(("track", "code"), [("wandb,banana", "unknown-type"), ([object()], "component-invalid")])
 def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_path):
     with pytest.raises(MidstreamError, check=coded(code)):
-        api.train("training-free-simulated", tmp_path / "run", track=track)
+        api.train("lessons-simulated", tmp_path / "run", track=track)
     assert not (tmp_path / "run").exists()
 
 
@@ -182,7 +182,7 @@ def test_what_is_no_tracker_is_named_as_its_user_named_it(tmp_path, monkeypatch)
 
 
 def test_a_dry_run_refuses_an_unknown_tracker(capsys):
-    assert main(["train", "training-free-simulated", "--dry-run", "--track", "tensorbord"]) == 2
+    assert main(["train", "lessons-simulated", "--dry-run", "--track", "tensorbord"]) == 2
     assert printed(capsys.readouterr().err).code == "unknown-type"
 
 
@@ -192,13 +192,13 @@ def test_one_that_is_not_installed_is_off_with_the_command_that_installs_it(run,
     assert "pip install 'midstream[wandb]'" in note.text
 
 
-def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
+def test_a_lesson_run_and_an_evaluation_are_tracked(tmp_path):
     tracker, overrides = Recorder(), [f"{key}={value}" for key, value in TINY.items()]
     events: list[RunEvent] = []
-    recipe = changed_recipe("training-free-simulated", overrides=overrides)
+    recipe = changed_recipe("lessons-simulated", overrides=overrides)
     run = api.train(recipe, tmp_path / "run", track=[tracker], listener=events.append)
     updates = read_updates(run)
-    assert tracker.logged("practice/reward_mean") == [
+    assert tracker.logged("lessons/reward_mean") == [
         (place, record.event.reward_mean) for place, record in enumerate(updates, 1)
     ]
     [kept] = {result.sampling for result in run.evaluations.read()}
@@ -207,7 +207,7 @@ def test_a_practice_run_and_an_evaluation_are_tracked(tmp_path):
     spent = [event.spent.calls for event in events if isinstance(event, BudgetSpent)]
     assert max(calls for _, calls in tracker.logged("spent/calls")) == spent[-1]
     evaluated = Recorder()
-    api.evaluate("training-free-simulated", tmp_path / "e", count=2, track=[evaluated], listener=events.append)
+    api.evaluate("lessons-simulated", tmp_path / "e", count=2, track=[evaluated], listener=events.append)
     assert [call[0] for call in evaluated.calls] == ["start", "log", "finish"]
 
 
@@ -268,7 +268,7 @@ import mlflow
 client = mlflow.MlflowClient()
 [run] = client.search_runs([client.get_experiment_by_name("midstream").experiment_id])
 assert run.info.status == "FINISHED", run.info.status
-assert run.data.params["recipe"] == "training-free-simulated"
+assert run.data.params["recipe"] == "lessons-simulated"
 found = {
     key: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
     for key in run.data.metrics
@@ -312,7 +312,7 @@ def test_its_own_reader_finds_the_numbers_of_an_interrupted_and_resumed_run(name
     found = json.loads(python("-c", read).rpartition("found ")[2])
     run = RunDirectory.open(tmp_path / "run")
     rewards = [[place, record.event.reward_mean] for place, record in enumerate(read_updates(run), 1)]
-    assert found["practice/reward_mean"] == [[step, pytest.approx(value)] for step, value in rewards]
+    assert found["lessons/reward_mean"] == [[step, pytest.approx(value)] for step, value in rewards]
     [sampling] = {result.sampling.replace("=", "") for result in run.evaluations.read()}
     success = [[result.step, pytest.approx(result.success)] for result in run.evaluations.read()]
     assert found[f"eval/test/{sampling}/success"] == success

@@ -1,4 +1,4 @@
-"""Frozen, library, weights and both on the offline world: from one warm start, on the same questions, side by side."""
+"""Frozen, lesson set, weights and both on the offline world: from one warm start, on the same questions, side by side."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
+from midstream.lessons.commit import History
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
-from midstream.training_free.commit import History
 from support.errors import coded
 
 SMALL = (
@@ -25,7 +25,7 @@ SMALL = (
     "evaluation.validation.per_family=3",
     'evaluation.sets=[{name="test",split="test",per_family=10,seed=99}]',
 )
-PRACTICE = ("practice={tasks=12,epochs=2,batch_size=12,group_size=4}", "practice.gate.enabled=false")
+LESSONS_TABLE = ("lessons={tasks=12,epochs=2,batch_size=12,group_size=4}", "lessons.gate.enabled=false")
 TRAINING = ("training={steps=2,tasks_per_step=4,group_size=4}",)
 
 
@@ -38,9 +38,9 @@ def run(*arguments, settings=()):
 def runs(tmp_path_factory):
     """Directories of the three runs that `midstream compare` needs for all four."""
     root = tmp_path_factory.mktemp("two-ways")
-    run("train", "training-free-tiny", "--out", root / "library", settings=(*SMALL, *PRACTICE))
+    run("train", "lessons-tiny", "--out", root / "lessons", settings=(*SMALL, *LESSONS_TABLE))
     run("train", "flow-grpo-tiny-lessons", "--out", root / "weights", settings=(*SMALL, *TRAINING))
-    run("eval", root / "weights", "--library", root / "library", "--out", root / "both")
+    run("eval", root / "weights", "--lessons", root / "lessons", "--out", root / "both")
     return root
 
 
@@ -51,17 +51,17 @@ def weights(directory, step):
 
 @pytest.mark.slow
 def test_lessons_were_learned_and_no_weight_was_touched(runs):
-    library = History(runs / "library" / "library").current().library
-    assert library.rendered
-    assert [path.name for path in (runs / "library" / "checkpoints").iterdir()] == ["step-000000"]
-    frozen, warm, trained = weights(runs / "library", 0), weights(runs / "weights", 0), weights(runs / "weights", 2)
+    lesson_set = History(runs / "lessons" / "lessons").current().lesson_set
+    assert lesson_set.rendered
+    assert [path.name for path in (runs / "lessons" / "checkpoints").iterdir()] == ["step-000000"]
+    frozen, warm, trained = weights(runs / "lessons", 0), weights(runs / "weights", 0), weights(runs / "weights", 2)
     assert all(torch.equal(frozen[name], warm[name]) for name in warm)
     assert not all(torch.equal(trained[name], warm[name]) for name in warm)
 
 
 @pytest.mark.slow
 def test_both_begin_with_the_very_same_answers(runs):
-    first = [RunDirectory.open(runs / name).evaluations.read()[0] for name in ("library", "weights")]
+    first = [RunDirectory.open(runs / name).evaluations.read()[0] for name in ("lessons", "weights")]
     assert [one.step for one in first] == [0, 0]
     assert [one.policy for one in first] == ["no lessons", "warm start"]
     same = [one.model_copy(update={"policy": "", "duration_s": 0.0}) for one in first]
@@ -70,7 +70,7 @@ def test_both_begin_with_the_very_same_answers(runs):
 
 @pytest.mark.slow
 def test_compare_sets_all_four_side_by_side(runs, capsys):
-    four = [f"{runs}/weights@0", f"{runs}/library", f"{runs}/weights", f"{runs}/both"]
+    four = [f"{runs}/weights@0", f"{runs}/lesson set", f"{runs}/weights", f"{runs}/both"]
     assert main(["compare", *four, "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
     tested = [one for one in compared if one["set_name"] == "test"]
@@ -79,12 +79,12 @@ def test_compare_sets_all_four_side_by_side(runs, capsys):
 
 
 def test_the_two_recipes_differ_in_what_learns_alone():
-    library, trained = (check(load_recipe(name)) for name in ("training-free-tiny", "flow-grpo-tiny-lessons"))
-    library["engines"].pop("reflector")
+    lesson_set, trained = (check(load_recipe(name)) for name in ("lessons-tiny", "flow-grpo-tiny-lessons"))
+    lesson_set["engines"].pop("reflector")
     for name in ("seed", "tasks", "agent", "engines", "tools", "reward", "warm_start", "evaluation", "learner"):
-        assert library[name] == trained[name], name
+        assert lesson_set[name] == trained[name], name
 
 
 def test_lessons_for_a_tiny_planner_that_was_not_taught_to_follow_any_are_refused():
     with pytest.raises(RecipeError, check=coded("setting-conflict", "warm_start.lessons = 0")):
-        check(load_recipe("training-free-tiny", ["warm_start.lessons=0"]))
+        check(load_recipe("lessons-tiny", ["warm_start.lessons=0"]))

@@ -5,7 +5,7 @@
     agent = ms.AgentFlow(model="ollama/qwen2.5:7b", tools=["python"])
     tasks = ms.tasks("questions.jsonl")
     before = ms.evaluate(agent, tasks.test)
-    run = ms.practice(agent, tasks.train, out="runs/mine")
+    run = ms.learn_lessons(agent, tasks.train, out="runs/mine")
     print(ms.compare(before, ms.evaluate(run.agent, tasks.test)))
 
 docs/python.md has every name. A name is imported from its module on first use, so `import midstream` is quick and needs
@@ -30,7 +30,7 @@ _NAMES = {
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
-    "interface.work": "aevaluate apractice aresume asolve atrain compare evaluate practice resume solve train",
+    "interface.work": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
     "rewards.own": "reward",
     "tools.function": "tool",
 }
@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
     from midstream.interface.work import (
-        aevaluate as aevaluate, apractice as apractice, aresume as aresume, asolve as asolve, atrain as atrain,
-        compare as compare, evaluate as evaluate, practice as practice, resume as resume, solve as solve,
+        aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve, atrain as atrain,
+        compare as compare, evaluate as evaluate, learn_lessons as learn_lessons, resume as resume, solve as solve,
         train as train,
     )
     from midstream.recipe.build import Build as Build

@@ -1,4 +1,4 @@
-"""Start and continue work: train, resume, evaluate, solve, export, validate a library of lessons.
+"""Start and continue work: train, resume, evaluate, solve, export, validate a set of lessons.
 
     from midstream import api
 
@@ -47,11 +47,18 @@ from midstream.evaluation.session import JournalStore, check_unchanged, evaluate
 from midstream.evaluation.settings import result_name
 from midstream.exports.write import Exported
 from midstream.exports.write import export as write_export
+from midstream.lessons.commit import read_updates
+from midstream.lessons.feedback import digest, read_votes
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.lesson_set import LessonSet, identity, render_modules
+from midstream.lessons.similarity import leak_guard
+from midstream.lessons.validation import Validation
+from midstream.lessons.validation import validate as measure_lessons
 from midstream.process import RunCoroutine, event_loop, status_on_failure, use_threads
 from midstream.recipe.build import Build, prompt_notes, try_rewards, unset_keys
 from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.files import shipped_recipes, to_toml, with_overrides
-from midstream.recipe.library import check_shown, editable_library, learned_keys, split, unproven
+from midstream.recipe.lessons import check_shown, editable_lessons, learned_keys, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
@@ -80,13 +87,6 @@ from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
 from midstream.training.trainable import TrainableWorld
-from midstream.training_free.commit import read_updates
-from midstream.training_free.feedback import digest, read_votes
-from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Library, identity, render_modules
-from midstream.training_free.similarity import leak_guard
-from midstream.training_free.validation import Validation
-from midstream.training_free.validation import validate as measure_library
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def train(
     track: Track = (),
     listener: Listener = print_warnings,
 ) -> RunDirectory:
-    """Train a recipe's weights ([training]) or its library of lessons ([practice]) to the end.
+    """Train a recipe's weights ([training]) or its set of lessons ([lessons]) to the end.
 
     Args:
         recipe: a recipe, or the name or file of one.
@@ -157,11 +157,11 @@ def resume(
     track: Track = (),
     listener: Listener = print_warnings,
 ) -> RunDirectory:
-    """Resume an interrupted or failed training run, practice run or evaluation; a finished one stays as it is.
+    """Resume an interrupted or failed training run, lesson run or evaluation; a finished one stays as it is.
 
     Args:
         run: the run directory, or its path.
-        overrides: `budget.LIMIT=VALUE` settings, of a practice run `practice.budget.LIMIT=VALUE` too; a run that ended
+        overrides: `budget.LIMIT=VALUE` settings, of a lesson run `lessons.budget.LIMIT=VALUE` too; a run that ended
             at a limit then continues.
         retry_errors: of an evaluation, run again what ended in an infrastructure error.
 
@@ -170,7 +170,7 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    changeable = ("budget.", "practice.budget.") if kind == "practice" else ("budget.",)
+    changeable = ("budget.", "lessons.budget.") if kind == "lessons" else ("budget.",)
     refused = [text for text in overrides if not text.startswith(changeable)]
     if refused:
         raise UsageError(
@@ -186,8 +186,8 @@ def resume(
         )
     # Before any of it is imported.
     check_own(run, run_table(run))
-    # In the recipe of a practice run, [practice.budget] holds the limits of [budget] too: what is in [budget] wins.
-    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("practice.") for text in overrides]))
+    # In the recipe of a lesson run, [lessons.budget] holds the limits of [budget] too: what is in [budget] wins.
+    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("lessons.") for text in overrides]))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
@@ -196,8 +196,8 @@ def resume(
             code="option-without-effect",
             fix=f"midstream resume {run.root}",
         )
-    # A practice run that a limit ended is finished: other limits may let it continue.
-    limited = bool(overrides) and recipe.practice is not None and run.status().message != ""
+    # A lesson run that a limit ended is finished: other limits may let it continue.
+    limited = bool(overrides) and recipe.lessons is not None and run.status().message != ""
     return _train(run.root, run, recipe, limited=limited, record=record, replay=replay, track=track, listener=listener)
 
 
@@ -213,13 +213,13 @@ def evaluate(
     listener: Listener = print_warnings,
     **changes: Unpack[EvaluationChanges],
 ) -> RunDirectory:
-    """Evaluate a run's newest checkpoint or library, or a recipe's agent, on sets of tasks.
+    """Evaluate a run's newest checkpoint or lesson set, or a recipe's agent, on sets of tasks.
 
     Each trajectory is kept as it ends: one that has a result never runs again.
 
     Args:
-        target: a training or practice run, or a recipe by name, file or table. `RUN@STEP` is the run's checkpoint of
-            that step, of practice `RUN@VERSION` that version of its library.
+        target: a training or lesson run, or a recipe by name, file or table. `RUN@STEP` is the run's checkpoint of
+            that step, of a lesson run `RUN@VERSION` that version of its lesson set.
         out: the evaluation's directory, by default a new one under `runs/`. If it holds this very evaluation, what is
             missing is run.
         retry_errors: run again what ended in an infrastructure error.
@@ -267,7 +267,7 @@ def solve(
 
     Args:
         question: the question.
-        source: a training or practice run, or a recipe by name, file or table.
+        source: a training or lesson run, or a recipe by name, file or table.
         temperature: the planner's; by default 0 with the weights of a run, else the recipe's.
 
     Returns:
@@ -418,7 +418,7 @@ def export(
     return write_export(run, format, Path(out), module=module, parts=part, everything=everything)
 
 
-def validate_library(
+def validate_lessons(
     named: str,
     recipe: str | None = None,
     *,
@@ -427,22 +427,22 @@ def validate_library(
     replay: Path | None = None,
     listener: Listener = print_warnings,
     **changes: Unpack[LearningChanges],
-) -> LibraryTest:
-    """Measure whether a library helps an agent, against no lessons and lesson by lesson, on new rollouts.
+) -> LessonsTest:
+    """Measure whether a lesson set helps an agent, against no lessons and lesson by lesson, on new rollouts.
 
-    The result is a new version of the library, with every lesson's effect and, if it helps, the agent that it is proven
+    The result is a new version of the lesson set, with every lesson's effect and, if it helps, the agent that it is proven
     for. Each rollout is kept as it ends: a validation that was stopped continues when it is called again.
 
     Args:
-        named: a practice run or a JSON file.
+        named: a lesson run or a JSON file.
         recipe: the agent's recipe; by default the run's own.
     """
-    with editable_library(named) as place:
+    with editable_lessons(named) as place:
         chosen, run = validation_recipe(place, recipe, **changes), None if recipe else place.run
-        library = place.library
-        if not library.rendered:
-            raise UsageError(f"{named} has no lessons", code="empty-library", fix="add some, or learn")
-        check_shown(chosen.agent, render_modules(library), named)
+        lesson_set = place.lesson_set
+        if not lesson_set.rendered:
+            raise UsageError(f"{named} has no lessons", code="empty-lessons", fix="add some, or learn")
+        check_shown(chosen.agent, render_modules(lesson_set), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
         budget = _budget_of(chosen) or Budget(BudgetConfig())
@@ -463,8 +463,8 @@ def validate_library(
             _require_keys(build)
             _announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
-                measuring = measure_library(
-                    library,
+                measuring = measure_lessons(
+                    lesson_set,
                     tasks=tasks,
                     environment=build.environment(chosen=validation_set),
                     ledger=ledger,
@@ -474,32 +474,32 @@ def validate_library(
                     report=lambda text: listener(Phase(text)),
                 )
                 found = run_coroutine(measuring)
-        after = found.applied(library, agent)
+        after = found.applied(lesson_set, agent)
         where = place.save(after, by="validation", note=f"{found.test.verdict} for {agent}")
         if place.run is not None:
             place.run.trajectories.write(f"validation-{split(where)[1]}", ledger.gathered(agent))
         shutil.rmtree(kept)
     guard = leak_guard(tasks)
-    notes = [f"{lesson.id}: {reason}" for lesson in library.rendered if (reason := guard(lesson.text))]
-    return LibraryTest(where=where, library=after, agent=agent, found=found, spent=budget.spent(), notes=notes)
+    notes = [f"{lesson.id}: {reason}" for lesson in lesson_set.rendered if (reason := guard(lesson.text))]
+    return LessonsTest(where=where, lesson_set=after, agent=agent, found=found, spent=budget.spent(), notes=notes)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LibraryTest:
-    """A tested library: its place, the agent, the effects, the cost; `notes` name lessons that copy a task."""
+class LessonsTest:
+    """A tested lesson set: its place, the agent, the effects, the cost; `notes` name lessons that copy a task."""
 
     where: str
-    library: Library
+    lesson_set: LessonSet
     agent: str
     found: Validation
     spent: Spent
     notes: Sequence[str]
 
 
-# --- training and practice --------------------------------------------------------------------------------------------
+# --- training and lessons ---------------------------------------------------------------------------------------------
 
 
 def _train(
@@ -535,11 +535,11 @@ def _train(
             run.lock(),
             tracked(run, trackers, listener) as listener,
             status_on_failure(run),
-            _counted(run, None if recipe.practice else budget),  # a practice session opens its own
+            _counted(run, None if recipe.lessons else budget),  # a lesson session opens its own
             served(recipe, listener),
         ):
             ended = run_coroutine(make_session(run, listener).run())
-            run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
+            run.set_status("finished", ended, step=len(read_updates(run)) if recipe.lessons else None)
             write_report(run, most=AT_END)  # which shows the state, too
     return run
 
@@ -550,8 +550,8 @@ _new_roots: set[Path] = set()  # directories of this process, whose runs may beg
 
 def _budget_of(recipe: Recipe) -> Budget | None:
     """The budget of a run; None without limits: its requests are then not counted."""
-    if recipe.practice is not None:
-        return Budget(recipe.practice.budget)
+    if recipe.lessons is not None:
+        return Budget(recipe.lessons.budget)
     return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
 
 
@@ -598,8 +598,8 @@ def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -
 
 
 def _votes_digest(recipe: Recipe) -> str:
-    """The digest of the votes of `agent.filter`; "" without it, and for practice that itself votes."""
-    if recipe.agent.filter is None or (recipe.practice and recipe.practice.feedback):
+    """The digest of the votes of `agent.filter`; "" without it, and for a lesson run that itself votes."""
+    if recipe.agent.filter is None or (recipe.lessons and recipe.lessons.feedback):
         return ""
     return digest(read_votes(recipe.agent.filter.votes))
 
@@ -612,8 +612,8 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
         raise RunError(
             f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",
             code="inputs-changed",
-            cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
-            fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
+            cause=f"{build.resolved['agent'].get('lesson_set')} was changed; results on both would be counted as one",
+            fix="restore it (a version of a run's lesson set, RUN@VERSION, never changes), or start over with --out",
         )
     if run.info().votes != _votes_digest(build.recipe):
         raise RunError(
@@ -663,21 +663,21 @@ def check_own(run: RunDirectory, resolved: Mapping[str, Any], *, correct: bool =
 def _opened(source: Source | Path, changes: AgentChanges) -> tuple[Source, RunDirectory | None, int | None]:
     """The source with a run opened, the run if it is one, and the step of `RUN@STEP`.
 
-    The version in `RUN@VERSION` of a practice run becomes the library in `changes`.
+    The version in `RUN@VERSION` of a lesson run becomes the lesson set in `changes`.
     """
     if isinstance(source, RunDirectory):
         return source, source, None
     if not isinstance(source, str | Path):  # a table
         return source, None, None
     run, number = trained_run(source), split(source)[1]
-    if run is not None and number is not None and run.info().kind == "practice":
-        changes.setdefault("library", str(source))
+    if run is not None and number is not None and run.info().kind == "lessons":
+        changes.setdefault("lessons", str(source))
         number = None
     return run or str(source), run, number
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or practice run at `target`, which may be `RUN@STEP`; None for a recipe.
+    """The training or lesson run at `target`, which may be `RUN@STEP`; None for a recipe.
 
     Raises `RunError` if an evaluation is there.
     """
@@ -693,7 +693,7 @@ def trained_run(target: str | Path) -> RunDirectory | None:
         raise RunError(
             f"{target} holds an evaluation, which cannot be evaluated",
             code="wrong-kind-of-run",
-            fix=f"name a training or practice run, or a recipe; midstream show {target} shows this one",
+            fix=f"name a training or lesson run, or a recipe; midstream show {target} shows this one",
         )
     return run
 
@@ -838,9 +838,9 @@ def _weights_digest(run: RunDirectory | None, step: int | None) -> str:
 
 
 def _check_proven(build: Build, weights: str, listener: Listener) -> None:
-    """Warn if no test has accepted the agent's library; `weights` is the digest of its checkpoint, or ""."""
-    library = build.resolved["agent"].get("library")
-    if library is not None and (warning := unproven(library, build.resolved, weights)):
+    """Warn if no test has accepted the agent's lesson set; `weights` is the digest of its checkpoint, or ""."""
+    lesson_set = build.resolved["agent"].get("lessons")
+    if lesson_set is not None and (warning := unproven(lesson_set, build.resolved, weights)):
         listener(Note(warning))
 
 

@@ -29,6 +29,7 @@ from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_chan
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.session import SessionSettings
 from midstream.gateway.settings import ServeConfig
+from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.recipe.sessions import refuse_strategy
@@ -36,7 +37,6 @@ from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
-from midstream.training_free.feedback import FilteredAgent
 
 _SHOWN = 200  # characters of a step
 Step = Callable[[str], object]
@@ -56,7 +56,7 @@ def serve_agent(
     """Answer clients with the agent of a recipe or run.
 
     Args:
-        source: a training or practice run, or a recipe by name, file or table.
+        source: a training or lesson run, or a recipe by name, file or table.
         config: where to listen.
         mcp: speak MCP on standard input and output in place of HTTP.
         temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.

@@ -62,7 +62,7 @@ EvaluationKey = tuple[str, str]  # set, sampling
 class Arm(Settings):
     """A recipe with changes, run once a seed.
 
-    `set` changes settings, as `--set` does: texts `A.B=VALUE`, or a table. A recipe with [training] or [practice] is
+    `set` changes settings, as `--set` does: texts `A.B=VALUE`, or a table. A recipe with [training] or [lessons] is
     trained, unless `train` is false; others are evaluated as they are. `before` names a row of its own for the
     evaluation before training. `directory` begins the names of its runs; by default it is the recipe's name, or the
     arm's if it has `set`.
@@ -213,7 +213,7 @@ def plan(
             for seed in range(seeds):
                 changes = [*arm.overrides, *overrides, f"seed={seed}"]
                 recipe = load_recipe(arm.recipe, changes)
-                trained = arm.train and (recipe.training is not None or recipe.practice is not None)
+                trained = arm.train and (recipe.training is not None or recipe.lessons is not None)
                 if not trained:
                     recipe = evaluation_recipe(arm.recipe, overrides=changes)
                 out = root / f"{arm.runs}-s{seed}"

@@ -59,10 +59,10 @@ class Logged:
 
 
 def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logged | None:
-    """The metrics of an event, None for one without any; `spent` is what a practice run has used so far.
+    """The metrics of an event, None for one without any; `spent` is what a lesson run has used so far.
 
     Names are those of the run's own records: `train/reward_mean`, `train/reward_by_family/NAME`, `time/update_s`,
-    `practice/lessons`, `spent/cost_usd`, `eval/SET/success` (greedy) and `eval/SET/T0.7/success`.
+    `lessons/lessons`, `spent/cost_usd`, `eval/SET/success` (greedy) and `eval/SET/T0.7/success`.
     """
     match event:
         case StepFinished(metrics, timing):
@@ -70,8 +70,8 @@ def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logge
             return Logged("train", metrics.step, values | flat("time", timing.model_dump(exclude={"step"})))
         case UpdateFinished():
             names = ("reward_mean", "proposed", "fates", "left_out", "lessons")
-            values = flat("practice", {name: getattr(event, name) for name in names})
-            return Logged("practice", event.update, values | flat("spent", event.spent.model_dump()))
+            values = flat("lessons", {name: getattr(event, name) for name in names})
+            return Logged("lessons", event.update, values | flat("spent", event.spent.model_dump()))
         case EvaluationFinished(result):
             parts = ["eval", fit(result.set_name), *([] if result.sampling == "greedy" else [fit(result.sampling)])]
             table = result.model_dump(exclude={"step", "seed", "interval"})

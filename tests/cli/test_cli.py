@@ -44,7 +44,7 @@ def bare(code, *arguments):
     )  # fmt: skip
 
 
-COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compare", "study", "library")
+COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compare", "study", "lessons")
 
 # -- the base install ------------------------------------------------------------------------------------------------
 

@@ -21,15 +21,15 @@ def test_bash_completes_commands_options_recipes_and_runs(tmp_path, capsys):
         script = f"source midstream.bash; {asked}; echo ${{COMPREPLY[@]}}"
         return subprocess.check_output(["bash", "-c", script], cwd=tmp_path, text=True).split()
 
-    assert offered("li") == ["list", "library"]
+    assert offered("li") == ["list", "lessons"]
     assert offered("train", "x", "--dry") == ["--dry-run"]
     assert offered("train", "flow-grpo-t") == ["flow-grpo-tiny", "flow-grpo-tiny-lessons"]
     assert offered("eval", "runs/m") == ["runs/mine"]
-    assert offered("library", "va") == ["validate"]
+    assert offered("lessons", "va") == ["validate"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_a_script_with_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert all(word in script for word in ("midstream", "library", "tool-calling"))
+    assert all(word in script for word in ("midstream", "lessons", "tool-calling"))

@@ -86,7 +86,7 @@ def test_the_readme_is_followed(kind, project, server, capsys):
         assert "word_count" in first
         assert re.search(r"^ +answer +4 ", first, re.MULTILINE)
     if kind == "lessons":  # without a model too
-        assert "call word_count instead" in " ".join(shown["midstream library show runs/offline"].split())
+        assert "call word_count instead" in " ".join(shown["midstream lessons show runs/offline"].split())
 
 
 @pytest.mark.slow

@@ -152,14 +152,14 @@ def test_recipes_say_what_they_learn_and_need(capsys):
     about = {name: (one["learns"], one["agent"], one["needs"]) for name, one in found(capsys, "recipes").items()}
     assert about["tool-calling"] == ("nothing", "direct", ["a model server"])
     assert about["flow-grpo-tiny"] == ("weights", "agentflow", ["PyTorch"])
-    assert about["training-free-simulated"] == ("lessons", "agentflow", [])
+    assert about["lessons-simulated"] == ("lessons", "agentflow", [])
     assert about["agentflow-7b"] == ("weights", "agentflow", ["a model server", "a GPU"])
 
 
 def test_a_recipe_is_printed_as_one_that_can_be_saved_and_changed(capsys, tmp_path):
-    text = output(capsys, "recipes", "training-free-simulated")
+    text = output(capsys, "recipes", "lessons-simulated")
     assert tomllib.loads(text)["tasks"]["type"] == "workshop"
-    assert text.startswith("# training-free-simulated: learns lessons; agent agentflow; needs nothing\n")
+    assert text.startswith("# lessons-simulated: learns lessons; agent agentflow; needs nothing\n")
     (tmp_path / "mine.toml").write_text(
         output(capsys, "recipes", "tool-calling").replace("name = ", "name = 'mine' # ")
     )

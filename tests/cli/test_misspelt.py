@@ -55,9 +55,9 @@ def test_a_run_directory(command, capsys, tmp_path, monkeypatch):
     ("words", "meant"),
     [
         (("trian", "flow-grpo-tiny"), "train"),
-        (("library", "shwo", "runs/a"), "show"),
+        (("lessons", "shwo", "runs/a"), "show"),
         (("train", "flow-grpo-tiny", "--dryrun"), "--dry-run"),
-        (("library", "validate", "runs/a", "--recipee=direct"), "--recipe"),
+        (("lessons", "validate", "runs/a", "--recipee=direct"), "--recipe"),
     ],
 )
 def test_commands_and_options(words, meant, capsys):

@@ -108,8 +108,8 @@ SET = "evaluation.sets=[{name='test',tasks={type='file',path='q.jsonl'}%s}]"
         (["train", "flow-grpo-tiny", "--set", "tasks.countries=16"], "setting-range", "countries"),
         (["train", "flow-grpo-tiny", "--set", "agent.planner.sampling.top_p=0.5"], "not-trainable", "top_p"),
         (["train", "flow-grpo-tiny", "--set", SET % ",reward={type='numeric'}"], "task-unfit", "yes"),
-        (["train", "training-free-simulated", "--set", "practice.tasks=1000000"], "too-few-tasks", "practice.tasks"),
-        (["train", "training-free-simulated", "--set", "practice.start='none.json'"], "file-not-found", "none.json"),
+        (["train", "lessons-simulated", "--set", "lessons.tasks=1000000"], "too-few-tasks", "lessons.tasks"),
+        (["train", "lessons-simulated", "--set", "lessons.start='none.json'"], "file-not-found", "none.json"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would_refuse(words, code, named, capsys, tmp_path: Path, monkeypatch):
@@ -151,8 +151,8 @@ def test_a_key_that_is_not_set_is_named_before_any_work(capsys, tmp_path: Path, 
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "sums.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
     hosted = "engines.model={type='openai_compatible',model='gpt-4o-mini'}"
-    practice = ["training-free-simulated", "--set", hosted, "--set", "practice.critic.engine=model"]
-    for words in (["solve", "q"], ["eval", "agentflow-prompted", "--tasks", "sums.jsonl"], ["train", *practice]):
+    lessons = ["lessons-simulated", "--set", hosted, "--set", "lessons.critic.engine=model"]
+    for words in (["solve", "q"], ["eval", "agentflow-prompted", "--tasks", "sums.jsonl"], ["train", *lessons]):
         assert main(words) == 2
         assert coded("key-not-set", "OPENAI_API_KEY", "engines.model")(printed(capsys.readouterr().err))
     assert [path.name for path in tmp_path.iterdir()] == ["sums.jsonl"]

@@ -22,11 +22,11 @@ import pytest
 from midstream.cli import doctor
 from midstream.cli.main import COMMANDS, main
 from midstream.core.version import __version__
+from midstream.lessons.lesson_set import LessonSet, proven
 from midstream.report.doctor import Check
-from midstream.training_free.library import Library, proven
 from support.evaluations import write
+from support.learned import LESSONS, write_run
 from support.llm_server import AgentFlowReplies, LLMServer
-from support.practised import LESSONS, write_run
 from support.question_server import RECIPE, QuestionServer
 
 SCREENS = Path(__file__).parent / "screens"
@@ -194,9 +194,9 @@ def test_models(screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     screen("models")
 
 
-def test_library(screen: Screen) -> None:
-    write_run(Path("run"), versions=(Library(), proven(LESSONS, "scripted (0123456789ab)")))
-    screen("library", "show", "run")
+def test_lessons(screen: Screen) -> None:
+    write_run(Path("run"), versions=(LessonSet(), proven(LESSONS, "scripted (0123456789ab)")))
+    screen("lessons", "show", "run")
 
 
 def test_index(screen: Screen) -> None:

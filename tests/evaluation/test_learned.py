@@ -14,15 +14,15 @@ from midstream.core.events import Note
 from midstream.core.task import Task, task_keys
 from midstream.evaluation.leakage import learned_tasks, record_learned
 from midstream.evaluation.settings import result_name
-from midstream.recipe.library import learned_keys
+from midstream.lessons.editing import to_json
+from midstream.lessons.lesson_set import Lesson, LessonOrigin, LessonSet
+from midstream.recipe.lessons import learned_keys
 from midstream.report.comparison import compare, compare_groups
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from midstream.sources.questions import Fields, make_task
-from midstream.training_free.library import Lesson, LessonOrigin, Library
-from midstream.training_free.library_text import to_json
 from support.errors import coded
-from support.practised import write_recipe
+from support.learned import write_recipe
 from support.question_server import QuestionServer
 
 QUESTION = "How many legs has a spider ?"
@@ -39,14 +39,14 @@ def run_of(root: Path, purpose: str = "training", learned: Task | None = None, *
     return run
 
 
-def test_a_file_that_a_model_is_named_by_is_no_library(tmp_path):
+def test_a_file_that_a_model_is_named_by_is_no_lesson_set(tmp_path):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     assert learned_keys({"engines": {"model": {"model": str(tmp_path / "small.gguf")}}}, None) == {}
 
 
-def library_file(path: Path, *tasks: str) -> Path:
+def lessons_file(path: Path, *tasks: str) -> Path:
     path.write_text(
-        to_json(Library(lessons=(Lesson(id="L1", text="Count.", origin=LessonOrigin(tasks=tasks)),), next_number=2))
+        to_json(LessonSet(lessons=(Lesson(id="L1", text="Count.", origin=LessonOrigin(tasks=tasks)),), next_number=2))
     )
     return path
 
@@ -59,23 +59,23 @@ def found(asked: Task, resolved: dict[str, object], run: RunDirectory | None = N
 def cases(tmp_path):
     """The agent's recipe and run, with a task that it learned from and one that it did not, by case."""
     known, base = task(), run_of(tmp_path / "base")
-    practice = run_of(tmp_path / "practice", "practice")
-    started = run_of(tmp_path / "started", "gate", task("Another ?"), practice={"start": f"{tmp_path / 'practice'}"})
+    lessons = run_of(tmp_path / "lessons", "lessons")
+    started = run_of(tmp_path / "started", "gate", task("Another ?"), lessons={"start": f"{tmp_path / 'lessons'}"})
     trained = run_of(
         tmp_path / "trained", "training", task("Another ?"), engines={"p": {"model": str(base.root / "policy")}}
     )
     (base.root / "policy").mkdir()
-    file = library_file(tmp_path / "lessons.json", known.id)
+    file = lessons_file(tmp_path / "lessons.json", known.id)
     return {
         "the same file": (known, {}, base),
         "another file": (task(prefix="other"), {}, base),
         "other case and white space": (task("  how MANY legs\n has a spider ?"), {}, base),
         "a benchmark that adds an instruction": (task(prefix="bench", instruction="Answer in a word."), {}, base),
-        "practice": (known, {"agent": {"library": str(practice.root)}}, None),
+        "lessons": (known, {"agent": {"lessons": str(lessons.root)}}, None),
         "the gate": (known, {}, run_of(tmp_path / "gated", "gate")),
         "validation": (known, {}, run_of(tmp_path / "validated", "validation")),
-        "a library in a file": (known, {"agent": {"library": str(file)}}, None),
-        "a run that began with a library": (known, {"agent": {"library": str(started.root)}}, None),
+        "a lesson set in a file": (known, {"agent": {"lessons": str(file)}}, None),
+        "a run that began with a lesson set": (known, {"agent": {"lessons": str(started.root)}}, None),
         "a run that began with weights": (known, {}, trained),
     }
 
@@ -115,12 +115,12 @@ def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
         files[name] = tmp_path / f"{name}.jsonl"
         files[name].write_text("\n".join(json.dumps({"question": q, "answer": table[q]}) for q in rows))
     with QuestionServer(table) as server:
-        recipe = str(write_recipe(tmp_path, server.base_url, practice=False))
+        recipe = str(write_recipe(tmp_path, server.base_url, lessons=False))
         first = api.evaluate(recipe, tmp_path / "first", task_files=[str(files["some"]), str(files["known"])])
-        lessons = library_file(tmp_path / "lessons.json", *[f"x-{key}" for key in _ids(first)])
+        lessons = lessons_file(tmp_path / "lessons.json", *[f"x-{key}" for key in _ids(first)])
         notes: list[str] = []
         words = {
-            "library": str(lessons),
+            "lessons": str(lessons),
             "listener": lambda event: notes.append(event.text) if isinstance(event, Note) else None,
         }
         other = api.evaluate(recipe, tmp_path / "other", task_files=[str(files["some"])], **words)

@@ -137,9 +137,9 @@ def test_the_command_line_has_the_same_limits(tmp_path, capsys):
         main([*command, "--budget", "two usd"])
 
 
-def test_a_table_for_every_run_and_that_of_practice_alone():
-    table = {**load_recipe("training-free-simulated").table(), "budget": {"tokens": 9, "rollouts": 5}}
-    table["practice"]["budget"] = {"tokens": 1, "cost_usd": 3.0}
+def test_a_table_for_every_run_and_that_of_lessons_only():
+    table = {**load_recipe("lessons-simulated").table(), "budget": {"tokens": 9, "rollouts": 5}}
+    table["lessons"]["budget"] = {"tokens": 1, "cost_usd": 3.0}
     recipe = parse_recipe(table)
-    assert recipe.practice.budget.limits == {"tokens": 9, "rollouts": 5, "cost_usd": 3.0}
-    assert "budget" not in load_recipe("training-free-simulated").table()
+    assert recipe.lessons.budget.limits == {"tokens": 9, "rollouts": 5, "cost_usd": 3.0}
+    assert "budget" not in load_recipe("lessons-simulated").table()

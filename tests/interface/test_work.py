@@ -65,8 +65,8 @@ def agent(tmp_path, monkeypatch):
         yield ms.OwnAgent(counts, model="m", base_url=server.base_url)
 
 
-def test_an_agent_of_your_own_practices(agent):
-    run = ms.practice(agent, ms.tasks("questions.jsonl").train, quiet=True, epochs=1)
+def test_an_agent_of_your_own_learns_lessons(agent):
+    run = ms.learn_lessons(agent, ms.tasks("questions.jsonl").train, quiet=True, epochs=1)
     assert [lesson.module for lesson in run.lessons] == ["policy"]
 
 
@@ -81,11 +81,11 @@ def keys_of(tasks: ms.Tasks) -> set[str]:
 def test_a_sample_is_all_that_is_learned_from(agent):
     own = ms.tasks("questions.jsonl")
     few = own.train.sample(3)
-    run = ms.practice(agent, few, validation=own.test.sample(2), budget="0 rollouts", quiet=True)
-    assert learned(run, "practice") == keys_of(few)
+    run = ms.learn_lessons(agent, few, validation=own.test.sample(2), budget="0 rollouts", quiet=True)
+    assert learned(run, "lessons") == keys_of(few)
     assert learned(run, "gate") == keys_of(own.test.sample(2))
     with raises("setting-conflict", "sample(3)"):
-        ms.practice(agent, ms.tasks("gazetteer").train.sample(3), quiet=True)
+        ms.learn_lessons(agent, ms.tasks("gazetteer").train.sample(3), quiet=True)
 
 
 def test_a_recipe_keeps_its_settings_with_other_tasks(agent, tmp_path):
@@ -94,18 +94,18 @@ def test_a_recipe_keeps_its_settings_with_other_tasks(agent, tmp_path):
     engine = {key: agent.table()["engines"]["model"][key] for key in ("model", "base_url")}
     head = f'extends = "direct"\nname = "mine"\n[engines.model]\nmodel = "{engine["model"]}"\n'
     head += f'base_url = "{engine["base_url"]}"\n[evaluation]\ntrials = 3\n'
-    recipe.write_text(head + "[practice]\nbatch_size = 2\npatience = 9\nreflector.engine = 'model'\n")
-    run = ms.practice(recipe, own, budget="0 rollouts", quiet=True)
+    recipe.write_text(head + "[lessons]\nbatch_size = 2\npatience = 9\nreflector.engine = 'model'\n")
+    run = ms.learn_lessons(recipe, own, budget="0 rollouts", quiet=True)
     table = run.directory.info().resolved
-    assert (table["practice"]["batch_size"], table["practice"]["patience"]) == (2, 9)
-    assert table["practice"]["tasks"] + table["practice"]["gate"]["tasks"] == len(own)
+    assert (table["lessons"]["batch_size"], table["lessons"]["patience"]) == (2, 9)
+    assert table["lessons"]["tasks"] + table["lessons"]["gate"]["tasks"] == len(own)
     assert table["evaluation"]["trials"] == 3
 
 
 def test_one_that_reads_no_lessons_is_refused(agent):
     without = ms.OwnAgent(no_lessons, model="m", base_url="http://127.0.0.1:1/v1")
     with raises("lessons-not-shown", "policy"):
-        ms.practice(without, ms.tasks("questions.jsonl").train, quiet=True)
+        ms.learn_lessons(without, ms.tasks("questions.jsonl").train, quiet=True)
 
 
 def test_a_reward_that_exits_does_not_end_the_program(agent):

@@ -24,7 +24,7 @@ def close(answer, gold) -> float:
     """1 for the gold answer."""
     return float(answer == gold)
 '''
-PRACTICE = ["practice.tasks=4", "practice.batch_size=4", "practice.gate.tasks=2"]
+LESSONS_TABLE = ["lessons.tasks=4", "lessons.batch_size=4", "lessons.gate.tasks=2"]
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_a_recipe_learns_from_other_tasks_by_another_reward(mine):
-    source = "training-free-math"
-    recipe = changed_recipe(source, tasks="mine.py:rows", reward="mine.py:close", overrides=PRACTICE)
+    source = "lessons-math"
+    recipe = changed_recipe(source, tasks="mine.py:rows", reward="mine.py:close", overrides=LESSONS_TABLE)
     assert recipe.tasks.type == f"{mine}/mine.py:rows"
     assert recipe.reward.type == f"{mine}/mine.py:close"
     assert (recipe.evaluation.validation.count, recipe.evaluation.validation.per_family) == (None, None)
@@ -47,7 +47,7 @@ def test_a_recipe_learns_from_other_tasks_by_another_reward(mine):
 
 
 def test_sets_of_the_same_source_hold_all_of_its_tasks(mine):
-    recipe = changed_recipe("training-free-simulated", tasks="mine.jsonl", overrides=["evaluation.sets=[]"])
+    recipe = changed_recipe("lessons-simulated", tasks="mine.jsonl", overrides=["evaluation.sets=[]"])
     assert recipe.table()["tasks"]["path"] == f"{mine}/mine.jsonl"
     [chosen] = changed_recipe("agentflow-prompted", tasks="mine.py:rows").evaluation.sets
     assert (chosen.split, chosen.per_family, chosen.seed) == ("test", None, 99)
@@ -85,8 +85,8 @@ def test_the_recipes_reward_scores_questions_unless_they_or_the_caller_name_one(
 
 def test_train_takes_model_tasks_and_reward_as_options(mine, capsys):
     words = ["--tasks", "mine.py:rows", "--reward", "mine.py:close", "--provider", "ollama", "--model", "m"]
-    settings = [word for text in [*PRACTICE, "evaluation.sets=[]"] for word in ("--set", text)]
-    assert main(["train", "training-free-math", "--dry-run", *words, *settings]) == 0
+    settings = [word for text in [*LESSONS_TABLE, "evaluation.sets=[]"] for word in ("--set", text)]
+    assert main(["train", "lessons-math", "--dry-run", *words, *settings]) == 0
     out = capsys.readouterr().out
     assert f"type = {json.dumps(f'{mine}/mine.py:rows')}" in out
     assert 'provider = "ollama"' in out

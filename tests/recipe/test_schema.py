@@ -212,7 +212,7 @@ def test_false_takes_a_table_of_the_base_out():
         ("learner.betas=[true, 0.9]", "learner.betas = [True, 0.9]"),
         ("evaluation.validation.seed=-1", "evaluation.validation.seed = -1"),
         ("tasks.seed=-1", "tasks.seed = -1"),
-        ("agent.library=''", "agent.library = ''"),
+        ("agent.lessons=''", "agent.lessons = ''"),
         ("rollout.deadline_s=inf", "rollout.deadline_s = inf"),
         ("name='../x'", "name = '../x'"),
     ],
@@ -358,10 +358,10 @@ def test_a_validation_table_without_a_name_changes_the_default():
 
 
 def test_lessons_are_for_the_trained_module_by_default():
-    table = read_table("training-free-math-paper")
-    del table["practice"]["modules"]
-    assert parse_recipe(table).practice.modules == ("policy",)
-    assert load_recipe("training-free-simulated").practice.modules == ("planner",)
+    table = read_table("lessons-math-paper")
+    del table["lessons"]["modules"]
+    assert parse_recipe(table).lessons.modules == ("policy",)
+    assert load_recipe("lessons-simulated").lessons.modules == ("planner",)
 
 
 @pytest.mark.parametrize("seed", ["banana", "-1", "1.5"])
@@ -378,4 +378,4 @@ def test_a_function_in_a_file_is_a_recipe_around_it(tmp_path, monkeypatch):
     table = read_table("mine.py:solve")
     assert table["agent"] == {"type": f"{tmp_path / 'mine.py'}:solve", "engine": "model"}
     assert table["name"] == "solve"
-    assert table["practice"] == read_table("own-agent")["practice"]
+    assert table["lessons"] == read_table("own-agent")["lessons"]

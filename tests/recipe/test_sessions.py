@@ -1,4 +1,4 @@
-"""What a practice session is made from, and what is refused before any work."""
+"""What a lesson session is made from, and what is refused before any work."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError, UsageError
+from midstream.lessons.commit import read_updates
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.sessions import check_work, practice_parts_of
+from midstream.recipe.sessions import check_work, lessons_parts_of
 from midstream.runs import RunDirectory
 from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.runs.info import collect_info
-from midstream.training_free.commit import read_updates
 from midstream_worlds.gazetteer.tasks import Gazetteer
 from support.errors import coded
-from support.practice_sessions import SMALL
+from support.lesson_sessions import SMALL
 
 HOSTED = 'engines.other={type="openai_compatible", model="a model without a price"}'
-PLAIN = ["practice.tasks=6", "practice.gate.tasks=4"]
+PLAIN = ["lessons.tasks=6", "lessons.gate.tasks=4"]
 
 
 def parts(*changes):
-    recipe = load_recipe("training-free-simulated", [*PLAIN, *changes])
-    with Build(recipe, budget=Budget(recipe.practice.budget)) as build:
-        return practice_parts_of(build)
+    recipe = load_recipe("lessons-simulated", [*PLAIN, *changes])
+    with Build(recipe, budget=Budget(recipe.lessons.budget)) as build:
+        return lessons_parts_of(build)
 
 
 def refused(*changes) -> UsageError:
@@ -59,7 +59,7 @@ def test_everything_goes_through_the_meter():
 
 
 def test_a_role_may_have_an_engine_of_its_own():
-    found = parts('engines.other={type="simulated", plays="reflector"}', 'practice.critic={engine="other"}')
+    found = parts('engines.other={type="simulated", plays="reflector"}', 'lessons.critic={engine="other"}')
     assert {role: engine.name for role, engine in found.engines.items()} == {
         "summariser": "reflector",
         "critic": "other",
@@ -68,7 +68,7 @@ def test_a_role_may_have_an_engine_of_its_own():
 
 
 def test_without_a_gate_there_are_no_validation_tasks():
-    assert parts("practice.gate.enabled=false").validation == []
+    assert parts("lessons.gate.enabled=false").validation == []
 
 
 def test_validation_tasks_of_the_train_split_are_left_out_of_learning():
@@ -87,7 +87,7 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
         "evaluation.sets=[]",
         'evaluation.validation={name="validation", split="train"}',
     )
-    assert coded("too-few-tasks", "practice.tasks = 6")(error)
+    assert coded("too-few-tasks", "lessons.tasks = 6")(error)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_question_in_two_splits_is_named(tmp_path):
     train = [task.question for task in parts().tasks]
     tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
     error = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
-    assert coded("tasks-overlap", "practice.tasks", "'mine'", "1 questions: press-", fix="different splits")(error)
+    assert coded("tasks-overlap", "lessons.tasks", "'mine'", "1 questions: press-", fix="different splits")(error)
 
 
 def test_sets_that_are_only_evaluated_may_overlap():
@@ -138,36 +138,36 @@ def test_sets_that_are_only_evaluated_may_overlap():
 @pytest.mark.parametrize(
     ("changes", "code", "value"),
     [
-        (["practice.reflector.engine=nobody"], "unknown-engine", "practice.reflector.engine = 'nobody'"),
-        (['practice.critic={engine="nobody"}'], "unknown-engine", "practice.critic.engine = 'nobody'"),
-        (["practice.group_size=1"], "recipe-invalid", "group_size = 1"),
-        (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
-        (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
-        (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),
-        (['practice.start="/no/such/library.json"'], "file-not-found", "/no/such/library.json"),
-        (["training.steps=1"], "setting-conflict", "[training] and [practice]"),
-        (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
-        (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
+        (["lessons.reflector.engine=nobody"], "unknown-engine", "lessons.reflector.engine = 'nobody'"),
+        (['lessons.critic={engine="nobody"}'], "unknown-engine", "lessons.critic.engine = 'nobody'"),
+        (["lessons.group_size=1"], "recipe-invalid", "group_size = 1"),
+        (['lessons.modules=["verifier"]'], "lessons-not-shown", "verifier"),
+        (['lessons.modules=["cook"]'], "unknown-module", "'cook'"),
+        (["agent.lessons=somewhere.md"], "setting-conflict", "agent.lessons = 'somewhere.md'"),
+        (['lessons.start="/no/such/lessons.json"'], "file-not-found", "/no/such/lessons.json"),
+        (["training.steps=1"], "setting-conflict", "[training] and [lessons]"),
+        (["lessons.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
+        (["lessons.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
         (
-            ["practice.budget.cost_usd=1", HOSTED],
+            ["lessons.budget.cost_usd=1", HOSTED],
             "setting-conflict",
-            "practice.budget.cost_usd = 1",
+            "lessons.budget.cost_usd = 1",
         ),
         (["budget.cost_usd=1", HOSTED], "setting-conflict", "budget.cost_usd = 1"),
         (
-            ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
+            ['lessons.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
             "file-not-found",
             "/no/such/prompt.md",
         ),
         (
-            ['engines.inside={type="tiny"}', 'practice.reflector={engine="inside"}'],
+            ['engines.inside={type="tiny"}', 'lessons.reflector={engine="inside"}'],
             "engine-in-process",
-            "practice.reflector.engine = 'inside'",
+            "lessons.reflector.engine = 'inside'",
         ),
         (
-            ['engines.inside={type="tiny"}', "practice.cache=kept"],
+            ['engines.inside={type="tiny"}', "lessons.cache=kept"],
             "setting-conflict",
-            "practice.cache with engine 'inside'",
+            "lessons.cache with engine 'inside'",
         ),
     ],
 )
@@ -178,14 +178,14 @@ def test_what_cannot_work_is_refused(changes, code, value):
 def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     hosted = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}'
-    assert parts("practice.budget.cost_usd=1", hosted).practice.budget.cost_usd == 1
+    assert parts("lessons.budget.cost_usd=1", hosted).lessons.budget.cost_usd == 1
     elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
-    assert coded("setting-conflict", "practice.budget.cost_usd = 1")(refused("practice.budget.cost_usd=1", elsewhere))
+    assert coded("setting-conflict", "lessons.budget.cost_usd = 1")(refused("lessons.budget.cost_usd=1", elsewhere))
 
 
 def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    changes = (f"practice.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
+    changes = (f"lessons.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
     parts(*changes).cache.keep_reply("a request", ())
     (tmp_path / "prices.toml").write_text(
         '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
@@ -194,33 +194,33 @@ def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
     assert parts(*changes).cache.reply("a request") == ()
 
 
-@pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])
+@pytest.mark.parametrize("setting", ["lessons.gate.tasks", "lessons.tasks"])
 def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
     assert coded("too-few-tasks", fix=setting)(refused(f"{setting}=9000"))
 
 
 def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():
-    assert parts("practice.group_size=1", "practice.skip_uniform=false").practice.group_size == 1
+    assert parts("lessons.group_size=1", "lessons.skip_uniform=false").lessons.group_size == 1
 
 
-def test_a_library_to_begin_with_is_named_by_its_whole_path(tmp_path, monkeypatch):
+def test_a_lesson_set_to_begin_with_is_named_by_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
-    recipe = load_recipe("training-free-simulated", [*PLAIN, "practice.start=mine.json"])
-    assert check(recipe)["practice"]["start"] == str(tmp_path / "mine.json")
-    assert parts("practice.start=mine.json").start.lessons[0].text == "look first"
+    recipe = load_recipe("lessons-simulated", [*PLAIN, "lessons.start=mine.json"])
+    assert check(recipe)["lessons"]["start"] == str(tmp_path / "mine.json")
+    assert parts("lessons.start=mine.json").start.lessons[0].text == "look first"
 
 
 def test_what_cannot_work_leaves_no_run_behind(tmp_path, capsys):
-    words = ["train", "training-free-simulated", "--quiet", "--out", str(tmp_path / "run")]
-    assert main([*words, "--set", "practice.gate.tasks=9000"]) == 2
+    words = ["train", "lessons-simulated", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*words, "--set", "lessons.gate.tasks=9000"]) == 2
     assert "9000" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_that_neither_trains_nor_practises_is_refused(tmp_path, capsys):
+def test_a_recipe_that_neither_trains_nor_learns_is_refused(tmp_path, capsys):
     assert main(["train", "agentflow-prompted", "--out", str(tmp_path / "run")]) == 2
-    assert "no [training] and no [practice] table" in " ".join(capsys.readouterr().err.split())
+    assert "no [training] and no [lessons] table" in " ".join(capsys.readouterr().err.split())
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
@@ -233,9 +233,9 @@ def words(changes):
 @pytest.fixture(scope="module")
 def spent_run(tmp_path_factory):
     """A run that its budget ended within its second update."""
-    root = tmp_path_factory.mktemp("practised") / "run"
-    limited = {**SMALL, "practice.budget.rollouts": 80, "tasks.test": 20}
-    assert main(["train", "training-free-simulated", "--quiet", "--out", str(root), *words(limited)]) == 0
+    root = tmp_path_factory.mktemp("learned") / "run"
+    limited = {**SMALL, "lessons.budget.rollouts": 80, "tasks.test": 20}
+    assert main(["train", "lessons-simulated", "--quiet", "--out", str(root), *words(limited)]) == 0
     return root
 
 
@@ -251,13 +251,13 @@ def test_a_finished_run_is_left_alone_unless_its_limits_change(spent_run, tmp_pa
     before = read_updates(RunDirectory(root))
     assert main(["resume", str(root), "--quiet"]) == 0
     assert read_updates(RunDirectory(root)) == before
-    assert main(["resume", str(root), "--quiet", "--set", "practice.budget.rollouts=9000"]) == 0
+    assert main(["resume", str(root), "--quiet", "--set", "lessons.budget.rollouts=9000"]) == 0
     run = RunDirectory(root)
     assert (len(before), len(read_updates(run))) == (1, 2)
     assert (run.status().state, run.status().message, run.status().step) == ("finished", "", 2)
 
 
-@pytest.mark.parametrize("change", ["practice.group_size=4", "seed=4", "practice.budgets=1"])
+@pytest.mark.parametrize("change", ["lessons.group_size=4", "seed=4", "lessons.budgets=1"])
 def test_nothing_else_of_a_run_may_change(spent_run, change, capsys):
     assert main(["resume", str(spent_run), "--quiet", "--set", change]) == 2
     said = capsys.readouterr().err
@@ -267,8 +267,8 @@ def test_nothing_else_of_a_run_may_change(spent_run, change, capsys):
 def test_an_evaluation_resumes_with_its_own_settings_alone(tmp_path, capsys):
     root = tmp_path / "evaluation"
     sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
-    assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
-    assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
+    assert main(["eval", "lessons-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
+    assert main(["resume", str(root), "--set", "lessons.budget.rollouts=9"]) == 2
     assert "error[inputs-changed]" in capsys.readouterr().err
 
 
@@ -282,19 +282,19 @@ def test_training_on_tasks_that_its_reward_cannot_score_is_refused(tmp_path):
         check_work(build, "train")
 
 
-def test_practice_warms_its_planner_up_once_a_run(tmp_path):
+def test_lessons_warms_its_planner_up_once_a_run(tmp_path):
     """And then has the weights of its checkpoint."""
     pytest.importorskip("torch", reason="the training extra is not installed")
     changes = [
         "tasks.countries=40", "engines.policy.hidden_size=8", "warm_start.transcripts=4", "warm_start.steps=2",
-        "warm_start.batch_size=2", "warm_start.min_copy_rate=0", "practice.tasks=6", "practice.gate.enabled=false",
+        "warm_start.batch_size=2", "warm_start.min_copy_rate=0", "lessons.tasks=6", "lessons.gate.enabled=false",
         "evaluation.validation.per_family=1",
     ]  # fmt: skip
-    recipe = load_recipe("training-free-tiny", changes)
+    recipe = load_recipe("lessons-tiny", changes)
     weights, reported = [], []
     for _ in range(2):
-        with Build(recipe, budget=Budget(recipe.practice.budget)) as build:
-            found = practice_parts_of(build)
+        with Build(recipe, budget=Budget(recipe.lessons.budget)) as build:
+            found = lessons_parts_of(build)
             root = tmp_path / "run"
             info = collect_info(recipe.name, recipe.seed, build.resolved)
             run = RunDirectory.open(root) if root.exists() else RunDirectory.create(root, info, to_toml(build.resolved))

@@ -1,4 +1,4 @@
-"""The page of a practice run."""
+"""The page of a lesson run."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 from midstream.core.metrics import Spent
 from midstream.core.terminal import Terminal
 from midstream.evaluation.pairs import Evaluated, Paired, compare
+from midstream.lessons.commit import UpdateRecord, Version
+from midstream.lessons.gate import ChangeRecord
+from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet
+from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.report.draw import chosen, draw
+from midstream.report.lessons import LessonsData, curves, decisions, lead, learned, lessons_page, text_of, verdict
 from midstream.report.numbers import short, spent_text, total_fates
-from midstream.report.practice import PracticeData, curves, decisions, lead, learned, practice_page, text_of, verdict
 from midstream.runs.budget import BudgetConfig
-from midstream.training_free.commit import UpdateRecord, Version
-from midstream.training_free.gate import ChangeRecord
-from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library
-from midstream.training_free.operations import Operation, OperationOutcome
 from support.evaluations import Trials, evaluated
+from support.lesson_runs import made_up, rollout, view
 from support.pages import found, keys, made, rows, texts
-from support.practice_runs import made_up, rollout, view
 
 
-def page(data: PracticeData) -> dict[str, Any]:
-    return made(practice_page(data))
+def page(data: LessonsData) -> dict[str, Any]:
+    return made(lessons_page(data))
 
 
-def with_lesson(lesson: Lesson, **changes: Any) -> PracticeData:
-    before = Version(number=1, by="start", library=Library())
-    return view(versions=[before, Version(number=2, update=1, library=Library(lessons=(lesson,)))], **changes)
+def with_lesson(lesson: Lesson, **changes: Any) -> LessonsData:
+    before = Version(number=1, by="start", lesson_set=LessonSet())
+    return view(versions=[before, Version(number=2, update=1, lesson_set=LessonSet(lessons=(lesson,)))], **changes)
 
 
 def test_the_page_has_the_numbers_of_the_run():
@@ -39,7 +39,7 @@ def test_the_page_has_the_numbers_of_the_run():
     whole = page(view(run))
     assert keys(whole) == ["summary", "results", "lessons", "curves", "updates", "cost", "counts"]
     lessons, changes = found(whole, "cards")[:2]
-    assert {card["text"] for card in lessons["cards"]} == {lesson.text for lesson in run.library.lessons}
+    assert {card["text"] for card in lessons["cards"]} == {lesson.text for lesson in run.lesson_set.lessons}
     assert all(card["vote"] for card in lessons["cards"])
     assert not any(card["vote"] for card in changes["cards"])
     assert len(found(whole, "fold", "Update ")) == 4
@@ -74,7 +74,7 @@ def test_a_lesson_shows_the_question_and_rollouts_that_it_came_from():
 
 def test_a_lesson_from_another_run_does_not_show_this_runs_rollouts():
     lesson = Lesson(id="L1", text="brought along", origin=LessonOrigin(update=1, tasks=("t4",), trajectories=("t4#0",)))
-    start = [Version(number=1, by="start", library=Library(lessons=(lesson,)))]
+    start = [Version(number=1, by="start", lesson_set=LessonSet(lessons=(lesson,)))]
     text = texts(page(view(versions=start, sources={(1, "t4#0"): rollout("t4", 0, 1)})))
     assert "Rollouts of another run: t4#0" in text
     assert "district t4" not in text
@@ -105,7 +105,7 @@ def test_costs_stand_by_phase_and_role_with_their_limits():
 def test_a_run_without_any_record_makes_a_page_too():
     whole = page(view())
     assert keys(whole) == ["summary", "results", "lessons", "curves"]
-    assert "No update of the library has finished yet." in whole["lead"]
+    assert "No update of the lesson set has finished yet." in whole["lead"]
 
 
 def test_without_a_gate_the_summary_says_so():
@@ -125,8 +125,8 @@ def test_a_long_run_stays_folded():
     run = made_up(90, changes=8)
     whole = page(view(run))
     assert len(found(whole, "fold", "Update ")) == 90
-    (more,) = found(whole, "fold", f"{len(run.library.lessons) - 25} more lessons")
-    assert len(more["blocks"][0]["cards"]) == len(run.library.lessons) - 25
+    (more,) = found(whole, "fold", f"{len(run.lesson_set.lessons) - 25} more lessons")
+    assert len(more["blocks"][0]["cards"]) == len(run.lesson_set.lessons) - 25
 
 
 def test_effects_share_an_axis_that_all_of_them_fit_on():
@@ -197,8 +197,8 @@ def test_a_refused_change_has_its_reason():
 
 
 def test_a_rejected_deletion_shows_the_lesson_that_stays_and_a_rejected_change_both_texts():
-    library = Library(lessons=(Lesson(id="L1", text="old"),), next_number=2)
-    versions = [Version(number=1, by="start", library=library)]
+    lesson_set = LessonSet(lessons=(Lesson(id="L1", text="old"),), next_number=2)
+    versions = [Version(number=1, by="start", lesson_set=lesson_set)]
     operations = (Operation(kind="delete", id="L1"), Operation(kind="modify", id="L1", text="new"))
     record = update(1, changes=tuple(ChangeRecord(operation=one, fate="rejected") for one in operations))
     found = decisions(view(updates=[record], versions=versions), record)
@@ -207,7 +207,7 @@ def test_a_rejected_deletion_shows_the_lesson_that_stays_and_a_rejected_change_b
 
 def test_a_lessons_text_is_that_of_before_the_update():
     def version(number: int, update: int, text: str) -> Version:
-        return Version(number=number, update=update, library=Library(lessons=(Lesson(id="L1", text=text),)))
+        return Version(number=number, update=update, lesson_set=LessonSet(lessons=(Lesson(id="L1", text=text),)))
 
     versions = [version(1, 1, "first"), version(2, 2, "second")]
     assert [text_of(versions, step, "L1") for step in (1, 2, 3)] == ["first", "first", "second"]
@@ -218,10 +218,10 @@ def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
     brought = Lesson(id="L1", text="from elsewhere", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
     mine = Lesson(id="L2", text="learned here", origin=LessonOrigin(update=1, trajectories=("t1#0",)))
     edited = mine.model_copy(update={"text": "by a person"})
-    start = Version(number=1, by="start", library=Library(lessons=(brought,)))
-    after = Version(number=2, by="learning", update=1, library=Library(lessons=(brought, mine)))
-    edit = Version(number=3, by="edit", library=Library(lessons=(brought, edited)))
-    back = Version(number=4, by="rollback", library=after.library)
+    start = Version(number=1, by="start", lesson_set=LessonSet(lessons=(brought,)))
+    after = Version(number=2, by="learning", update=1, lesson_set=LessonSet(lessons=(brought, mine)))
+    edit = Version(number=3, by="edit", lesson_set=LessonSet(lessons=(brought, edited)))
+    back = Version(number=4, by="rollback", lesson_set=after.lesson_set)
     assert learned([start]) == []
     assert learned([start, after]) == [mine]
     assert learned([start, after, edit]) == []
@@ -253,10 +253,10 @@ def test_only_what_was_left_out_is_named():
 # --- on the terminal ---
 
 
-def shown(data: PracticeData, width: int = 80) -> str:
+def shown(data: LessonsData, width: int = 80) -> str:
     console = Terminal(file=io.StringIO(), width=width, color_system=None)
-    keys = [key for key, _, _ in practice_page(data)[1]]
-    console.print(draw(chosen(practice_page(data)[1], *keys)))
+    keys = [key for key, _, _ in lessons_page(data)[1]]
+    console.print(draw(chosen(lessons_page(data)[1], *keys)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -298,8 +298,8 @@ def test_without_a_gate_there_are_no_tests_and_it_is_said():
     assert "unproven" in text
 
 
-def test_a_run_at_its_beginning_has_an_empty_library():
-    assert "The library is empty." in shown(view())
+def test_a_run_at_its_beginning_has_an_empty_lesson_set():
+    assert "The lesson set is empty." in shown(view())
 
 
 def test_the_end_of_a_run_shows_before_and_after_with_the_interval():

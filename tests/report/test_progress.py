@@ -21,10 +21,10 @@ from midstream.core.trajectory import Trajectory
 from midstream.report.progress import EvaluationView, Kind, Progress, terminal_progress
 from support.evaluations import evaluated
 from support.fake_run import evaluation, lost, metrics, solved, timings, unsolved
-from support.practice_runs import made_up
+from support.lesson_runs import made_up
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-KINDS = ("training", "practice", "evaluation")
+KINDS = ("training", "lessons", "evaluation")
 UPDATES = made_up(4).updates
 
 
@@ -65,9 +65,9 @@ def of_aime(right: int, policy: str, step: int) -> EvaluationResult:
     return evaluated(scores, policy=policy, set_name="aime", step=step)[0]
 
 
-def practice(listener: Progress, done: int = 0) -> None:
+def learn_lessons(listener: Progress, done: int = 0) -> None:
     limits = {"rollouts": 3000, "cost_usd": 5.0}
-    listener(RunStarted(recipe="training-free-math", directory="runs/a", total=4, done=done, limits=limits))
+    listener(RunStarted(recipe="lessons-math", directory="runs/a", total=4, done=done, limits=limits))
     for record in UPDATES[:done]:
         listener(record.event)
     listener(EvaluationFinished(of_aime(3, "no lessons", 0)))
@@ -77,7 +77,7 @@ def practice(listener: Progress, done: int = 0) -> None:
             listener(BudgetSpent(record.spent))
         listener(Phase("gate: whole, 48 pairs, evidence 2.1 of 4.8"))
         listener(record.event)
-    listener(Note("practice.budget.updates = 4 were [bold]made[/bold]"))
+    listener(Note("lessons.budget.updates = 4 were [bold]made[/bold]"))
     listener(EvaluationFinished(of_aime(5, "with lessons", 4)))
     listener(RunFinished())
 
@@ -102,7 +102,7 @@ def evaluating(listener: Progress, second: str = "gaia T=0.7") -> None:
     ended(lost())
 
 
-EVENTS = {"training": training, "practice": practice, "evaluation": evaluating}
+EVENTS = {"training": training, "lessons": lessons, "evaluation": evaluating}
 
 
 def lines(kind: Kind, *more) -> list[str]:
@@ -125,22 +125,22 @@ def test_a_training_run_writes_a_line_a_step_and_never_wraps():
     assert len(log) == 26
 
 
-def test_a_practice_run_writes_each_update_once_and_never_wraps():
-    log = lines("practice")
-    assert log[0] == "training-free-math: 4 updates, run runs/a"
+def test_a_lesson_run_writes_each_update_once_and_never_wraps():
+    log = lines("lessons")
+    assert log[0] == "lessons-math: 4 updates, run runs/a"
     assert [line.split(" | ")[0] for line in log if line.startswith("update")] == [f"update {k}/4" for k in range(1, 5)]
     assert sum(line.startswith("rollouts") for line in log) == 4, "one a phase, not one a counter"
     assert "evaluation aime/test T=1 (no lessons): success 30.0% of 10 tasks" in log
-    assert "warning: practice.budget.updates = 4 were [bold]made[/bold]" in log
+    assert "warning: lessons.budget.updates = 4 were [bold]made[/bold]" in log
     third = next(line for line in log if line.startswith("update 3/4"))
     spent = "1,050 of 3,000 rollouts, 1.23M tokens, $0.6300 of $5.00"
     assert f"changes 3 accepted, 2 rejected, 2 refused | lessons 4 | spent {spent}" in third
     assert "lost replies 1" in third
 
 
-def test_a_resumed_practice_run_does_not_write_its_old_updates_again():
-    log = lines("practice", 2)
-    assert log[0] == "training-free-math: 4 updates, resumed at update 3, run runs/a"
+def test_a_resumed_lesson_run_does_not_write_its_old_updates_again():
+    log = lines("lessons", 2)
+    assert log[0] == "lessons-math: 4 updates, resumed at update 3, run runs/a"
     assert [line.split(" | ")[0] for line in log if line.startswith("update")] == ["update 3/4", "update 4/4"]
 
 
@@ -187,7 +187,7 @@ PANELS = {
         *("step 20/20", "100%", "70.6% at step 20", "6,857 tokens/s", "finished"),
         *("4.5 tokens for each unique one", "local_search 55%"),
     ),
-    "practice": (
+    "lessons": (
         *("update 4/4", "100%", f"{UPDATES[-1].mean_reward:.3f}", "runs/a", "finished"),
         "30.0% no lessons -> 50.0% with lessons",
         "1,400 of 3,000 rollouts, 1.64M tokens, $0.8400 of $5.00",
@@ -224,11 +224,11 @@ def test_the_panel_holds_every_number_within_the_width(kind, width):
     assert kind == "evaluation" or any(block in panel for block in "▂▃▄▅▆▇")
 
 
-def test_the_panel_of_a_resumed_practice_run_holds_its_old_updates():
+def test_the_panel_of_a_resumed_lesson_run_holds_its_old_updates():
     console = terminal(80)
-    with terminal_progress("practice", console) as listener:
-        practice(listener, 2)
-    shows(console, 80, PANELS["practice"])
+    with terminal_progress("lessons", console) as listener:
+        lessons(listener, 2)
+    shows(console, 80, PANELS["lessons"])
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 12)])
@@ -316,7 +316,7 @@ def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing(kin
         listener(RunStarted(recipe="r", directory="run", total=100, done=50, sets=1))
         listener(SetStarted(place=1, name="evil [red] \x1b]0;title\x07", total=10))
         listener(Phase("evil [red] \x1b]0;title\x07"))
-    assert {"training": "step 5", "practice": "update 5", "evaluation": "50"}[kind] in written(console)
+    assert {"training": "step 5", "lessons": "update 5", "evaluation": "50"}[kind] in written(console)
     assert "\x1b]0;" not in written(console)
     assert "[red]" in written(console)
 

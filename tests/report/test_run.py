@@ -9,14 +9,14 @@ import pytest
 
 from midstream.cli import main as cli
 from midstream.evaluation.settings import result_name
-from midstream.report.practice import read_practice
+from midstream.report.lessons import read_practice
 from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
 from support import evaluations
+from support.lesson_runs import CONFIG, MadeUp, made_up, write_run
 from support.pages import found, keys, texts
-from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
@@ -24,12 +24,12 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     run = write_run(tmp_path / "run", made)
     data = read_practice(run)
     assert list(data.updates) == made.updates
-    assert data.library == made.library
+    assert data.lesson_set == made.lesson_set
     (paired,) = data.compared
     assert (paired.first_success, paired.other_success, paired.tasks) == (0.4, 0.6, 40)
     assert (data.spent.rollouts, data.spent.calls, data.spent.tokens) == (1050, 1860, 1_230_000)
     assert data.costs["learning", "critic"].tokens == 1000
-    lesson = data.library.lessons[0]
+    lesson = data.lesson_set.lessons[0]
     assert {(lesson.origin.update, one) for one in lesson.origin.trajectories} <= data.sources.keys()
     assert [label for label, _ in data.samples] == ["without lessons", "with lessons"]
     assert len({one.question for _, one in data.samples}) == 1
@@ -41,7 +41,7 @@ def test_the_page_is_made_from_the_directory(tmp_path):
     (tiles,) = found(page, "tiles")
     assert (tiles["tiles"][0]["before"], tiles["tiles"][0]["value"]) == ("40.0%", "60.0%")
     assert tiles["tiles"][1]["value"] == "+20.0"
-    origin = made.library.lessons[0].origin
+    origin = made.lesson_set.lessons[0].origin
     assert f"step-{origin.update:06d}/{origin.trajectories[0]}" in texts(page)
     assert keys(page)[-4:] == ["runs", "how", "limits", "next"]
     (runs,) = found(page, "runs")
@@ -55,7 +55,7 @@ def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
         path.unlink()
     data = read_practice(run)
     assert data.sources == {}
-    assert f"Its rollouts: {made.library.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
+    assert f"Its rollouts: {made.lesson_set.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
 
 
 def test_show_prints_the_run(tmp_path, capsys, monkeypatch):
@@ -64,7 +64,7 @@ def test_show_prints_the_run(tmp_path, capsys, monkeypatch):
     assert cli.main(["show", str(run.root)]) == 0
     out = capsys.readouterr().out
     for part in (
-        "Updates of the library",
+        "Updates of the lesson set",
         "Tests of the gate",
         "Lessons",
         "with lessons the agent is better",
@@ -85,7 +85,7 @@ def test_show_gives_json(tmp_path, capsys):
     assert cli.main(["show", str(run.root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["updates"]) == 2
-    assert found["library"]["next_number"] == made.library.next_number
+    assert found["lessons"]["next_number"] == made.lesson_set.next_number
     assert found["compared"][0]["verdict"] == "better"
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, capsys):
 def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
     run = write_run(tmp_path / "run", MadeUp(), finished=False)
     assert cli.main(["show", str(run.root)]) == 0
-    assert "The library is empty." in capsys.readouterr().out
+    assert "The lesson set is empty." in capsys.readouterr().out
     assert "No update" in run_page(run)["lead"]
 
 
@@ -131,7 +131,7 @@ def test_a_page_has_what_its_engines_cannot_show(tmp_path, engine, said):
     assert ("is simulated" in texts(limits)) == said
 
 
-@pytest.mark.parametrize("resolved", [{}, {"practice": None}])
+@pytest.mark.parametrize("resolved", [{}, {"lessons": None}])
 def test_a_training_run_is_refused(tmp_path: Path, resolved: dict[str, None]):
     made = RunDirectory.create(tmp_path / "run", collect_info("a", 0, resolved), "")
     assert made.info().kind == "training"

@@ -1,6 +1,6 @@
 """Agents of other libraries (`examples/agents`) are evaluated, practice and are trained, through the gateway.
 
-    MIDSTREAM_TEST_AGENTS=1 pytest tests/servers/test_agents.py   (`make test-agents`, which installs the libraries)
+    MIDSTREAM_TEST_AGENTS=1 pytest tests/servers/test_agents.py   (`make test-agents`, which installs the lesson sets)
 
 A scripted server plays the model; training samples from the text model that comes with midstream.
 """
@@ -16,8 +16,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.interface.results import Run
+from midstream.lessons.commit import read_updates
 from midstream.runs import RunDirectory
-from midstream.training_free.commit import read_updates
 from midstream_worlds.tiny_text.tokenizer import load_tokenizer
 from support.llm_server import Body, LLMServer, prompt_of
 
@@ -156,9 +156,9 @@ def test_a_limit_is_the_models_fault(name, changes, questions, tmp_path):
 
 
 @ways
-def test_lessons_of_practice_are_in_the_system_message(name, changes, questions, tmp_path):
-    small = ["practice.tasks=4", "practice.batch_size=4", "practice.epochs=1", "practice.group_size=4"]
-    small += ["practice.gate.enabled=false", "evaluation.trials=1", "rollout.max_attempts=1"]
+def test_lessons_of_lessons_are_in_the_system_message(name, changes, questions, tmp_path):
+    small = ["lessons.tasks=4", "lessons.batch_size=4", "lessons.epochs=1", "lessons.group_size=4"]
+    small += ["lessons.gate.enabled=false", "evaluation.trials=1", "rollout.max_attempts=1"]
     train = written(tmp_path / "train.jsonl", {f"{number} + 1": str(number + 1) for number in range(4)})
     sets = f"evaluation.sets=[{{ name='own', tasks={{ type='file', path='{questions}' }} }}]"
     with LLMServer(reflected) as server:

@@ -38,7 +38,7 @@ def only_the_first(job: Job) -> Seed:
 @pytest.mark.slow
 def test_a_job_that_ended_is_kept_when_one_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    jobs = [Job(recipe="training-free-simulated", overrides=(f"seed={seed}",), root=tmp_path) for seed in range(2)]
+    jobs = [Job(recipe="lessons-simulated", overrides=(f"seed={seed}",), root=tmp_path) for seed in range(2)]
     with pytest.raises(RuntimeError):
         results(jobs, seed_of, Seed, print, "jobs")
     assert [job.path.exists() for job in jobs] == [False, True]

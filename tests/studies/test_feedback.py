@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from studies.common import Job
-from studies.feedback import FILTER, SMALL, Practiced, Project, compared, feedback_table, main, practiced
+from studies.feedback import FILTER, SMALL, LearnedRuns, Project, compared, feedback_table, learned, main
 
 from midstream.core.terminal import Terminal
 from studies import feedback
 
-QUICK = ("tasks.rules=1", "tasks.share_true=0", "tasks.base=0.6", "tasks.harm=0.5", "practice.epochs=3")
+QUICK = ("tasks.rules=1", "tasks.share_true=0", "tasks.base=0.6", "tasks.harm=0.5", "lessons.epochs=3")
 
 
 @pytest.mark.slow
 def test_a_run_without_anything_held_back_is_the_same_in_both_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "RUNS", 5)
     overrides = (*SMALL, *QUICK, FILTER, "tasks.seed=1")
-    runs = practiced(Job(recipe="training-free-simulated", overrides=overrides, root=Path("unused"))).runs
+    runs = learned(Job(recipe="lessons-simulated", overrides=overrides, root=Path("unused"))).runs
     held = [filtered.harmful_held_back + filtered.good_held_back for _, filtered in runs]
     assert sum(held) > 0
     assert held[0] == 0
@@ -27,8 +27,8 @@ def test_a_run_without_anything_held_back_is_the_same_in_both_arms(monkeypatch: 
     assert all(filtered.harmful for _, filtered in runs)
 
 
-def made(gains: tuple[float, ...], rollouts: tuple[int, ...], held: int = 0) -> Practiced:
-    return Practiced(gains=gains, rollouts=rollouts, harmful=4, harmful_held_back=held, good=2, good_held_back=0)
+def made(gains: tuple[float, ...], rollouts: tuple[int, ...], held: int = 0) -> LearnedRuns:
+    return LearnedRuns(gains=gains, rollouts=rollouts, harmful=4, harmful_held_back=held, good=2, good_held_back=0)
 
 
 def test_rollouts_are_compared_at_the_gain_that_both_reach(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,11 @@ import pytest
 from studies.gate import gate_table, main
 
 from midstream.core.terminal import Terminal
-from studies import gate, library
+from studies import gate, lesson_set
 
 SMALL = (
-    "tasks.rules=6", "tasks.help=0.12", "practice.tasks=16", "practice.batch_size=16", "practice.epochs=1",
-    "practice.group_size=3", "practice.gate.test_pairs=48", "practice.gate.bisect_pairs=32",
+    "tasks.rules=6", "tasks.help=0.12", "lessons.tasks=16", "lessons.batch_size=16", "lessons.epochs=1",
+    "lessons.group_size=3", "lessons.gate.test_pairs=48", "lessons.gate.bisect_pairs=32",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def harms(tmp_path_factory: pytest.TempPathFactory, _two_harms: None) -> Path:
 
 @pytest.mark.slow
 def test_a_row_a_harm_and_an_arm(harms: Path) -> None:
-    record = json.loads((harms / "gate-training-free-simulated.json").read_text())
+    record = json.loads((harms / "gate-lessons-simulated.json").read_text())
     assert [(row["harm"], row["arm"]) for row in record["gate"]] == [
         (harm, arm) for harm in (0.0, 0.25) for arm in ("no gate", "gate")
     ]
@@ -75,7 +75,7 @@ def test_where_nothing_can_be_gained_there_is_no_share_of_it(capsys: pytest.Capt
     assert "-0.5 ± 6.4" in shown
 
 
-@pytest.mark.parametrize("study", [gate, library])
+@pytest.mark.parametrize("study", [gate, lesson_set])
 def test_without_a_set_to_measure_on_nothing_is_learned(
     study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,7 +162,7 @@ def test_an_evaluation_from_python(tmp_path: Path):
         (["eval", "function-calling-simulated", "--strategy", STRATEGY], "dialogues-not-supported"),
         (["train", "flow-grpo-tiny", "--set", f'evaluation.strategy="{STRATEGY}"'], "setting-conflict"),
         (["train", "flow-grpo-tiny", "--dry-run", "--set", f'evaluation.strategy="{STRATEGY}"'], "setting-conflict"),
-        (["train", "training-free-simulated", "--set", f'evaluation.strategy="{STRATEGY}"'], "setting-conflict"),
+        (["train", "lessons-simulated", "--set", f'evaluation.strategy="{STRATEGY}"'], "setting-conflict"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -22,10 +22,10 @@ warm_start = { transcripts = 60, steps = 3, min_copy_rate = 0.0 }
 validation = { name = "validation", split = "validation", per_family = 1 }
 sets = [{ name = "all", split = "test", per_family = 1 }]
 """
-RECIPES = 'lessons = "training-free-both"\nweights = "flow-grpo-both"\n'
+RECIPES = 'lessons = "lessons-both"\nweights = "flow-grpo-both"\n'
 WORLDS = '[worlds]\none = ["graphs.sum"]\n'
 CHANGES = {
-    "lessons": "[practice]\ntasks = 8\nbatch_size = 8\nepochs = 1\ngroup_size = 2\ngate = { enabled = false }\n",
+    "lessons": "[lessons]\ntasks = 8\nbatch_size = 8\nepochs = 1\ngroup_size = 2\ngate = { enabled = false }\n",
     "weights": "[training]\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n",
 }
 
@@ -36,7 +36,7 @@ def shipped() -> TwoWaysFile:
 
 def test_both_ways_begin_with_the_same_weights_and_are_asked_the_same() -> None:
     lessons, weights = load_recipe(shipped().lessons), load_recipe(shipped().weights)
-    assert lessons.practice is not None
+    assert lessons.lessons is not None
     assert weights.training is not None
     assert lessons.warm_start == weights.warm_start
     assert lessons.engines["policy"] == weights.engines["policy"]
@@ -76,20 +76,20 @@ def test_every_way_has_numbers_and_nothing_is_done_twice(tmp_path: Path, capsys:
 
 
 def test_a_setting_is_for_the_recipe_that_has_its_section(tmp_path: Path) -> None:
-    runs = Runs(root=tmp_path, config=shipped(), overrides=("training.steps=7", "practice.epochs=2"), seed=0)
+    runs = Runs(root=tmp_path, config=shipped(), overrides=("training.steps=7", "lessons.epochs=2"), seed=0)
     lessons, weights = runs.recipe("lessons", "graphs"), runs.recipe("weights", "graphs")
-    assert (lessons.training, weights.practice) == (None, None)
-    assert lessons.practice is not None
+    assert (lessons.training, weights.lessons) == (None, None)
+    assert lessons.lessons is not None
     assert weights.training is not None
-    assert (lessons.practice.epochs, weights.training.steps) == (2, 7)
+    assert (lessons.lessons.epochs, weights.training.steps) == (2, 7)
 
 
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("text", "more", "code"),
     [
-        (RECIPES.replace("training-free", "flow-grpo") + WORLDS, (), "wrong-kind-of-recipe"),
-        (RECIPES.replace("flow-grpo", "training-free") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES.replace("lessons", "flow-grpo") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES.replace("flow-grpo", "lessons") + WORLDS, (), "wrong-kind-of-recipe"),
         (RECIPES + '[worlds]\none = ["graphs.sum"]\ntwo = ["graphs.nope"]\n', (), "unknown-family"),
         (RECIPES + "[worlds]\n", (), "recipe-invalid"),
         (RECIPES + '[worlds]\n"../one" = ["graphs.sum"]\n', (), "recipe-invalid"),

@@ -16,11 +16,11 @@ from statistics import fmean, stdev
 from midstream.core.data import Frozen
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.training_free.gate import Decision, decide
-from midstream.training_free.library import Library
-from midstream.training_free.operations import Operation, Rules, applied, screened
-from midstream.training_free.runner import Match
-from midstream.training_free.settings import GateConfig
+from midstream.lessons.gate import Decision, decide
+from midstream.lessons.lesson_set import LessonSet
+from midstream.lessons.operations import Operation, Rules, applied, screened
+from midstream.lessons.runner import Match
+from midstream.lessons.settings import GateConfig
 
 LEARNING = 500  # rollouts that an update learns from: 100 tasks, 5 each
 
@@ -28,7 +28,7 @@ LEARNING = 500  # rollouts that an update learns from: 100 tasks, 5 each
 class World(Frozen):
     """Chances of success, named as in the workshop; without lessons uniform in `base` ± `spread`.
 
-    `coverage` is the chance that an update proposes a lesson about a rule that the library has none of.
+    `coverage` is the chance that an update proposes a lesson about a rule that the lesson set has none of.
     """
 
     rules: int = 16
@@ -70,23 +70,23 @@ class Played:
                 found += self.world.help if kind == "true" else -self.world.harm
         return min(0.98, max(0.02, found))
 
-    def gain(self, library: Library) -> float:
-        """What the library adds to the mean chance over the test set."""
-        texts = [lesson.text for lesson in library.rendered]
+    def gain(self, lesson_set: LessonSet) -> float:
+        """What the lesson set adds to the mean chance over the test set."""
+        texts = [lesson.text for lesson in lesson_set.rendered]
         return fmean(self.chance(task, texts) - self.chance(task, ()) for task in self.test)
 
     async def play(self, name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
-        """Every match once with either library."""
+        """Every match once with either lesson set."""
         self.rollouts += 2 * len(matches)
         return [(self.reward(match, match.first), self.reward(match, match.other)) for match in matches]
 
-    def reward(self, match: Match, library: Library) -> float:
+    def reward(self, match: Match, lesson_set: LessonSet) -> float:
         task = self.validation[int(match.task.id.split("@")[0])]
-        return float(self.draw.random() < self.chance(task, [lesson.text for lesson in library.rendered]))
+        return float(self.draw.random() < self.chance(task, [lesson.text for lesson in lesson_set.rendered]))
 
-    def proposed(self, library: Library, pending: Sequence[Operation]) -> list[Operation]:
+    def proposed(self, lesson_set: LessonSet, pending: Sequence[Operation]) -> list[Operation]:
         """New lessons about rules that no lesson is about."""
-        known = {text.split()[0] for text in [one.text for one in (*library.rendered, *pending)]}
+        known = {text.split()[0] for text in [one.text for one in (*lesson_set.rendered, *pending)]}
         rules = [i for i in range(self.world.rules) if str(i) not in known and self.draw.random() < self.world.coverage]
         kinds = ["true" if self.draw.random() < self.world.share_true else "false" for _ in rules]
         return [Operation(kind="add", text=f"{i} {kind}") for i, kind in zip(rules, kinds, strict=True)]
@@ -106,31 +106,31 @@ def accepted(outcome: Outcome) -> bool:
     return any(change.fate == "accepted" for decision in outcome.decisions for change in decision.changes)
 
 
-Way = Callable[[Played, Library, list[Operation], int], Decision]
+Way = Callable[[Played, LessonSet, list[Operation], int], Decision]
 
 
 def run(world: World, seed: int, way: Way) -> Outcome:
-    """`updates` of an empty library, each change decided on by `way` (world, library, changes, update)."""
-    played, library, pending = Played(world, seed), Library(), ()
+    """`updates` of an empty lesson set, each change decided on by `way` (world, lesson set, changes, update)."""
+    played, lesson_set, pending = Played(world, seed), LessonSet(), ()
     decisions: list[Decision] = []
     for update in range(1, world.updates + 1):
-        operations = [*pending, *played.proposed(library, pending)]
-        library, outcomes = screened(library, operations, Rules(modules=["planner"]), pending=len(pending))
-        decision = way(played, library, [outcome.operation for outcome in outcomes if not outcome.refused], update)
-        library = decision.library
+        operations = [*pending, *played.proposed(lesson_set, pending)]
+        lesson_set, outcomes = screened(lesson_set, operations, Rules(modules=["planner"]), pending=len(pending))
+        decision = way(played, lesson_set, [outcome.operation for outcome in outcomes if not outcome.refused], update)
+        lesson_set = decision.lesson_set
         pending = [change.operation for change in decision.changes if change.fate == "pending"]
         decisions.append(decision)
     rollouts = played.rollouts + world.updates * LEARNING
-    return Outcome(gain=played.gain(library), rollouts=rollouts, decisions=tuple(decisions))
+    return Outcome(gain=played.gain(lesson_set), rollouts=rollouts, decisions=tuple(decisions))
 
 
 def gated(config: GateConfig, seed: int) -> Way:
     """The gate of midstream."""
 
-    def way(played: Played, library: Library, changes: list[Operation], update: int) -> Decision:
+    def way(played: Played, lesson_set: LessonSet, changes: list[Operation], update: int) -> Decision:
         return asyncio.run(
             decide(
-                library,
+                lesson_set,
                 changes,
                 tasks=played.tasks,
                 play=played.play,
@@ -143,23 +143,23 @@ def gated(config: GateConfig, seed: int) -> Way:
     return way
 
 
-def ungated(played: Played, library: Library, changes: list[Operation], update: int) -> Decision:
+def ungated(played: Played, lesson_set: LessonSet, changes: list[Operation], update: int) -> Decision:
     """Everything is accepted."""
-    return Decision(library=applied(library, changes), changes=(), tests=())
+    return Decision(lesson_set=applied(lesson_set, changes), changes=(), tests=())
 
 
 def one_by_one(pairs: int) -> Way:
     """The naive gate: each change alone, so many pairs, accepted if the lower end of a 90 % interval is above 0."""
 
-    def way(played: Played, library: Library, changes: list[Operation], update: int) -> Decision:
+    def way(played: Played, lesson_set: LessonSet, changes: list[Operation], update: int) -> Decision:
         accepted: list[Operation] = []
         for change in changes:
-            changed = applied(library, [change])
+            changed = applied(lesson_set, [change])
             drawn = [played.draw.choice(played.tasks) for _ in range(pairs)]
-            matches = [Match(task=task, first=library, other=changed) for task in drawn]
+            matches = [Match(task=task, first=lesson_set, other=changed) for task in drawn]
             found = [one[1] - one[0] for one in asyncio.run(played.play("alone", matches)) if one]
             if fmean(found) > 1.645 * stdev(found) / pairs**0.5:
                 accepted.append(change)
-        return Decision(library=applied(library, accepted), changes=(), tests=())
+        return Decision(lesson_set=applied(lesson_set, accepted), changes=(), tests=())
 
     return way

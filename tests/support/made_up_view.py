@@ -190,7 +190,7 @@ def documents(*, hostile: str = HOSTILE, entries: int = 300, turns: int = 5) -> 
     runs = [
         summary(first),
         summary("live-run", state="running", step=12, success=None, interval=None, before=None, errors=3),
-        summary("run with / odd % name " + hostile[:40], kind="practice", recipe=hostile, state="failed", message="The engine did not answer.",
+        summary("run with / odd % name " + hostile[:40], kind="lessons", recipe=hostile, state="failed", message="The engine did not answer.",
                 cost_usd=1.27, damage=["step 4: the last line is cut"], success=0.41, interval=[0.3, 0.52], before=0.45),
     ]  # fmt: skip
     part = {

@@ -14,11 +14,11 @@ from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.lesson_set import LessonSet
+from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.update import LessonLearner, Proposal
 from midstream.rollout import Environment, RolloutConfig
-from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Library
-from midstream.training_free.settings import PracticeConfig
-from midstream.training_free.update import Practice, Proposal
 from support.rollouts import StubReward
 
 FAILS = object()
@@ -50,9 +50,9 @@ class SetAnswers:
         pass
 
 
-def settings(**more: Any) -> PracticeConfig:
+def settings(**more: Any) -> LessonsConfig:
     """Settings with one engine for all roles."""
-    return PracticeConfig.model_validate({"group_size": 2, "reflector": {"engine": "m"}, **more})
+    return LessonsConfig.model_validate({"group_size": 2, "reflector": {"engine": "m"}, **more})
 
 
 def operations(*changes: Mapping[str, Any]) -> str:
@@ -93,15 +93,15 @@ def role_engine(
 def algorithm(
     answers: Sequence[object],
     engine: Engine | Mapping[str, Engine],
-    config: PracticeConfig,
+    config: LessonsConfig,
     ledger: Ledger | None = None,
-) -> Practice:
+) -> LessonLearner:
     """Training-Free GRPO with the agent that gives these answers, exact match as its reward."""
     environment = Environment(
         agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
     )
     engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
-    return Practice(
+    return LessonLearner(
         config=config,
         tasks=[],
         validation=[],
@@ -112,5 +112,5 @@ def algorithm(
     )
 
 
-def propose(made: Practice, tasks: Sequence[Task], library: Library | None = None, step: int = 1) -> Proposal:
-    return asyncio.run(asyncio.wait_for(made.propose(step, tasks, library or Library()), timeout=30))
+def propose(made: LessonLearner, tasks: Sequence[Task], lesson_set: LessonSet | None = None, step: int = 1) -> Proposal:
+    return asyncio.run(asyncio.wait_for(made.propose(step, tasks, lesson_set or LessonSet()), timeout=30))

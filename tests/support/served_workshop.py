@@ -13,7 +13,7 @@ from midstream_worlds.simulated import Reply
 from midstream_worlds.workshop import models
 from support.llm_server import Body, LLMServer
 
-RECIPE = "training-free-simulated"
+RECIPE = "lessons-simulated"
 
 
 @contextmanager

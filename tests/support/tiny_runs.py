@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.lessons.commit import read_updates
 from midstream.runs import RunDirectory
-from midstream.training_free.commit import read_updates
-from support.practice_sessions import TINY, trajectories
+from support.lesson_sessions import TINY, trajectories
 
 TRAINING = {
     "tasks.countries": 20,
@@ -31,16 +31,16 @@ TRAINING = {
     "evaluation.validation": '{name="validation",split="validation",per_family=1,seed=7}',
     "evaluation.sets": '[{name="test",split="test",per_family=1,seed=9}]',
 }
-PRACTICE = {**TINY, "evaluation.sets": '[{name="test",split="test",count=2}]'}
+LESSONS_TABLE = {**TINY, "evaluation.sets": '[{name="test",split="test",count=2}]'}
 
 
 def commands(ten_steps: Path) -> dict[str, list[str]]:
     """The command that begins a run of each kind, without its directory."""
     return {
         "training": ["train", str(ten_steps), "--quiet", *settings(TRAINING)],
-        "practice": ["train", "training-free-simulated", "--quiet", *settings(PRACTICE)],
+        "lessons": ["train", "lessons-simulated", "--quiet", *settings(LESSONS_TABLE)],
         "evaluation": [
-            "eval", "training-free-simulated", "--quiet", "--count", "2",
+            "eval", "lessons-simulated", "--quiet", "--count", "2",
             "--set", "rollout.concurrency=1", "--set", "evaluation.temperatures=[0.7,0.0]",
         ],
     }  # fmt: skip
@@ -52,7 +52,7 @@ def settings(table: Mapping[str, object]) -> list[str]:
 
 def numbers_of(root: Path) -> dict[str, object]:
     """What a run has found out, without times, what was spent, and trajectories."""
-    files = ("metrics.jsonl", "evaluations.jsonl", "library/library.json", "policy/model.safetensors")
+    files = ("metrics.jsonl", "evaluations.jsonl", "lessons/lessons.json", "policy/model.safetensors")
     found: dict[str, object] = {name: (root / name).read_bytes() for name in files if (root / name).exists()}
     updates = [record.model_copy(update={"spent": None}) for record in read_updates(RunDirectory(root))]
     return found | {"updates": updates, "state": RunDirectory(root).status().state}

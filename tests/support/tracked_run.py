@@ -1,6 +1,6 @@
-"""A practice run that is interrupted after its first update and resumed, with a tracker: a program of its own.
+"""A lesson run that is interrupted after its first update and resumed, with a tracker: a program of its own.
 
-`python tracked_run.py DIRECTORY TRACKER` prints the run's notes about the tracker. Libraries of trackers raise Python
+`python tracked_run.py DIRECTORY TRACKER` prints the run's notes about the tracker. Lesson sets of trackers raise Python
 warnings that do not matter to these tests, so it runs outside pytest.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from midstream import api
 from midstream.core.events import Note, RunEvent, UpdateFinished
 from midstream.recipe.overrides import changed_recipe
-from support.practice_sessions import TINY
+from support.lesson_sessions import TINY
 
 
 def main(root: Path, tracker: str) -> None:
@@ -28,7 +28,7 @@ def main(root: Path, tracker: str) -> None:
 
     overrides = [f"{key}={value}" for key, value in TINY.items()]
     try:
-        api.train(changed_recipe("training-free-simulated", overrides=overrides), root, track=tracker, listener=listen)
+        api.train(changed_recipe("lessons-simulated", overrides=overrides), root, track=tracker, listener=listen)
     except KeyboardInterrupt:
         api.resume(root, track=tracker, listener=listen)
     sys.stdout.write(f"{[note for note in notes if 'tracker' in note]}\n")

@@ -66,7 +66,7 @@ def test_advice_names_what_to_change(changes, words):
     assert (words in advice[0]) if words else advice == []
 
 
-@pytest.mark.parametrize("name", ["flow-grpo-tiny", "training-free-simulated", "control-supervised"])
+@pytest.mark.parametrize("name", ["flow-grpo-tiny", "lessons-simulated", "control-supervised"])
 def test_a_recipe_without_a_pretrained_model_to_reinforce_is_refused(name):
     with pytest.raises(UsageError, check=coded("not-trainable", name)):
         api.try_training(name)

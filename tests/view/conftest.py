@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, finished_run: Path, ten_steps
     """A directory of a run of each kind. Read them; don't change them."""
     root = tmp_path_factory.mktemp("viewed")
     (root / "training").symlink_to(finished_run)
-    assert main([*commands(ten_steps)["practice"], "--out", str(root / "deeper" / "practice")]) == 0
+    assert main([*commands(ten_steps)["lessons"], "--out", str(root / "deeper" / "lessons")]) == 0
     write(root / "evaluation", {f"t{i}": [float(i < 5), 1.0] for i in range(8)}, sampling="T=1")
     return root
 

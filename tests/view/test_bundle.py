@@ -26,7 +26,7 @@ from support.errors import coded
 from support.evaluations import write
 from support.pages import documents_of
 
-KINDS = ("training", "deeper/practice", "evaluation")
+KINDS = ("training", "deeper/lessons", "evaluation")
 HOSTILE = (
     "<script>window.hacked=1</script>", "</script><script>window.hacked=2</script>", "<!--<script>",
     "<img src=x onerror=window.hacked=3>", "javascript:window.hacked=4", "\u202eevil\u2066", "a\0b", "\ud800",
@@ -172,9 +172,9 @@ def test_wrong_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
 def test_a_bundle_holds_all_runs(runs: Path, tmp_path: Path) -> None:
     write_bundle([runs], tmp_path / "site")
     held = documents_in(tmp_path / "site")
-    assert {run["run"] for run in held["runs"]["runs"]} == {"training", "practice", "evaluation"}
+    assert {run["run"] for run in held["runs"]["runs"]} == {"training", "lessons", "evaluation"}
     assert {f"run/{Path(kind).name}" for kind in KINDS} <= set(held)
-    assert {path.split("/")[1] for path in trajectories(held)} == {"training", "practice", "evaluation"}
+    assert {path.split("/")[1] for path in trajectories(held)} == {"training", "lessons", "evaluation"}
     page = Parsed((tmp_path / "site" / "index.html").read_text())
     assert [attributes["src"] for attributes, _ in page.scripts] == ["data/index.js", "view.js"]
     assert "script-src 'self'; style-src 'self'" in page.policy

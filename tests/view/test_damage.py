@@ -52,7 +52,7 @@ def read_all(client: Client) -> list[int]:
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)], ids=["one", "eleven"])
-@pytest.mark.parametrize("kind", ["evaluation", "training", "deeper/practice"])
+@pytest.mark.parametrize("kind", ["evaluation", "training", "deeper/lessons"])
 def test_damage_to_any_file_is_named_or_harmless(runs: Path, tmp_path: Path, kind: str, seeds: range) -> None:
     for seed in seeds:
         root = tmp_path / f"{seed}" / "run"

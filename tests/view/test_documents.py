@@ -25,7 +25,7 @@ def step(runs: Path) -> list[Trajectory]:
 
 def test_runs_of_every_kind_are_listed(client: Client) -> None:
     found = {run["run"]: run for run in client.get("runs")["runs"]}
-    assert set(found) == {"training", "practice", "evaluation"}
+    assert set(found) == {"training", "lessons", "evaluation"}
     assert {name: run["kind"] for name, run in found.items()} == {name: name for name in found}
     training = found["training"]
     assert (training["recipe"], training["seed"], training["state"]) == ("ten-steps", 3, "finished")
@@ -60,9 +60,9 @@ def test_parts_of_a_run(client: Client, runs: Path) -> None:
     assert parts["eval-test-greedy-10"]["title"] == "test greedy, step 10"
     assert run["warnings"] == []
     assert set(run["page"]) == {"title", "lead", "sections"}
-    practice = {part["name"]: part for part in client.get("run/practice")["parts"]}
-    assert "step-000001" in practice
-    assert practice["step-000001"]["count"] > 0
+    lessons = {part["name"]: part for part in client.get("run/lessons")["parts"]}
+    assert "step-000001" in lessons
+    assert lessons["step-000001"]["count"] > 0
 
 
 def test_a_list_comes_in_pages(client: Client, step: list[Trajectory]) -> None:

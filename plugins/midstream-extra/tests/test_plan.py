@@ -54,7 +54,7 @@ def test_no_line_is_wider_than_the_terminal(capsys, monkeypatch, columns):
     ("words", "code"),
     [
         (("agentflow-7b", "--gpus", "8xH10"), "unknown-gpu"),
-        (("training-free-simulated", "--gpus", "8xH100"), "nothing-to-plan"),
+        (("lessons-simulated", "--gpus", "8xH100"), "nothing-to-plan"),
     ],
 )
 def test_wrong_words_are_refused(capsys, words, code):

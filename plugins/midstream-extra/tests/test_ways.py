@@ -126,7 +126,7 @@ def test_gpus_are_read_and_wrong_ones_refused():
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("training-free-simulated", ()),
+        ("lessons-simulated", ()),
         ("agentflow-7b", ("engines.policy.model=somebody/unknown",)),
         ("agentflow-7b", ("learner.lora.target=q_proj",)),
         ("flow-grpo-tiny", ("training.algorithm=supervised",)),

@@ -87,7 +87,7 @@ def test_settings_of_verl_win_and_may_be_nested():
         ([], "flow-grpo-tiny", "[warm_start]"),
         (["training.weights=policy"], "text-tiny", "training.weights"),
         ([], "direct", "trains no weights"),
-        ([], "training-free-simulated", "trains no weights"),
+        ([], "lessons-simulated", "trains no weights"),
     ],
 )
 def test_what_verl_cannot_do_is_refused_with_the_reason(overrides, name, what):

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(parser, "--reward")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     shared.add(
-        parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--strategy", "--retry-errors", "--unsafe"
+        parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--strategy", "--retry-errors", "--unsafe"
     )
     shared.add_recording(parser)
     shared.add(parser, "--track", "--budget")

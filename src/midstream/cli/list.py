@@ -216,7 +216,7 @@ def _recipe(name: str, *, full: bool) -> Entry:
         elif settings["type"] == "openai_compatible":
             found.add("a model server")
     needs = [need for need in ("PyTorch", "a model server", "a GPU") if need in found]
-    learns = "lessons" if "practice" in table else "weights" if "training" in table else "nothing"
+    learns = "lessons" if "lessons" in table else "weights" if "training" in table else "nothing"
     name, agent = table.get("name", name), table["agent"].get("type", "agentflow")
     about = f"agent {agent}; needs {', '.join(needs) or 'nothing'}"
     record = {"learns": learns, "agent": agent, "needs": needs, "path": str(path)}

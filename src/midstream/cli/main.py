@@ -41,7 +41,7 @@ COMMANDS = {
     "show": "numbers of a run, or one trajectory; check its files",
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, or as a table",
-    "library": "look at an agent's lessons, edit, test them",
+    "lessons": "look at an agent's lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
     "completion": "print the completion for bash, zsh or fish",
 }
@@ -66,7 +66,7 @@ EXAMPLES = """examples:
   midstream view runs/demo --file      write its pages as one file, report.html
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream export runs/demo --format sft --out sft.jsonl
-  midstream library show runs/p        the lessons an agent has learned
+  midstream lessons show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe next to its controls"""
 
 

@@ -104,7 +104,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
     "--tasks": {"metavar": "FILE", "help": "learn from these questions, or from FILE.py:FUNCTION"},
     "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},
-    "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
+    "--lessons": {"metavar": "LESSONS", "help": "lessons in the prompts: a lesson run, RUN@VERSION, or a file"},
     "--strategy": {
         "metavar": "SPEC", "help": "several chains that verify and refine, and a vote, e.g. dser:K=8,T=4",
     },

@@ -1,4 +1,4 @@
-"""`midstream resume RUN`: resume a training run, a practice run or an evaluation."""
+"""`midstream resume RUN`: resume a training run, a lesson run or an evaluation."""
 
 from __future__ import annotations
 

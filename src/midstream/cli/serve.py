@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8321, help="the port (default: 8321)")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     shared.add(
-        parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward", "--unsafe", "--budget"
+        parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--tasks", "--reward", "--unsafe", "--budget"
     )
     shared.add(parser, "--set", "--seed", "--trust", "--out", "--quiet")
 

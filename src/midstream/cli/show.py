@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         _show_tasks(run, wrong=options.wrong, page=options.page, as_json=options.json)
     elif options.json:
         record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
-        if info.kind == "practice":
+        if info.kind == "lessons":
             record |= _learned(run, updates=True)
         else:
             record |= {
@@ -77,16 +77,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
-    """Print what changed from before to after training or practice; if `short`, of the test set's success alone."""
+    """Print what changed from before to after training or learning lessons; if `short`, of the test set's success alone."""
     kind = run.info().kind
     if as_json:
-        learned = _learned(run) if kind == "practice" else {}
+        learned = _learned(run) if kind == "lessons" else {}
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read(skip_damage)), **learned}))
         return
     results = run_blocks(run, "results")
     nothing = nothing_learned([step.no_contrast for step in run.metrics.read(skip_damage)], "step")
     show([text(nothing, "warn"), *(results[:1] if short else results)])
-    if kind == "practice":
+    if kind == "lessons":
         show([*run_blocks(run, "lessons"), text("Next", "strong"), blocks.code("\n".join(next_steps(run)))])
 
 
@@ -182,12 +182,12 @@ def _dumped(records: Any) -> list[dict[str, Any]]:
 
 
 def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
-    """What a practice run learned, as JSON, with its `updates` or with what it spent."""
-    from midstream.report.practice import read_practice
+    """What a lesson run learned, as JSON, with its `updates` or with what it spent."""
+    from midstream.report.lessons import read_practice
 
     data = read_practice(run, whole=False)
     return {
-        "library": data.library.model_dump(mode="json"),
+        "lessons": data.lesson_set.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),
         "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
         **(

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=RECIPE, help="the agent of this recipe (default: %(default)s)")
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--strategy")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--strategy")
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )

@@ -1,4 +1,4 @@
-"""`midstream train RECIPE`: train weights, or practice a library of lessons.
+"""`midstream train RECIPE`: train weights, or practice a set of lessons.
 
 `--try` plays some tasks and makes one update before anything is trained, and says whether training can work.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`."""
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--tasks", "--reward")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--tasks", "--reward")
     shared.add_recording(parser)
     shared.add(parser, "--track", "--budget", "--no-eval", "--engine", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)

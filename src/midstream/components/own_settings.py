@@ -32,7 +32,7 @@ from midstream.core.threads import in_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
-_TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "library")  # keys that tables have anyway
+_TAKEN = ("type", "engine", "engines", "alias", "weight", "parts", "lessons")  # keys that tables have anyway
 _LIBRARY = re.compile(r"[/\\\\](site-packages|lib[/\\\\]python3[^/]*)[/\\\\]|<frozen")
 _SHOWN = 500  # characters of a message
 

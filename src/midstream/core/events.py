@@ -1,9 +1,9 @@
-"""Events of a run as it happens: what a training, practice or evaluation session emits to its listener.
+"""Events of a run as it happens: what a training, lesson or evaluation session emits to its listener.
 
 Each of these begins with `RunLoads` and `AgentBuilt`, other work with `AgentBuilt`; then follow
 
     training    Phase* RunStarted (StepFinished | EvaluationFinished | Phase | Note)* RunFinished
-    practice    RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
+    lessons     RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
     evaluation  RunStarted (SetStarted TrajectoriesFinished* EvaluationFinished? | Note)* RunFinished
 
 A rollout emits a `TurnEvent` for everything inside a trajectory:
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
 
-Work = Literal["training", "practice", "evaluation", "solve", "validation"]
+Work = Literal["training", "lessons", "evaluation", "solve", "validation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +68,8 @@ class ServerStarts:
 class RunStarted:
     """A run starts or resumes.
 
-    `total` counts steps (training), updates (practice) or trajectories (evaluation), `done` those of an earlier
-    session. `sets` is the number of set and temperature pairs of an evaluation, `limits` the budget of a practice run
+    `total` counts steps (training), updates (lessons) or trajectories (evaluation), `done` those of an earlier
+    session. `sets` is the number of set and temperature pairs of an evaluation, `limits` the budget of a lesson run
     by field of `Spent`; a missing field has no limit.
     """
 
@@ -105,10 +105,10 @@ class StepFinished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateFinished:
-    """An update of the lesson library is recorded; a resumed run emits those of earlier sessions first.
+    """An update of the lesson set is recorded; a resumed run emits those of earlier sessions first.
 
     `fates` counts changes by what became of them ("accepted", "rejected", "pending", "refused"), `left_out` what taught
-    nothing by reason. `lessons` is the size of the library after the update.
+    nothing by reason. `lessons` is the size of the lesson set after the update.
     """
 
     update: int
@@ -122,7 +122,7 @@ class UpdateFinished:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent:
-    """What a practice run has used so far; may be emitted at any time."""
+    """What a lesson run has used so far; may be emitted at any time."""
 
     spent: Spent
 

@@ -254,7 +254,7 @@ class Memory(Frozen):
 class Score(Frozen):
     """A reward in [0, 1], its named parts, and the requests to the judge, if there was one.
 
-    `feedback` says why, in words: the critic of practice reads it next to the reward.
+    `feedback` says why, in words: the critic reads it next to the reward.
     """
 
     value: float

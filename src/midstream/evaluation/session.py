@@ -2,7 +2,7 @@
 
     begin or restore -> step ... step -> finish
 
-Training, practice and `midstream eval` evaluate through `evaluate_set`; training and practice are each a `Session`.
+Training, lessons and `midstream eval` evaluate through `evaluate_set`; both learners are each a `Session`.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
     filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
 
 
-# --- training and practice --------------------------------------------------------------------------------------------
+# --- training and lessons ---------------------------------------------------------------------------------------------
 
 
 class Session(ABC):

@@ -13,18 +13,18 @@ from midstream.core.terminal import plain_text
 from midstream.core.text import html_table
 from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec
-from midstream.recipe.library import read
+from midstream.lessons.lesson_set import Lesson
+from midstream.recipe.lessons import read
 from midstream.recipe.overrides import run_table
 from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run import run_blocks
 from midstream.runs import RunDirectory
-from midstream.training_free.library import Lesson
 from midstream.view.bundle import write_report
 
 
 class Run:
-    """A training run, a practice run or an evaluation on disk; printed, it is the screen of `midstream show`.
+    """A training run, a lesson run or an evaluation on disk; printed, it is the screen of `midstream show`.
 
         run = Run("runs/mine")
         run.evaluations[-1].success, [lesson.text for lesson in run.lessons], run.frame()
@@ -58,8 +58,8 @@ class Run:
 
     @property
     def lessons(self) -> list[Lesson]:
-        """The lessons that a practice run has learned, those in the prompts alone."""
-        return list(read(self.path).rendered) if self.directory.info().kind == "practice" else []
+        """The lessons that a lesson run has learned, those in the prompts alone."""
+        return list(read(self.path).rendered) if self.directory.info().kind == "lessons" else []
 
     @property
     def report(self) -> Path:

@@ -1,4 +1,4 @@
-"""Solve, evaluate, train, practice: what the commands do, for agents, tasks and rewards as objects.
+"""Solve, evaluate, train, learn lessons: what the commands do, for agents, tasks and rewards as objects.
 
 Each function works in a script, in a running event loop and in a notebook; the form with an `a` before its name is
 awaited instead. Ctrl-C, or cancelling what awaits, leaves a run that `resume` continues, or the same call with the same
@@ -253,7 +253,7 @@ def evaluate(
 
 
 @_allow_event_loop
-def practice(
+def learn_lessons(
     agent: AgentSpec | Place,
     tasks: Tasks | None = None,
     *,
@@ -274,7 +274,7 @@ def practice(
 ) -> Run:
     """Learn lessons from the agent's own runs (Training-Free GRPO, arXiv 2510.08191); its model stays as it is.
 
-        run = practice(agent, tasks.train, reward=exact, budget="2 usd", out="runs/mine")
+        run = learn_lessons(agent, tasks.train, reward=exact, budget="2 usd", out="runs/mine")
         evaluate(run.agent, tasks.test, reward=exact)
 
     Args:
@@ -282,7 +282,7 @@ def practice(
         tasks: what to learn from: the split `train`; by default the recipe's own. They replace its tasks
             and validation; its other settings stay.
         reward: as in `evaluate`.
-        validation: tasks on which a changed library must prove itself; by default half of `tasks`, at most 100.
+        validation: tasks on which a changed lesson set must prove itself; by default half of `tasks`, at most 100.
         epochs: passes over the tasks.
         batch_size: tasks of an update; by default all.
         group_size: rollouts of a task.
@@ -299,10 +299,10 @@ def practice(
         asked = table["agent"].get(module, table["agent"])  # an agent of your own is its one module
         usual = {"batch_size": count, "modules": [module], "reflector": {"engine": asked.get("engine", "model")}}
         drawn = {"tasks": count, "gate": {"tasks": gate}}
-        table["practice"] = merge({**usual, **table.get("practice", {})}, drawn)
+        table["lessons"] = merge({**usual, **table.get("lessons", {})}, drawn)
         table["evaluation"]["validation"] = _set("validation", tasks if validation is None else validation, tasks)
     chosen = {"epochs": epochs, "batch_size": batch_size, "group_size": group_size}
-    return _learned(table, "practice", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
+    return _learned(table, "lessons", chosen, seed, settings, budget, out, record, replay, track, listener, quiet)
 
 
 @_allow_event_loop
@@ -399,7 +399,7 @@ def resume(
 
 asolve = _make_async(solve)
 aevaluate = _make_async(evaluate)
-apractice = _make_async(practice)
+alearn_lessons = _make_async(learn_lessons)
 atrain = _make_async(train)
 aresume = _make_async(resume)
 
@@ -440,7 +440,7 @@ def _learner(agent: AgentSpec | Place, tasks: Tasks | None, reward: Any) -> Tabl
         raise UsageError(
             f"the agent of the run {source.root} does not learn further",
             code="wrong-kind-of-run",
-            fix='give the agent that the run began with; its lessons: settings={"practice.start": RUN}',
+            fix='give the agent that the run began with; its lessons: settings={"lessons.start": RUN}',
         )
     table = read_table(source) if isinstance(source, str) else source
     if tasks is None and isinstance(agent, AgentSpec):

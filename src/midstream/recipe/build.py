@@ -46,8 +46,9 @@ from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import SetConfig
 from midstream.gateway.server import Gateway
+from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
-from midstream.recipe.library import lessons_of
+from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.own import FunctionReward
@@ -57,7 +58,6 @@ from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.training.trainable import TrainableWorld
-from midstream.training_free.feedback import FilteredAgent
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
@@ -231,8 +231,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def lessons(self) -> Lessons:
-        """The lessons of the recipe's library in the prompts, by module."""
-        return lessons_of(self.recipe.agent, self.resolved["agent"].get("library"))
+        """The lessons of the recipe's lesson set in the prompts, by module."""
+        return lessons_of(self.recipe.agent, self.resolved["agent"].get("lessons"))
 
     def environment(
         self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None

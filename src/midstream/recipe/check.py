@@ -20,18 +20,18 @@ from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig
-from midstream.recipe.library import check_shown, lessons_of, pinned, read
+from midstream.lessons.feedback import read_votes
+from midstream.lessons.lesson_set import render_modules
+from midstream.lessons.settings import ROLES, LessonsConfig
+from midstream.recipe.lessons import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.tools.simulated import SimulatorPrompt
-from midstream.training_free.feedback import read_votes
-from midstream.training_free.library import render_modules
-from midstream.training_free.settings import ROLES, PracticeConfig
 
 
 def check(recipe: Recipe) -> Table:
     """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    Returns the resolved recipe: its table with every default, and a library with its current version.
+    Returns the resolved recipe: its table with every default, and a lesson set with its current version.
     """
     _check_engines(recipe)
     _check_tasks(recipe)
@@ -45,8 +45,8 @@ def check(recipe: Recipe) -> Table:
     if recipe.training is not None:
         _check_training(recipe)
         recipe.learner.check_recipe("learner", recipe)
-    if recipe.practice is not None:
-        _check_practice(recipe, recipe.practice)
+    if recipe.lessons is not None:
+        _check_lessons(recipe, recipe.lessons)
     _check_world(recipe)
     return _resolved(recipe)
 
@@ -69,18 +69,18 @@ def _resolved(recipe: Recipe) -> Table:
     imitated = teacher(recipe)
     if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
-    if agent.library is not None:
-        resolved["agent"]["library"] = place = pinned(agent.library)
+    if agent.lessons is not None:
+        resolved["agent"]["lessons"] = place = pinned(agent.lessons)
         lessons_of(agent, place)  # raises if a module shows none
     if agent.filter is not None:
         read_votes(agent.filter.votes)  # raises: a filter without votes holds nothing back
         resolved["agent"]["filter"]["votes"] = os.path.abspath(agent.filter.votes)
-    practice = recipe.practice
-    if practice is not None and practice.feedback is not None:  # a run that is resumed elsewhere votes in the same file
-        resolved["practice"]["feedback"]["votes"] = os.path.abspath(practice.feedback.votes)
-    if practice is not None and practice.start is not None:
-        resolved["practice"]["start"] = place = pinned(practice.start)
-        check_shown(agent, render_modules(read(place)), f"practice.start = {place!r}")
+    lessons = recipe.lessons
+    if lessons is not None and lessons.feedback is not None:  # a run that is resumed elsewhere votes in the same file
+        resolved["lessons"]["feedback"]["votes"] = os.path.abspath(lessons.feedback.votes)
+    if lessons is not None and lessons.start is not None:
+        resolved["lessons"]["start"] = place = pinned(lessons.start)
+        check_shown(agent, render_modules(read(place)), f"lessons.start = {place!r}")
     return resolved
 
 
@@ -228,9 +228,9 @@ def _check_engines(recipe: Recipe) -> None:
     ]
     if recipe.training is not None and recipe.training.weights is not None:
         named.append(("training.weights", recipe.training.weights, False))
-    for role in ("reflector", *ROLES) if recipe.practice is not None else ():
-        if (config := getattr(recipe.practice, role)) is not None:
-            named.append((f"practice.{role}.engine", config.engine, True))
+    for role in ("reflector", *ROLES) if recipe.lessons is not None else ():
+        if (config := getattr(recipe.lessons, role)) is not None:
+            named.append((f"lessons.{role}.engine", config.engine, True))
     for where, engine, outside in named:
         if engine not in recipe.engines:
             raise no_engine(recipe, f"{where} = {engine!r}", str(engine))
@@ -341,26 +341,26 @@ def _check_agent(recipe: Recipe) -> None:
             )
 
 
-def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
+def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
     if recipe.training is not None:
         raise RecipeError(
-            "the recipe has both [training] and [practice]",
+            "the recipe has both [training] and [lessons]",
             code="setting-conflict",
             cause="a run changes weights or lessons, so that it is known which of them helped",
-            fix="remove one of them; weights are trained with lessons in the prompts by agent.library",
+            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
         )
-    if recipe.agent.library is not None:
+    if recipe.agent.lessons is not None:
         raise RecipeError(
-            f"agent.library = {str(recipe.agent.library)!r} with [practice]",
+            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons]",
             code="setting-conflict",
-            cause="a recipe that practices shows the library that it learns, and no other",
-            fix="set practice.start to begin with that library, and remove agent.library",
+            cause="a recipe that learns lessons shows the lesson set that it learns, and no other",
+            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
         )
-    check_shown(recipe.agent, config.modules, "practice.modules")
+    check_shown(recipe.agent, config.modules, "lessons.modules")
     inside = [name for name in recipe.engines if in_process(recipe, name)]
     if config.cache is not None and inside:
         raise RecipeError(
-            f"practice.cache with engine {inside[0]!r}, which samples in process",
+            f"lessons.cache with engine {inside[0]!r}, which samples in process",
             code="setting-conflict",
             cause="it samples in batches: an answer from the cache would change the rest of its batch",
             fix="leave out `cache`: an engine in process costs nothing but time",
@@ -369,7 +369,7 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
 
 def _check_priced(recipe: Recipe) -> None:
     """Refuse a limit in dollars next to a hosted model or a function without a price: it would not count its costs."""
-    budgets = {"budget": recipe.budget, "practice.budget": recipe.practice and recipe.practice.budget}
+    budgets = {"budget": recipe.budget, "lessons.budget": recipe.lessons and recipe.lessons.budget}
     limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
     for name, component in recipe.engines.items() if limits else ():
         config = component.config

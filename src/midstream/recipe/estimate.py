@@ -20,6 +20,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.providers import price_of, prices_used
 from midstream.evaluation.settings import SetConfig
+from midstream.lessons.settings import Requests
 from midstream.recipe.build import Build
 from midstream.recipe.check import draw, is_dialogues, set_reward, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
@@ -30,7 +31,6 @@ from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.finite import NoTasks
 from midstream.sources.mixture import Mixture
 from midstream.training.settings import TrainingConfig
-from midstream.training_free.settings import Requests
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 
@@ -89,9 +89,9 @@ def describe(build: Build, *, training: bool) -> list[str]:
         after = " after each message of a user" if batch.dialogue else ""
         runs = f"{batch.agent_runs:,} agent runs, each of " if batch.agent_runs > 1 else ""
         lines.append(f"  {count:>12}  of {runs}{batch.turns} turns{after}: {batch.what}")
-    practice = recipe.practice if training else None
-    lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
-    limits = practice.budget if practice else recipe.budget or BudgetConfig()
+    lessons = recipe.lessons if training else None
+    lines += _call_lines(recipe, batches, lessons.most_requests() if lessons else ())
+    limits = lessons.budget if lessons else recipe.budget or BudgetConfig()
     listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
     lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
     if training and recipe.training:
@@ -116,7 +116,7 @@ def counts(build: Build, *, training: bool) -> dict[str, int]:
     """What a run does at most, as sums; without `training`, an evaluation. Sets of unknown size are left out."""
     recipe, batches = build.recipe, batches_of(build, training=training)
     schedule = recipe.training if training else None
-    calls, tokens = _requests(recipe, batches, recipe.practice.most_requests() if training and recipe.practice else ())
+    calls, tokens = _requests(recipe, batches, recipe.lessons.most_requests() if training and recipe.lessons else ())
     warm = recipe.warm_start.steps if training and recipe.warm_start else 0
     return {
         "trajectories": sum(batch.count or 0 for batch in batches),
@@ -133,7 +133,7 @@ def batches_of(build: Build, *, training: bool) -> list[Batch]:
     """All trajectories of a run, or of an evaluation of the recipe as it is."""
     recipe = build.recipe
     config, warm = recipe.evaluation, recipe.warm_start
-    schedule, practice = (recipe.training, recipe.practice) if training else (None, None)
+    schedule, lessons = (recipe.training, recipe.lessons) if training else (None, None)
     planner = recipe.modules[recipe.trained]
     agent_runs = parse_strategy(config.strategy).agent_runs if config.strategy else 1
 
@@ -156,7 +156,7 @@ def batches_of(build: Build, *, training: bool) -> list[Batch]:
 
     found: list[Batch] = []
     dialogue = is_dialogues(recipe.tasks)
-    if (schedule or practice) and warm and warm.file is None:
+    if (schedule or lessons) and warm and warm.file is None:
         found.append(batch("warm start", warm.transcripts, None))
         validation = config.validation.model_copy(
             update={"name": "copy gate", "max_turns": None, "reward": recipe.reward}
@@ -171,11 +171,11 @@ def batches_of(build: Build, *, training: bool) -> list[Batch]:
         what = f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}{again}"
         rollouts = batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue)
         found.append(replace(rollouts, learns=True))
-    if practice:
-        for what, count in practice.most_rollouts().items():  # those to learn from, then those of the gate
+    if lessons:
+        for what, count in lessons.most_rollouts().items():  # those to learn from, then those of the gate
             rollouts = batch(what, count, planner, dialogue=dialogue)
             found.append(replace(rollouts, learns=what.startswith("learning")))
-    learns = bool(practice or (schedule and schedule.steps))
+    learns = bool(lessons or (schedule and schedule.steps))
     times = {"both": 2, "end": 1, "none": 0}[config.at] if learns else 1  # before and after
     found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets if times]
     if schedule and config.at != "none":

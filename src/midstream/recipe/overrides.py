@@ -25,7 +25,7 @@ from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues
 from midstream.recipe.files import merge, read_table, to_toml, with_overrides
-from midstream.recipe.library import EditableLibrary, with_library
+from midstream.recipe.lessons import EditableLessons, with_lessons_of
 from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
@@ -44,10 +44,10 @@ LOCAL = "local"
 class AgentChanges(TypedDict, total=False):
     """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
 
-    `overrides` are `A.B=C` settings; they win over server, seed and library. `model` is a name on the server at
+    `overrides` are `A.B=C` settings; they win over server, seed and lesson set. `model` is a name on the server at
     `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
-    exactly the tools to use, separated by commas, or is "none". `library` names the lessons in the prompts: a practice
-    run, one version of its library (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
+    exactly the tools to use, separated by commas, or is "none". `lessons` names the lessons in the prompts: a lesson
+    run, one version of its lesson set (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
     "dser:K=8,T=4".
     """
 
@@ -58,7 +58,7 @@ class AgentChanges(TypedDict, total=False):
     provider: str | None
     serve_with: str | None
     tools: str | None
-    library: str | None
+    lessons: str | None
     strategy: str | None
 
 
@@ -117,23 +117,23 @@ def recipe_changes(run: RunDirectory) -> list[str]:
 
 
 def has_weights(run: RunDirectory) -> bool:
-    """Whether a run has weights for its planner; a practice run on a served model has none."""
-    return run.info().kind != "practice" or bool(run.checkpoints.steps())
+    """Whether a run has weights for its planner; a lesson run on a served model has none."""
+    return run.info().kind != "lessons" or bool(run.checkpoints.steps())
 
 
 def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
+    """A recipe, or that of a run, with `changes`; its training or learning lessons settings stay."""
     return _parsed(source, changes)
 
 
-def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
-    """The agent that a library is tested for: that of `recipe`, or of the library's own run."""
+def validation_recipe(place: EditableLessons, recipe: str | None, **changes: Unpack[LearningChanges]) -> Recipe:
+    """The agent that a lesson set is tested for: that of `recipe`, or of the lesson set's own run."""
     source = recipe or place.run
     if source is None:  # a file holds lessons alone
         raise UsageError(
             f"{place.path} names no agent that it should help",
             code="missing-option",
-            fix=f"midstream library validate {place.path} --recipe RECIPE",
+            fix=f"midstream lessons validate {place.path} --recipe RECIPE",
         )
     return changed_recipe(source, **changes)
 
@@ -197,7 +197,7 @@ def _parsed(
         table.pop("budget", None)  # its limits were the run's own
     else:
         table = read_table(source) if isinstance(source, str) else merge({}, source)
-    table = with_library(table, changes.get("library"))
+    table = with_lessons_of(table, changes.get("lessons"))
     if (seed := changes.get("seed")) is not None:
         table["seed"] = seed
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
@@ -278,9 +278,9 @@ def _with_learner(table: Table, name: str) -> Table:
 
 
 def _frozen_agent(table: Table, source: Source) -> Table:
-    """The table of an agent that learns nothing; the agent of a practice run gets the library of its run.
+    """The table of an agent that learns nothing; the agent of a lesson run gets the lesson set of its run.
 
-    It is without [practice], and without the tools that are simulated or degraded during training alone.
+    It is without [lessons], and without the tools that are simulated or degraded during training alone.
     """
     table.pop("degraded", None)
     simulated = {
@@ -288,9 +288,9 @@ def _frozen_agent(table: Table, source: Source) -> Table:
     }
     if simulated:
         table["simulated"] = simulated
-    practiced = table.pop("practice", None) is not None
-    if practiced and isinstance(source, RunDirectory) and "library" not in table["agent"]:
-        return with_library(table, str(source.root))
+    learned = table.pop("lessons", None) is not None
+    if learned and isinstance(source, RunDirectory) and "lessons" not in table["agent"]:
+        return with_lessons_of(table, str(source.root))
     return table
 
 

@@ -23,6 +23,7 @@ from midstream.core.seeds import Seed
 from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
+from midstream.lessons.settings import ROLES, FeedbackConfig, LessonsConfig
 from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
@@ -32,7 +33,6 @@ from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
 from midstream.training.own import own_learner
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
-from midstream.training_free.settings import ROLES, FeedbackConfig, PracticeConfig
 
 _ANALYST: Kind = "analyst"  # an optional module of agentflow
 # What `form = "compact"` has in place of prompted modules.
@@ -44,7 +44,7 @@ _COMPACT: Table = {
 class AgentConfig(LoopConfig):
     """AgentFlow: planner, executor, verifier and generator with a memory (arXiv 2510.05592).
 
-    `library` is a run directory or a file whose lessons are in the modules' prompts. `filter` holds back answers near
+    `lessons` is a run directory or a file whose lessons are in the modules' prompts. `filter` holds back answers near
     three distinct votes against; a text is its `votes`.
 
     `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
@@ -60,20 +60,20 @@ class AgentConfig(LoopConfig):
     verifier: Component
     generator: Component
     analyst: Component | None = None
-    library: Path | None = None
+    lessons: Path | None = None
     filter: FeedbackConfig | None = None
 
 
 class InterleavedConfig(StreamConfig):
     """One policy that interleaves thoughts, tool calls and tool output (ARTIST, arXiv 2505.01441).
 
-    `template` is the name of one that comes with midstream, or a TOML file; `library` and `filter` as in `AgentConfig`.
+    `template` is the name of one that comes with midstream, or a TOML file; `lessons` and `filter` as in `AgentConfig`.
     """
 
     type: str = "interleaved"
     template: str
     policy: Component
-    library: Path | None = None
+    lessons: Path | None = None
     filter: FeedbackConfig | None = None
 
 
@@ -88,13 +88,13 @@ class OwnAgentConfig(Settings):
     """An agent of your own: one component, whose settings stand in the table of the agent itself.
 
     `policy` is that component; it asks the model of its `engine`, whose calls are trained. `engines` are other models
-    by the names that the agent gives them; `library` and `filter` as in `AgentConfig`.
+    by the names that the agent gives them; `lessons` and `filter` as in `AgentConfig`.
     """
 
     type: str
     policy: Component
     engines: dict[str, str] = {}
-    library: Path | None = None
+    lessons: Path | None = None
     filter: FeedbackConfig | None = None
 
     @model_serializer
@@ -102,7 +102,7 @@ class OwnAgentConfig(Settings):
         """The agent's table; `parse_recipe` reads it back."""
         others = {
             "engines": self.engines,
-            "library": str(self.library) if self.library else None,
+            "lessons": str(self.lesson_set) if self.lesson_set else None,
             "filter": self.filter.model_dump(mode="json", exclude_none=True) if self.filter else None,
         }
         return self.policy.table() | {key: value for key, value in others.items() if value}
@@ -132,8 +132,8 @@ class Recipe(Settings):
         sandbox: see `[sandbox]`
         rollout: see `[rollout]`
         warm_start: see `[warm_start]`; without the table, no warm start
-        training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
-        practice: see `[practice]`: lessons instead of weights; not with `training`
+        training: see `[training]`; without it and `lessons`, the recipe can be evaluated but not trained
+        lessons: see `[lessons]`: lessons instead of weights; not with `training`
         learner: see `[learner]`
         serve: see `[serve]`: for agents of other programs
         evaluation: see `[evaluation]`
@@ -160,7 +160,7 @@ class Recipe(Settings):
     rollout: RolloutConfig = RolloutConfig()
     warm_start: WarmStartConfig | None = None
     training: TrainingConfig | None = None
-    practice: PracticeConfig | None = None
+    lessons: LessonsConfig | None = None
     learner: SerializeAsAny[LearnerConfig] = LearnerConfig()
     serve: ServeConfig = ServeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -181,12 +181,12 @@ class Recipe(Settings):
     def continuous(self) -> bool:
         """Whether engines in this process answer each request as it comes.
 
-        They do for another program, for several chains, and where a reflector of practice asks one of them, too.
+        They do for another program, for several chains, and where a reflector asks one of them, too.
         """
         if self.evaluation.strategy is not None:
             return True
-        if self.practice is not None:
-            configs = [self.engines.get(self.practice.role(name).engine) for name in ROLES]
+        if self.lessons is not None:
+            configs = [self.engines.get(self.lessons.role(name).engine) for name in ROLES]
             if any(
                 isinstance(part.config, EngineConfig) and part.config.in_process and not part.config.tiny
                 for part in configs
@@ -247,12 +247,12 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         if not issubclass(config, LearnerConfig):
             own_learner("learner", named, config)
         parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
-    practice = parsed.get("practice")
-    if isinstance(practice, Mapping):
-        practice = {"modules": modules_of(kind)[:1], **practice}
-        if isinstance(budget := parsed.get("budget"), Mapping):  # limits practice too
-            practice = merge(practice, {"budget": dict(budget)})
-        parsed["practice"] = practice
+    lessons = parsed.get("lessons")
+    if isinstance(lessons, Mapping):
+        lessons = {"modules": modules_of(kind)[:1], **lessons}
+        if isinstance(budget := parsed.get("budget"), Mapping):  # limits learning lessons, too
+            lessons = merge(lessons, {"budget": dict(budget)})
+        parsed["lessons"] = lessons
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
         parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
     places: list[tuple[tuple[str, ...], Kind]] = [
@@ -293,7 +293,7 @@ def _own_agent(agent: Any) -> Table:
     table = dict(agent)
     if table.get("type") == "python" and "function" in table:  # a longer form
         table["type"] = table.pop("function")
-    others = {key: table.pop(key) for key in ("engines", "library", "filter") if key in table}
+    others = {key: table.pop(key) for key in ("engines", "lessons", "filter") if key in table}
     policy = parse_component("agent", table, "agent")
     return {"type": policy.type, "policy": policy, **others}
 

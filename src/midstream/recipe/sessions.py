@@ -1,4 +1,4 @@
-"""Make the parts of a training or practice session from a build, and check them before any work."""
+"""Make the parts of a training or lesson session from a build, and check them before any work."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
 from midstream.evaluation.settings import SetConfig
+from midstream.lessons.feedback import read_votes
+from midstream.lessons.ledger import Cache, Ledger
+from midstream.lessons.lesson_set import LessonSet, identity
+from midstream.lessons.reflector import ROLES, Reflector
+from midstream.lessons.session import LessonsParts, LessonsSession, Prepare
+from midstream.lessons.settings import GateConfig, LessonsConfig
 from midstream.recipe.build import Build, require_scored
 from midstream.recipe.check import (
     in_process,
@@ -26,18 +32,12 @@ from midstream.recipe.check import (
     warm_seed,
 )
 from midstream.recipe.estimate import on_hub
-from midstream.recipe.library import read
+from midstream.recipe.lessons import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.trainable import TrainableWorld
-from midstream.training_free.feedback import read_votes
-from midstream.training_free.ledger import Cache, Ledger
-from midstream.training_free.library import Library, identity
-from midstream.training_free.reflector import ROLES, Reflector
-from midstream.training_free.session import PracticeParts, PracticeSession, Prepare
-from midstream.training_free.settings import GateConfig, PracticeConfig
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
@@ -48,13 +48,13 @@ _TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
 
 
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
-    """Check a recipe's training or practice, and return a function that starts or continues it in a run directory.
+    """Check a recipe's training or learning lessons, and return a function that starts or continues it in a run directory.
 
     Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
     refuse_strategy(build.recipe)
-    if build.recipe.practice is not None:
-        return partial(PracticeSession, practice_parts_of(build))
+    if build.recipe.lessons is not None:
+        return partial(LessonsSession, lessons_parts_of(build))
     parts = parts_of(build)
     from midstream.training.session import TrainingSession  # needs torch, which `parts_of` has checked
 
@@ -120,10 +120,10 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
                 build.set_tasks(chosen)
     elif on_hub(build.source):
         return ["tasks", *names]
-    elif recipe.practice is not None:
-        _draw_practice(build, recipe.practice, away)
-        if recipe.practice.start:
-            read(recipe.practice.start)
+    elif recipe.lessons is not None:
+        _draw_lesson_tasks(build, recipe.lessons, away)
+        if recipe.lessons.start:
+            read(recipe.lessons.start)
     else:
         training, policy = _check_training(build, away), recipe.modules[recipe.trained].engine
         # An engine in this process would load its model.
@@ -161,7 +161,7 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
     _require_sandbox(build)
     if training is None:
         raise RecipeError(
-            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [practice] table",
+            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [lessons] table",
             code="not-trainable",
             fix="add one, or use `midstream eval`",
         )
@@ -255,12 +255,12 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
         )
 
 
-def practice_parts_of(build: Build) -> PracticeParts:
-    """The parts of a practice session; `build.budget` is set. Raises `RecipeError` or `UnsupportedError`."""
-    recipe, config, budget = build.recipe, build.recipe.practice, build.budget
+def lessons_parts_of(build: Build) -> LessonsParts:
+    """The parts of a lesson session; `build.budget` is set. Raises `RecipeError` or `UnsupportedError`."""
+    recipe, config, budget = build.recipe, build.recipe.lessons, build.budget
     assert config is not None
     assert budget is not None
-    tasks, validation = _draw_practice(build, config)
+    tasks, validation = _draw_lesson_tasks(build, config)
     _, validation_set = validation_settings(recipe)
     agent = identity(build.resolved)
     cache = None
@@ -272,7 +272,7 @@ def practice_parts_of(build: Build) -> PracticeParts:
             key["votes"] = [vote.item + vote.value for vote in read_votes(recipe.agent.filter.votes)]
         key |= {"validation": build.resolved["evaluation"]["validation"], "identity": agent}
         cache = Cache(config.cache, key)
-    return PracticeParts(
+    return LessonsParts(
         seed=recipe.seed,
         tasks=tasks,
         validation=validation,
@@ -280,40 +280,40 @@ def practice_parts_of(build: Build) -> PracticeParts:
         set_tasks=build.set_tasks,
         make_environment=build.environment,
         engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
-        start=read(config.start) if config.start else Library(),
+        start=read(config.start) if config.start else LessonSet(),
         identity=agent,
         budget=budget,
         cache=cache,
         prepare=_warm_start(build, recipe.warm_start) if recipe.warm_start else None,
-        practice=config,
+        lessons=config,
         evaluation=recipe.evaluation,
     )
 
 
-def _draw_practice(
-    build: Build, config: PracticeConfig, away: Collection[SetConfig] = ()
+def _draw_lesson_tasks(
+    build: Build, config: LessonsConfig, away: Collection[SetConfig] = ()
 ) -> tuple[list[Task], list[Task]]:
     """The tasks to learn from and those of the gate, with all that needs no model checked, but not the sets `away`."""
     recipe = build.recipe
     _require_sandbox(build)
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     _, validation_set = validation_settings(recipe)
-    with _naming("practice.gate.tasks"):
+    with _naming("lessons.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    with _naming("practice.tasks"):
+    with _naming("lessons.tasks"):
         tasks = _tasks(build, config, validation_set, validation)
     sets = [chosen for chosen in recipe.evaluation.sets if chosen not in away]
     drawn = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
-    require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **drawn})
+    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **drawn})
     return tasks, validation
 
 
 def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
-    """The gate, by default for a recipe without [practice], and its tasks: some of the validation set's source."""
+    """The gate, by default for a recipe without [lessons], and its tasks: some of the validation set's source."""
     refuse_strategy(recipe)
-    practice, validation = recipe.practice, recipe.evaluation.validation
-    gate = practice.gate if practice else GateConfig()
-    families = (practice and practice.families) or validation.families
+    lessons, validation = recipe.lessons, recipe.evaluation.validation
+    gate = lessons.gate if lessons else GateConfig()
+    families = (lessons and lessons.families) or validation.families
     return gate, validation.model_copy(update={"count": gate.tasks, "per_family": None, "families": families})
 
 
@@ -325,11 +325,11 @@ def _naming(setting: str) -> Iterator[None]:
     except RecipeError as error:
         fix = error.fix.replace("`count`", setting)
         if fix == error.fix:
-            fix += f" (set by {setting} and practice.families)"
+            fix += f" (set by {setting} and lessons.families)"
         raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
 
 
-def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
+def _tasks(build: Build, config: LessonsConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
     """The tasks to learn from. Where validation is of the same split, its questions are left out."""
     shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
     excluded = {same_question(task.question) for task in validation} if shared else set[str]()
@@ -338,7 +338,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
     tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
     if len(tasks) < config.tasks:
         raise RecipeError(
-            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than practice.tasks = {config.tasks}",
+            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than lessons.tasks = {config.tasks}",
             code="too-few-tasks",
             cause="the others are questions of the gate's validation tasks, which are of the same split",
             fix="give them a split of their own, or lower one of the two",

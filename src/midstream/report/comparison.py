@@ -371,14 +371,14 @@ def _differences(letters: Mapping[str, str], first: ComparedRun, other: Compared
 def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Two recipes without what changes no result, or what only one of them can have.
 
-    These are the validation set, [practice], and the modules of agents of two kinds.
+    These are the validation set, [lessons], and the modules of agents of two kinds.
     """
     ours, theirs = (
         {**side, "evaluation": {key: value for key, value in side.get("evaluation", {}).items() if key != "validation"}}
         for side in (ours, theirs)
     )
-    if ("practice" in ours) != ("practice" in theirs):
-        ours, theirs = ({key: value for key, value in side.items() if key != "practice"} for side in (ours, theirs))
+    if ("lessons" in ours) != ("lessons" in theirs):
+        ours, theirs = ({key: value for key, value in side.items() if key != "lessons"} for side in (ours, theirs))
     agents = [side.get("agent", {}) for side in (ours, theirs)]
     if agents[0].get("type") != agents[1].get("type"):
         loops = [{key: value for key, value in agent.items() if not isinstance(value, Mapping)} for agent in agents]

@@ -1,18 +1,18 @@
-"""Lessons and libraries in blocks: what each lesson says, did and came from; versions, votes, differences."""
+"""Lessons and lesson sets in blocks: what each lesson says, did and came from; versions, votes, differences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from midstream.lessons.commit import Version
+from midstream.lessons.feedback import Vote
+from midstream.lessons.lesson_set import Effect, Lesson, LessonOrigin, LessonSet, size
+from midstream.lessons.operations import Diff
+from midstream.lessons.validation import Validation
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, cell, facts, heading, span_of, text
 from midstream.report.numbers import counted, gain, gains
-from midstream.training_free.commit import Version
-from midstream.training_free.feedback import Vote
-from midstream.training_free.library import Effect, Lesson, LessonOrigin, Library, size
-from midstream.training_free.operations import Diff
-from midstream.training_free.validation import Validation
 
 _NAMED = 4  # ids that are named; the others are counted
 
@@ -22,16 +22,16 @@ def points(effect: Effect) -> str:
     return f"{gain(effect.mean)} ({gains(effect.interval)})"
 
 
-def proven(library: Library) -> str:
-    """Whether the library as it is was accepted by a test, in words."""
-    if not library.rendered:
+def proven(lesson_set: LessonSet) -> str:
+    """Whether the lesson set as it is was accepted by a test, in words."""
+    if not lesson_set.rendered:
         return "empty"
-    return f"proven for {library.proven_for}" if library.proven_for else "unproven: no test accepted it as it is"
+    return f"proven for {lesson_set.proven_for}" if lesson_set.proven_for else "unproven: no test accepted it as it is"
 
 
-def bundles(library: Library) -> list[str]:
+def bundles(lesson_set: LessonSet) -> list[str]:
     """A line for each bundle of changes that a test accepted together: its effect, and the lessons there are of it."""
-    effects = {lesson.id: lesson.effect for lesson in library.lessons if lesson.effect}
+    effects = {lesson.id: lesson.effect for lesson in lesson_set.lessons if lesson.effect}
     lines = []
     for bundle in dict.fromkeys(effect.bundle for effect in effects.values() if effect.bundle):
         lessons = [name for name, effect in effects.items() if effect.bundle == bundle]
@@ -74,21 +74,21 @@ def effect_span(lessons: Sequence[Lesson]) -> float:
     return span_of((lesson.effect.mean, lesson.effect.interval) for lesson in lessons if lesson.effect)
 
 
-def library_blocks(title: str, library: Library) -> list[Block | None]:
-    """Every lesson of a library, by module, with its origin, counters and measured effect."""
-    span = effect_span(library.lessons)
-    found = [text(title, "strong"), text(proven(library), "up" if library.proven_for else "warn")]
-    found += [text(line) for line in bundles(library)]
-    for module in dict.fromkeys(lesson.module for lesson in library.lessons):
-        lessons = [lesson for lesson in library.lessons if lesson.module == module]
+def library_blocks(title: str, lesson_set: LessonSet) -> list[Block | None]:
+    """Every lesson of a lesson set, by module, with its origin, counters and measured effect."""
+    span = effect_span(lesson_set.lessons)
+    found = [text(title, "strong"), text(proven(lesson_set), "up" if lesson_set.proven_for else "warn")]
+    found += [text(line) for line in bundles(lesson_set)]
+    for module in dict.fromkeys(lesson.module for lesson in lesson_set.lessons):
+        lessons = [lesson for lesson in lesson_set.lessons if lesson.module == module]
         found += [heading(module), blocks.cards([lesson_card(lesson, span, origin=True) for lesson in lessons])]
-    return found if library.lessons else [*found, text("no lessons")]
+    return found if lesson_set.lessons else [*found, text("no lessons")]
 
 
-def size_of(library: Library) -> str:
+def size_of(lesson_set: LessonSet) -> str:
     """How many lessons prompts hold, and how long they are: "5 lessons, about 120 tokens"."""
-    words = f"{counted(len(library.rendered), 'lesson')}, about {counted(size(library), 'token')}"
-    vetoed = len(library.lessons) - len(library.rendered)
+    words = f"{counted(len(lesson_set.rendered), 'lesson')}, about {counted(size(lesson_set), 'token')}"
+    vetoed = len(lesson_set.lessons) - len(lesson_set.rendered)
     return f"{words}; {vetoed} vetoed" if vetoed else words
 
 
@@ -104,7 +104,7 @@ def came_from(origin: LessonOrigin) -> str:
 
 
 def diff_blocks(found: Diff, none: str) -> list[Block | None]:
-    """What leads from one library to another; `none` is said where nothing does."""
+    """What leads from one lesson set to another; `none` is said where nothing does."""
     if found.empty:
         return [text(none, "soft")]
 
@@ -119,7 +119,7 @@ def diff_blocks(found: Diff, none: str) -> list[Block | None]:
 
 
 def versions_table(versions: Sequence[Version]) -> Block | None:
-    """Every version of a library: who made it, what it holds, what it changed."""
+    """Every version of a lesson set: who made it, what it holds, what it changed."""
     rows = []
     for version in versions:
         by = f"{version.by} {version.update}" if version.update else version.by
@@ -129,8 +129,8 @@ def versions_table(versions: Sequence[Version]) -> Block | None:
                 ids.setdefault(operation.kind, []).append(operation.id)
         changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
         changes += [version.note] if version.note else []
-        numbers = [str(version.number), str(len(version.library.rendered))]
-        rows.append([*numbers, by, "yes" if version.library.proven_for else "no", "; ".join(changes)])
+        numbers = [str(version.number), str(len(version.lesson_set.rendered))]
+        rows.append([*numbers, by, "yes" if version.lesson_set.proven_for else "no", "; ".join(changes)])
     return blocks.table("", ("version", "lessons", "by", "proven", "changes"), rows, left=0, last=3)
 
 
@@ -140,15 +140,15 @@ def votes_table(votes: Sequence[Vote]) -> Block | None:
     return blocks.table("", ("vote", "by", "lesson", "text"), rows, left=4)
 
 
-def validation_blocks(library: Library, found: Validation, agent: str) -> list[Block | None]:
-    """Whether a library helps an agent, how sure that is, and what each lesson does."""
+def validation_blocks(lesson_set: LessonSet, found: Validation, agent: str) -> list[Block | None]:
+    """Whether a lesson set helps an agent, how sure that is, and what each lesson does."""
     test, lost = found.test, found.test.left_out + found.halves_left_out
     helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[test.verdict]
     mean = points(Effect(mean=test.mean, interval=test.interval, pairs=test.pairs))
-    said = f"The library {helps}: {mean} points over {counted(test.pairs, 'pair')} of rollouts"
+    said = f"The lesson set {helps}: {mean} points over {counted(test.pairs, 'pair')} of rollouts"
     left_out = f"; {counted(lost, 'pair')} left out, without a result" if lost else ""
     rows: list[list[Cell]] = []
-    for lesson in library.rendered:
+    for lesson in lesson_set.rendered:
         if effect := found.effects.get(lesson.id):
             low, high = effect.interval
             shown = cell(points(effect), "up" if low > 0 else "down" if high < 0 else "")

@@ -49,7 +49,7 @@ _LINES_A_SET = 10
 _TROUBLES = ("errors", "left out")
 _COUNTERS = re.compile(r"\s*\S*\d\S*")  # words of a phase such as "120/450", which alone make no new line
 
-Kind = Literal["training", "practice", "evaluation"]
+Kind = Literal["training", "lessons", "evaluation"]
 
 
 class RunView:
@@ -171,8 +171,8 @@ class TrainingView(RunView):
         self.facts["errors"] = _troubles_text(self._troubles, "lost, left out of training")
 
 
-class PracticeView(RunView):
-    """Updates, reward, held-out success, lessons, fates of changes and budget of a practice run."""
+class LessonsView(RunView):
+    """Updates, reward, held-out success, lessons, fates of changes and budget of a lesson run."""
 
     unit = "update"
 
@@ -358,7 +358,7 @@ class Progress:
 
 def terminal_progress(kind: Kind, console: Terminal, *, quiet: bool = False) -> Progress:
     """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
-    views = {"training": TrainingView, "practice": PracticeView, "evaluation": EvaluationView}
+    views = {"training": TrainingView, "lessons": LessonsView, "evaluation": EvaluationView}
     return Progress(views[kind](), console, quiet=quiet)
 
 
@@ -400,7 +400,7 @@ def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
             for name, value in (("sandbox ", sandbox), ("tools   replayed from ", event.replay), ("prices  ", prices)):
                 if value and not quiet:
                     console.print(name + value, highlight=False, soft_wrap=True)
-            if event.work in ("training", "practice", "evaluation"):
+            if event.work in ("training", "lessons", "evaluation"):
                 display = screen.enter_context(terminal_progress(event.work, console, quiet=quiet))
 
         yield listen

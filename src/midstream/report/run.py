@@ -24,14 +24,14 @@ from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
 from midstream.runs.journal import skip_damage, warn
 
-PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
+LESSONS_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
 whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;
 one that was accepted because its estimate was high is likely to do a little less than the estimate says. What is proven
-is proven for this agent: another model, prompt or tool makes the library unproven until it is validated again."""
+is proven for this agent: another model, prompt or tool makes the lesson set unproven until it is validated again."""
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
     "training": ("run", "results", "evaluations", "curves", "tools", "update", "counts"),
-    "practice": ("run", "results", "evaluations", "lessons", "updates", "curves", "cost", "counts"),
+    "lessons": ("run", "results", "evaluations", "lessons", "updates", "curves", "cost", "counts"),
     "evaluation": ("run", "results", "notes"),
 }
 
@@ -99,7 +99,7 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     if info.kind == "evaluation":
         asked = info.evaluation or EvaluationInfo()
         agent: Any = info.resolved.get("agent") or {}
-        lessons = f", with the lessons of {agent['library']}" if agent.get("library") else ""
+        lessons = f", with the lessons of {agent['lesson_set']}" if agent.get("lessons") else ""
         facts["agent"] = (f"step {asked.step} of {asked.run}" if asked.run else "as the recipe has it") + lessons
     elif steps := parse_toml(run.recipe()).get("training", {}).get("steps"):
         facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps}"
@@ -112,12 +112,12 @@ def _described(
     run: RunDirectory, info: RunInfo, *, whole: bool = True
 ) -> tuple[str, list[Section], list[tuple[str, Trajectory]]]:
     """The lead, the sections and the sampled trajectories; not `whole`: without trajectories."""
-    if info.kind == "practice":
+    if info.kind == "lessons":
         # Imported here: most runs need none of it.
-        from midstream.report.practice import practice_page, read_practice
+        from midstream.report.lessons import lessons_page, read_practice
 
         data = read_practice(run, whole=whole)
-        lead, sections = practice_page(data)
+        lead, sections = lessons_page(data)
         return lead, sections, list(data.samples)
     evaluations = run.evaluations.read(skip_damage)
     if info.kind == "evaluation":
@@ -151,7 +151,7 @@ def run_limits(info: RunInfo) -> str:
         if name in registered("engine"):
             with suppress(MidstreamError):
                 found[getattr(config_class("engine", name), "limits", "")] = None
-    return " ".join(" ".join([*found, PRACTICE_LIMITS if info.kind == "practice" else ""]).split())
+    return " ".join(" ".join([*found, LESSONS_LIMITS if info.kind == "lessons" else ""]).split())
 
 
 def next_steps(run: RunDirectory) -> list[str]:
@@ -165,8 +165,8 @@ def next_steps(run: RunDirectory) -> list[str]:
     if kind == "training":
         return [solve, *compare, f"midstream view {root}     # every rollout, in the browser"]
     steps = [
-        f"midstream library show {root}     # every lesson, where it came from and what it did",
-        f"midstream library edit {root}     # change, pin or veto lessons in your editor",
+        f"midstream lessons show {root}     # every lesson, where it came from and what it did",
+        f"midstream lessons edit {root}     # change, pin or veto lessons in your editor",
         *compare,
         solve,
     ]

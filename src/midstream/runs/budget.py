@@ -46,7 +46,7 @@ class BudgetConfig(Settings):
         tokens: prompt and completion tokens of agent, tools' models, judge and reflector
         cost_usd: dollars, at the engines' prices, and the `cost_usd` that an agent of your own reports
         time_s: seconds after which nothing new starts
-        updates: of practice, updates of the library
+        updates: updates of the lesson set
     """
 
     rollouts: int | None = Field(default=None, ge=0)

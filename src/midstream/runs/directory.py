@@ -6,9 +6,9 @@ components/                     copies of the files whose components it names, s
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
-updates.jsonl                   one record an update of a library, of a run in context space
-library/versions.jsonl          every version of its library; library.json: the newest one
-ledger/                         what its update under way has paid for, see `training_free/ledger.py`
+updates.jsonl                   one record an update of a lesson set, of a run in context space
+lessons/versions.jsonl          every version of its lesson set; lessons.json: the newest one
+ledger/                         what its update under way has paid for, see `lessons/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
 feedback.jsonl                  what people say of trajectories and lessons, see `runs/feedback.py`
@@ -58,7 +58,7 @@ class RunDirectory:
         self.report_path = root / "report.html"
         self.own_dir = root / "components"
         self.ledger_dir = root / "ledger"
-        self.library_dir = root / "library"
+        self.lessons_dir = root / "lessons"
         self.policy_dir = root / "policy"  # created by the export of the weights
         self.metrics = Records(root / "metrics.jsonl", StepMetrics)
         self.timings = Records(root / "timings.jsonl", StepTiming)
@@ -69,7 +69,7 @@ class RunDirectory:
         # Those that are read whole, and that no crash damages.
         self.journals = (
             self.metrics.path, self.timings.path, self.evaluations.path, self.learned.path,
-            self.updates_path, self.library_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
+            self.updates_path, self.lessons_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
         )  # fmt: skip
 
     @classmethod

@@ -59,8 +59,8 @@ class RunInfo(Frozen):
     `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`).
     `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
     default and override filled in; `own` are the user's components in it; `lessons` is the digest of those that
-    `agent.library` puts into the prompts, "" for none, `votes` that of the votes of `agent.filter`, "" for none, and
-    for practice that itself votes. A directory with `evaluation` holds an evaluation and no training run.
+    `agent.lessons` puts into the prompts, "" for none, `votes` that of the votes of `agent.filter`, "" for none, and
+    for a lesson run that itself votes. A directory with `evaluation` holds an evaluation and no training run.
     """
 
     format: int
@@ -80,17 +80,17 @@ class RunInfo(Frozen):
     evaluation: EvaluationInfo | None = None
 
     @property
-    def kind(self) -> Literal["training", "practice", "evaluation"]:
+    def kind(self) -> Literal["training", "lessons", "evaluation"]:
         """The work that the directory holds."""
         if self.evaluation is not None:
             return "evaluation"
-        return "training" if self.resolved.get("practice") is None else "practice"
+        return "training" if self.resolved.get("lessons") is None else "lessons"
 
 
 class Learned(Frozen):
     """Tasks that a run learned from, or decided on, by `core.task.task_keys`, without those of earlier records."""
 
-    purpose: str  # "training", "warm start", "validation", "practice" or "gate"
+    purpose: str  # "training", "warm start", "validation", "lessons" or "gate"
     keys: tuple[str, ...]
 
 
@@ -114,7 +114,7 @@ def collect_info(
     """The `RunInfo` of a run, or of an evaluation, that starts now in this process.
 
     `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
-    `agent.library` puts into the prompts, `votes` that of the votes of `agent.filter`.
+    `agent.lessons` puts into the prompts, `votes` that of the votes of `agent.filter`.
 
     Raises `RecipeError` if the recipe, which may be made in Python, has a secret.
     """

@@ -21,6 +21,7 @@ from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
+from midstream.lessons.commit import read_updates
 from midstream.report.blocks import Block
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
@@ -32,7 +33,6 @@ from midstream.runs.files import damaged
 from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name, result_name
-from midstream.training_free.commit import read_updates
 from midstream.view import calls
 from midstream.view.advantages import advantages
 from midstream.view.entries import NO_FILTER, Filter, entries

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.gateway.forms import FormError
-from midstream.recipe.library import cast_vote, find_lesson, votes_path
+from midstream.lessons.feedback import read_votes
+from midstream.recipe.lessons import cast_vote, find_lesson, votes_path
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import add_feedback, read_feedback
-from midstream.training_free.feedback import read_votes
 from midstream.view.entries import entries
 from midstream.view.parts import Part
 

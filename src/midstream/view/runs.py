@@ -20,6 +20,7 @@ from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
+from midstream.lessons.commit import read_updates
 from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
 from midstream.report.trajectory import safe
@@ -28,12 +29,11 @@ from midstream.runs.feedback import NAME
 from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
 from midstream.runs.lock import is_locked
-from midstream.training_free.commit import read_updates
 from midstream.view.parts import Kept
 
 _WATCHED = (
     "run.json", "recipe.toml", "status.json", "metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "updates.jsonl",
-    "results.jsonl", "ledger/rollouts.jsonl", "ledger/spent.jsonl", "library/versions.jsonl", NAME, "trajectories",
+    "results.jsonl", "ledger/rollouts.jsonl", "ledger/spent.jsonl", "lessons/versions.jsonl", NAME, "trajectories",
 )  # fmt: skip
 _SIGNS = ("run.json", "metrics.jsonl", "updates.jsonl", "results.jsonl", "trajectories")  # of a run, or half of one
 _DEEPEST = 4  # directories between the place that was named and a run
@@ -206,8 +206,8 @@ def _success(evaluations: Sequence[EvaluationResult]) -> dict[str, Any]:
 
 
 def _learning(run: RunDirectory, kind: str) -> tuple[list[float], int, float]:
-    """The mean reward of each step or update, the trajectories that were lost, and the dollars of practice."""
-    if kind == "practice":
+    """The mean reward of each step or update, the trajectories that were lost, and the dollars of learning lessons."""
+    if kind == "lessons":
         updates = read_updates(run, skip_damage)
         spent = updates[-1].spent.cost_usd if updates else 0.0
         return [update.mean_reward for update in updates], sum(len(update.failed) for update in updates), spent
@@ -225,7 +225,7 @@ def _info(run: RunDirectory, damage: list[str]) -> RunInfo | None:
 
 def _kind(root: Path) -> str:
     """The kind of a run whose `run.json` cannot be read."""
-    for kind, signs in {"practice": ("updates.jsonl", "library"), "training": ("metrics.jsonl", "checkpoints")}.items():
+    for kind, signs in {"lessons": ("updates.jsonl", "lessons"), "training": ("metrics.jsonl", "checkpoints")}.items():
         if any(os.path.exists(root / sign) for sign in signs):
             return kind
     return "evaluation"

@@ -1,6 +1,6 @@
 """An MCP server over standard input and output that does one thing wrong: `python -S hostile.py MODE`.
 
-Standard library only, so that it starts in no time. Its one honest tool, `echo`, answers "echo: TEXT".
+Standard lesson set only, so that it starts in no time. Its one honest tool, `echo`, answers "echo: TEXT".
 """
 
 from __future__ import annotations

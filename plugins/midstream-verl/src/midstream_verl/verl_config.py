@@ -75,7 +75,7 @@ def _refused(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """What verl cannot do: what, why, and what to do instead."""
     training, learner = recipe.training, recipe.learner
     local = "leave out --engine verl"
-    if training is None or recipe.practice is not None:
+    if training is None or recipe.lessons is not None:
         yield f"recipe {recipe.name!r} trains no weights", "verl updates weights and nothing else", local
         return
     if training.algorithm != "flow_grpo":

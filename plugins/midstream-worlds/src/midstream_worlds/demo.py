@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     for what, command in (
         ("ask it", f'midstream solve "{question}" --planner {place}'),
         ("own questions", "midstream init mine --kind train"),
-        ("another method", "midstream train training-free-simulated --out runs/lessons")
+        ("another method", "midstream train lessons-simulated --out runs/lessons")
         if options.text
         else ("in open text", "midstream demo --text"),
     ):

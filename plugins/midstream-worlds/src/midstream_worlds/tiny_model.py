@@ -113,7 +113,7 @@ class TinyModelConfig(InProcessConfig):
         """Check that a policy of this vocabulary can read its prompts. Raises `RecipeError`."""
         # Recipes name this class before anything else of midstream is loaded.
         from midstream.recipe.check import is_dialogues
-        from midstream.recipe.library import lessons_of
+        from midstream.recipe.lessons import lessons_of
         from midstream.recipe.schema import InterleavedConfig
 
         agent, name = recipe.agent, recipe.modules[recipe.trained].engine
@@ -127,9 +127,9 @@ class TinyModelConfig(InProcessConfig):
                 cause="the template is a chat in English; this policy reads only the words of its world",
                 fix='set agent.template = "tiny", or name a model',
             )
-        shown = {f"agent.library = {str(agent.library)!r}": lessons_of(agent, agent.library)}
-        if recipe.practice is not None:
-            shown["practice.modules"] = dict.fromkeys(recipe.practice.modules, "")
+        shown = {f"agent.lessons = {str(agent.lessons)!r}": lessons_of(agent, agent.lessons)}
+        if recipe.lessons is not None:
+            shown["lessons.modules"] = dict.fromkeys(recipe.lessons.modules, "")
         taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
         for setting, modules in shown.items():
             if recipe.trained in modules and not taught:

@@ -1,4 +1,4 @@
-"""The atlas's reflector, asked as practice asks it, about rollouts of the teacher in an atlas with hidden rules."""
+"""The atlas's reflector, asked as a lesson run asks it, about rollouts of the teacher in an atlas with hidden rules."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from midstream.core.trajectory import Message
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.lesson_set import Lesson, LessonSet
+from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.update import LessonLearner
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.training_free.ledger import Ledger
-from midstream.training_free.library import Lesson, Library
-from midstream.training_free.settings import PracticeConfig
-from midstream.training_free.update import Practice
 from midstream_worlds.atlas.reflector import reply
 from midstream_worlds.atlas.rules import Rule, rules_in
 
@@ -21,7 +21,7 @@ TRUE = {attribute: Rule(attribute, rule.split()[0], int(rule.split()[1])) for at
 FALSE = Rule("height", "plus", 9)
 
 
-def propose(rules, library=None, families=("lookup", "hop"), **settings):
+def propose(rules, lesson_set=None, families=("lookup", "hop"), **settings):
     """Operations of one update on 24 tasks, in an atlas with hidden rules."""
     table = ", ".join(f"{attribute} = '{rule}'" for attribute, rule in rules.items())
     build = Build(
@@ -37,8 +37,8 @@ def propose(rules, library=None, families=("lookup", "hop"), **settings):
         )
     )
     tasks = build.source.fixed("validation", seed=1, families=families, count=24)
-    practice = Practice(
-        config=PracticeConfig.model_validate(
+    lessons = LessonLearner(
+        config=LessonsConfig.model_validate(
             {
                 "group_size": 3,
                 "skip_uniform": False,
@@ -54,7 +54,7 @@ def propose(rules, library=None, families=("lookup", "hop"), **settings):
         ledger=Ledger(),
         seed=1,
     )
-    proposal = asyncio.run(practice.propose(1, tasks, library or Library()))
+    proposal = asyncio.run(lessons.propose(1, tasks, lesson_set or LessonSet()))
     assert not proposal.broken
     assert not proposal.unreadable
     return proposal.operations
@@ -80,11 +80,11 @@ def test_without_rules_or_from_calculations_it_finds_none():
 
 def test_it_keeps_a_lesson_that_is_true_and_deletes_one_that_is_not():
     text = {rule: rule_text(rule) for rule in (TRUE["area"], FALSE)}
-    library = Library(
+    lesson_set = LessonSet(
         lessons=tuple(Lesson(id=f"L{number}", text=text[rule], module="policy") for number, rule in enumerate(text, 1)),
         next_number=3,
     )
-    operations = propose({"area": HIDDEN["area"], "height": HIDDEN["height"]}, library)
+    operations = propose({"area": HIDDEN["area"], "height": HIDDEN["height"]}, lesson_set)
     assert {(change.kind, change.id) for change in operations if change.id} == {("keep", "L1"), ("delete", "L2")}
     assert stated(operations) == {"height": TRUE["height"]}
 

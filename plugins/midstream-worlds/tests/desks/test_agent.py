@@ -144,6 +144,6 @@ def test_the_recipe_plays_every_category():
 
 
 def test_a_skill_in_another_world_is_refused():
-    recipe = load_recipe("training-free-simulated", ["engines.agent.skill=0.5"])
+    recipe = load_recipe("lessons-simulated", ["engines.agent.skill=0.5"])
     with pytest.raises(RecipeError, check=coded("setting-conflict", "engines.agent.skill = 0.5")):
         Build(recipe)

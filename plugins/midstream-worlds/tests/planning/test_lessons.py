@@ -109,13 +109,13 @@ def summary(turns):
     return ask(SUMMARY, f"# Question\n\n{json.dumps(QUESTION)}\n\n# Rollout\n\n{rollout}\n\n# Summary")["summary"]
 
 
-def contrast(rewards, library=()):
+def contrast(rewards, lesson_set=()):
     texts = [summary(GOOD), summary(POOR)]
     rollouts = "\n".join(
         json.dumps({"rollout": number, "reward": reward, "answer": "", "summary": text})
         for number, (reward, text) in enumerate(zip(rewards, texts, strict=True), 1)
     )
-    lessons = "\n".join(json.dumps({"id": name, "module": "planner", "text": text}) for name, text in library)
+    lessons = "\n".join(json.dumps({"id": name, "module": "planner", "text": text}) for name, text in lesson_set)
     parts = {"Library": f"{lessons}\nThere is room.", "Question": json.dumps(QUESTION), "Rollouts": rollouts}
     user = "\n\n".join(f"# {name}\n\n{text}" for name, text in parts.items())
     return ask("Contrast a group of rollouts", f"{user}\n\n# Operations as JSON")["operations"]
@@ -131,11 +131,11 @@ def test_where_the_wrong_ones_were_lucky_it_is_wrong():
     assert {one["text"] for one in contrast([0.0, 1.0])} <= set(BAD.values())
 
 
-def test_lessons_of_the_library_are_kept_or_deleted_and_not_repeated():
-    library = [("L1", SOUND["attribute"]), ("L2", BAD["attribute"]), ("L3", "Some other thing")]
-    operations = contrast([1.0, 0.0], library)
+def test_lessons_of_the_lesson_set_are_kept_or_deleted_and_not_repeated():
+    lesson_set = [("L1", SOUND["attribute"]), ("L2", BAD["attribute"]), ("L3", "Some other thing")]
+    operations = contrast([1.0, 0.0], lesson_set)
     assert [(one["kind"], one["id"]) for one in operations[:2]] == [("keep", "L1"), ("delete", "L2")]
-    assert not {one.get("text") for one in operations} & {text for _, text in library}
+    assert not {one.get("text") for one in operations} & {text for _, text in lesson_set}
 
 
 @pytest.mark.parametrize(("groups", "kept"), [((3, 1), "sound"), ((1, 3), "bad")])
@@ -160,8 +160,10 @@ def test_a_summary_by_another_model_is_read_as_far_as_it_goes():
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_without_rollouts_it_writes_any_sentences_that_are_not_there(left):
     there = KNOWN[: len(KNOWN) - left]
-    library = "\n".join(json.dumps({"id": one.text, "text": one.text}) for one in there)
-    operations = ask("Write lessons", f"# Library\n\n{library}\n\n# Question\n\n{json.dumps(QUESTION)}\n\n# Operations")
+    lesson_set = "\n".join(json.dumps({"id": one.text, "text": one.text}) for one in there)
+    operations = ask(
+        "Write lessons", f"# Library\n\n{lesson_set}\n\n# Question\n\n{json.dumps(QUESTION)}\n\n# Operations"
+    )
     assert {one["text"] for one in operations["operations"]} == {one.text for one in KNOWN if one not in there}
 
 

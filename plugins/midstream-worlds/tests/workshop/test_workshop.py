@@ -160,7 +160,7 @@ def test_the_mean_is_the_mean_of_all_tasks():
     )
 
 
-def test_the_best_library_is_better_than_every_other():
+def test_the_best_lesson_set_is_better_than_every_other():
     workshop = world(rules=5, reach=0.3, clutter=0.018, help=0.06, test=60, seed=4)
     tasks = workshop.tasks("test")
     best = best_lessons(workshop, tasks)

@@ -4,7 +4,7 @@ A model of a million parameters answers by lessons and cannot write them. This p
 one value: where most rollouts of a group found 327 as the height and the answer is 981, heights may count three times.
 One group proves little (11 may be 22 times 2 or plus 11), so a rule needs two groups that agree; the gate decides.
 
-It replaces a language model (engine type "simulated") and sees the same input: the prompts of `training_free/prompts/`,
+It replaces a language model (engine type "simulated") and sees the same input: the prompts of `lessons/prompts/`,
 distinguished by their first line. It shows that the parts work together, nothing of a model's ability.
 """
 

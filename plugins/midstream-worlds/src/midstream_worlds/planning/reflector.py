@@ -5,7 +5,7 @@ does not know which of them are sound. What the good rollouts of a group did mor
 lesson, as a language model would guess it from so few, so it is wrong now and then: where a difference was asked for it
 learns "Always subtract".
 
-It replaces a language model (engine type "simulated") and sees the same input: the prompts of `training_free/prompts/`,
+It replaces a language model (engine type "simulated") and sees the same input: the prompts of `lessons/prompts/`,
 distinguished by their first line. It shows that the parts work together, nothing of a model's ability.
 """
 
@@ -44,9 +44,9 @@ def reply(messages: Sequence[Message], seed: int) -> str:
     if role == "# Contrast a group of rollouts":
         return json.dumps({"operations": _contrast(sections, rng)})
     if role == "# Write lessons":
-        # Without rollouts: any sentences that the library lacks.
-        library = {line["text"] for line in json_lines(sections["Library"])}
-        left = [lesson.text for lesson in KNOWN if lesson.text not in library]
+        # Without rollouts: any sentences that the lesson set lacks.
+        lesson_set = {line["text"] for line in json_lines(sections["Library"])}
+        left = [lesson.text for lesson in KNOWN if lesson.text not in lesson_set]
         return json.dumps({"operations": [_add(text) for text in rng.sample(left, min(PROPOSED, len(left)))]})
     if role == "# Merge proposed changes":
         return json.dumps({"operations": _merge(sections)})
@@ -96,15 +96,15 @@ def _decisions(situation: Situation, turn: Mapping[str, Any]) -> dict[Decision, 
 
 
 def _contrast(sections: Mapping[str, str], rng: random.Random) -> list[dict[str, Any]]:
-    """Propose what the good rollouts did more often; keep or delete lessons of the library likewise."""
+    """Propose what the good rollouts did more often; keep or delete lessons of the lesson set likewise."""
     gaps = _gaps(list(json_lines(sections["Rollouts"])))
-    library = {str(line["text"]): str(line["id"]) for line in json_lines(sections["Library"])}
+    lesson_set = {str(line["text"]): str(line["id"]) for line in json_lines(sections["Library"])}
     changes = [
-        {"kind": "keep" if gap > 0 else "delete", "id": library[text], "why": _why(gap)}
+        {"kind": "keep" if gap > 0 else "delete", "id": lesson_set[text], "why": _why(gap)}
         for text, gap in gaps.items()
-        if text in library and abs(gap) >= CONTRAST
+        if text in lesson_set and abs(gap) >= CONTRAST
     ]
-    new = [(gap, rng.random(), text) for text, gap in gaps.items() if gap >= CONTRAST and text not in library]
+    new = [(gap, rng.random(), text) for text, gap in gaps.items() if gap >= CONTRAST and text not in lesson_set]
     return changes + [_add(text, _why(gap)) for gap, _, text in sorted(new, reverse=True)[:PROPOSED]]
 
 

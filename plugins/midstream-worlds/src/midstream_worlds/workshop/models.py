@@ -4,8 +4,8 @@ The agent's model is the planner. It reads lessons and order in its prompt, and 
 probability of `Workshop.chance`; the draw is a hash of the seed and the whole prompt, so that the same request always
 gets the same reply, and a request that differs by one lesson an independent one.
 
-The reflector's model is summarizer, critic and merger (`training_free/prompts/`). It reads question and library in the
-prompt and proposes lessons on marks whose true lesson the library lacks, true ones with probability `share_true`; where
+The reflector's model is summarizer, critic and merger (`lessons/prompts/`). It reads question and lesson set in the
+prompt and proposes lessons on marks whose true lesson the lesson set lacks, true ones with probability `share_true`; where
 all rollouts earned the same reward, or there is no rollout, it can only guess among a mark's lessons. Its other errors
 are `Lapses`. Both show that a method's machinery and statistics work, nothing of a model's ability.
 
@@ -196,10 +196,10 @@ def _summarize(world: Workshop, sections: Mapping[str, str], draws: random.Rando
 
 
 def _contrast(world: Workshop, sections: Mapping[str, str], draws: random.Random) -> dict[str, Any]:
-    """Propose a lesson on one of the question's marks whose true lesson the library lacks."""
+    """Propose a lesson on one of the question's marks whose true lesson the lesson set lacks."""
     order = world.order(sections.get("Question", "").strip())
-    library = [lesson["text"] for lesson in json_lines(sections["Library"])]
-    known = {meaning for text in library for meaning in world.meaning(text)}
+    lesson_set = [lesson["text"] for lesson in json_lines(sections["Library"])]
+    known = {meaning for text in lesson_set for meaning in world.meaning(text)}
     left = [rule for rule in order.rules if (rule.number, 0) not in known]
     if not left:
         return {"operations": []}
@@ -216,13 +216,13 @@ def _contrast(world: Workshop, sections: Mapping[str, str], draws: random.Random
     return {
         "operations": [
             {"kind": "add", "text": text, "module": "planner", "why": why}
-            for text in _with_lapses(world, lesson, rule, library, copied, draws)
+            for text in _with_lapses(world, lesson, rule, lesson_set, copied, draws)
         ]
     }
 
 
 def _with_lapses(
-    world: Workshop, lesson: str, rule: Rule, library: Sequence[str], copied: str, draws: random.Random
+    world: Workshop, lesson: str, rule: Rule, lesson_set: Sequence[str], copied: str, draws: random.Random
 ) -> list[str]:
     """The texts that an erring reflector proposes for one lesson; `copied` gives the answer away."""
     lapses = world.config.lapses
@@ -231,7 +231,7 @@ def _with_lapses(
     if draws.random() < lapses.over_long:
         return [lesson + _PADDING * 20]
     if draws.random() < lapses.duplicate:
-        return [f"Remember: {draws.choice(library)}"] if library else [lesson, f"Remember: {lesson}"]
+        return [f"Remember: {draws.choice(lesson_set)}"] if lesson_set else [lesson, f"Remember: {lesson}"]
     if draws.random() < lapses.contradictory:
         return [lesson, draws.choice([other for other in rule.lessons if other != lesson])]
     return [lesson]

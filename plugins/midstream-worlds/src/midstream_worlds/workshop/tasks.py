@@ -9,7 +9,7 @@ prompt, worse with a false one, and every lesson in the prompt costs a little on
 
     success = base of the order + help per true lesson - harm per false lesson of its marks - clutter per lesson
 
-bounded by `LEAST` and `MOST`. The value of a library, and the best library, are therefore exact: gain and regret need
+bounded by `LEAST` and `MOST`. The value of a lesson set, and the best lesson set, are therefore exact: gain and regret need
 no rollouts. `models.py` has the models that act by these numbers. All of it shows mechanics and statistics (a gate, a
 budget, a resume), nothing of any model's ability: real lessons are not sentences from a list.
 """
@@ -135,7 +135,7 @@ class Workshop(Finite):
                 "a simulated model of the workshop got a prompt without an order",
                 code="foreign-prompt",
                 fix='set tasks.type = "workshop" and give other modules programs or another engine, as '
-                "the recipe training-free-simulated does",
+                "the recipe lessons-simulated does",
             )
         if found[0] not in self._orders:
             domain, number = found[1], int(found[2])

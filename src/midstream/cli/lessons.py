@@ -1,0 +1,288 @@
+"""`midstream lessons`: look at what an agent has learned, compare versions, roll back, edit, validate, vote.
+
+Only `validate` asks a model. Every change makes a new version of a run's lesson set: nothing is lost, and `rollback`
+undoes it. A change of what prompts show makes the lesson set unproven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from midstream import api
+from midstream.cli import options as shared
+from midstream.components.kinds import modules_of
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.events import Phase, RunEvent
+from midstream.lessons.commit import read_lessons
+from midstream.lessons.editing import edited, to_draft, to_json
+from midstream.lessons.feedback import read_votes
+from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.operations import Rules, diff
+from midstream.lessons.settings import FeedbackConfig
+from midstream.recipe.check import check
+from midstream.recipe.files import to_toml
+from midstream.recipe.lessons import (
+    EditableLessons,
+    cast_vote,
+    check_shown,
+    editable_lessons,
+    history,
+    read,
+    shows_lessons,
+    split,
+    votes_path,
+)
+from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
+from midstream.recipe.sessions import validation_settings
+from midstream.report.blocks import Block, code, text
+from midstream.report.draw import show
+from midstream.report.lesson_set import (
+    diff_blocks,
+    library_blocks,
+    size_of,
+    validation_blocks,
+    versions_table,
+    votes_table,
+)
+from midstream.report.numbers import counted, spent_text
+from midstream.report.progress import progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `lessons`, each with its arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    where = "a lesson run, one version of its lesson set (RUN@VERSION), or a file"
+    changed = "a lesson run, or a .json file"
+
+    printed = actions.add_parser("show", help="every lesson: where it came from, what it did")
+    printed.add_argument("named", metavar="LESSONS", help=where)
+
+    versions = actions.add_parser("versions", help="every version of a run's lesson set, and what made it")
+    versions.add_argument("named", metavar="RUN", help="lessons run")
+
+    comparison = actions.add_parser("diff", help="what one lesson set has and another has not")
+    comparison.add_argument("named", metavar="LESSONS", help=where)
+    comparison.add_argument("other", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5")
+
+    rollback = actions.add_parser("rollback", help="return to a version; those in between stay on record")
+    rollback.add_argument("named", metavar="RUN", help="lessons run")
+    rollback.add_argument("number", type=int, metavar="VERSION", help="its number, as `versions` lists them")
+
+    edit = actions.add_parser("edit", help="change lessons in an editor ($VISUAL, $EDITOR)")
+    edit.add_argument("named", metavar="LESSONS", help=changed)
+
+    validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
+    validate.add_argument("named", metavar="LESSONS", help=changed)
+    validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
+    shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--tasks", "--reward", "--unsafe")
+    shared.add_recording(validate)
+    shared.add(validate, *shared.RECIPE)
+
+    vote = actions.add_parser(
+        "vote", help="for or against a lesson or a text: near three against, others are held back"
+    )
+    vote.add_argument("named", metavar="LESSONS", help=f"{where}; without LESSON, the text itself")
+    vote.add_argument("lesson", metavar="LESSON", nargs="?", default="", help="its id, e.g. L3")
+    value = vote.add_mutually_exclusive_group(required=True)
+    for name in ("for", "against"):
+        value.add_argument(f"--{name}", dest="value", action="store_const", const=name, help=f"vote {name} it")
+
+    votes = actions.add_parser("votes", help="the votes of people and of the gate that count")
+    votes.add_argument("named", metavar="RUN", nargs="?", default=None, help="of the project of this run")
+    for action in (vote, votes):
+        action.add_argument(
+            "--project", type=Path, metavar="FILE", help=f"file of votes (default: the run's, {FeedbackConfig().votes})"
+        )
+
+    functions = {
+        printed: show_lessons, versions: list_versions, comparison: show_diff,
+        rollback: roll_back, edit: edit_lessons, validate: validate_lessons, vote: add_vote, votes: list_votes,
+    }  # fmt: skip
+    for action, function in functions.items():
+        shared.add(action, *shared.OUTPUT)
+        action.set_defaults(run_action=function)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `midstream lessons ACTION`."""
+    return options.run_action(options)
+
+
+def show_lessons(options: argparse.Namespace) -> int:
+    """Print every lesson."""
+    found = read(options.named)
+    if options.json:
+        print(to_json(found), end="")
+    else:
+        show(library_blocks(f"{options.named}: {size_of(found)}", found))
+    return 0
+
+
+def list_versions(options: argparse.Namespace) -> int:
+    """Print every version of a run's lesson set."""
+    path = Path(options.named)
+    if path.is_file():
+        raise _no_versions(path)
+    found = history(path).all()
+    if not found:
+        read_lessons(path)  # raises: there is no lesson set
+    record = [version.model_dump(mode="json", exclude={"lessons"}) for version in found]
+    return _print(options, record, versions_table(found))
+
+
+def show_diff(options: argparse.Namespace) -> int:
+    """Print what one lesson set has and another has not."""
+    found = diff(read(options.named), read(options.other))
+    shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
+    return _print(options, found.model_dump(mode="json"), *shown)
+
+
+def roll_back(options: argparse.Namespace) -> int:
+    """Make a new version that equals an old one."""
+    with editable_lessons(options.named) as place:
+        if not place.path.is_dir():
+            raise _no_versions(place.path)
+        version = history(place.path).rollback(options.number)
+    return _print_change(options, place.lesson_set, version.lesson_set, f"{place.path}@{version.number}")
+
+
+def _no_versions(path: Path) -> UsageError:
+    return UsageError(f"{path} has no versions", code="wrong-kind-of-run", fix="name a lesson run, not a file")
+
+
+def edit_lessons(options: argparse.Namespace) -> int:
+    """Open the lessons as TOML in the person's editor; a draft that cannot be used is kept."""
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not command:
+        raise UsageError(
+            "no editor is named: VISUAL and EDITOR are not set",
+            code="missing-option",
+            fix="EDITOR=nano midstream lessons edit RUN",
+        )
+    with editable_lessons(options.named) as place:
+        after, where = place.lesson_set, str(place.path)
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".toml", prefix="lessons-", encoding="utf-8", delete=False
+        ) as file:
+            file.write(to_draft(place.lesson_set))
+        draft = Path(file.name)
+        try:
+            done = subprocess.run([*shlex.split(command), str(draft)], check=False)
+            if done.returncode:
+                raise UsageError(f"the editor {command!r} ended with {done.returncode}", code="editor-failed")
+            changed = _save(place, draft.read_text(encoding="utf-8-sig"))
+            if changed is not None:
+                after, where = changed
+        except (MidstreamError, OSError, UnicodeDecodeError) as failure:
+            raise UsageError(
+                f"nothing is changed: {failure.what if isinstance(failure, MidstreamError) else failure}",
+                code=getattr(failure, "code", "editor-failed") or "editor-failed",
+                cause=failure.cause if isinstance(failure, MidstreamError) else "",
+                fix=f"your text is kept; correct it, then EDITOR='cp {draft}' midstream lessons edit {options.named}",
+            ) from failure
+        draft.unlink()
+    return _print_change(options, place.lesson_set, after, where)
+
+
+def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str] | None:
+    """Keep the lesson set as a person's TOML has it; returns it and its new name, or None if nothing is changed."""
+    agent = run_recipe(place.run).agent if place.run else None
+    every = modules_of("agentflow" if agent is None else agent.type)
+    modules = [name for name in every if agent is None or shows_lessons(agent, name)]
+    changed, outcomes = edited(place.lesson_set, text, Rules(modules=modules, subsets=False))
+    for outcome in outcomes:
+        if outcome.refused:
+            operation = outcome.operation
+            raise UsageError(
+                f"{operation.kind} {operation.id or repr(operation.text[:60])}: {outcome.refused}",
+                code="lessons-text-invalid",
+            )
+    if agent is not None:
+        check_shown(agent, render_modules(changed), str(place.path))
+    found = diff(place.lesson_set, changed)
+    if found.empty:
+        return None
+    marks = {"pinned": "pin", "vetoed": "veto", "active": "release"}
+    note = "; ".join(f"{marks[lesson.state]} {lesson.id}" for _, lesson in found.marked)
+    operations = [outcome.operation for outcome in outcomes]
+    return changed, place.save(changed, by="edit", operations=operations, note=note)
+
+
+def validate_lessons(options: argparse.Namespace) -> int:
+    """Test the lesson set; returns 0 if it helps the agent, 1 if no test shows that."""
+    changes = shared.changes(LearningChanges, options)
+    if options.dry_run:
+        with editable_lessons(options.named) as place:
+            recipe = validation_recipe(place, options.recipe, **changes)
+        gate, _ = validation_settings(recipe)
+        print(to_toml(check(recipe)))
+        most = f"{2 * gate.test_pairs:,} rollouts to test the lesson set, {2 * gate.bisect_pairs:,} for its lessons"
+        print(f"# At most {most}")
+        return 0
+    with shared.spinner("validating", silent=options.quiet) as status, progress(quiet=options.quiet) as listener:
+
+        def listen(event: RunEvent) -> None:
+            if isinstance(event, Phase) and status is not None:
+                status.update(event.text)
+            else:
+                listener(event)
+
+        tested = api.validate_lessons(
+            options.named,
+            options.recipe,
+            unsafe=options.unsafe,
+            record=options.record,
+            replay=options.replay,
+            listener=listen,
+            **changes,
+        )
+    record = {"lessons": tested.where, "agent": tested.agent, "validation": tested.found.model_dump(mode="json")}
+    record |= {"spent": tested.spent.model_dump(), "notes": tested.notes}
+    parts = validation_blocks(tested.lesson_set, tested.found, tested.agent)
+    parts += [text(f"warning: {note}", "warn") for note in tested.notes]
+    parts.append(code(f"{tested.where}, spent {spent_text(tested.spent)}"))
+    if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
+        command = f"midstream lessons edit {shlex.quote(str(split(tested.where)[0]))}"
+        parts.append(code(f"to delete what harms ({', '.join(harmful)}): {command}"))
+    _print(options, record, *parts)
+    return 0 if tested.found.test.verdict == "better" else 1
+
+
+def add_vote(options: argparse.Namespace) -> int:
+    """Add a person's vote to the project's."""
+    given, place = cast_vote(options.named, options.lesson, options.value, options.project)
+    record = {"votes": str(place), "vote": given.model_dump(mode="json")}
+    total = code(f"{place}: {counted(len(read_votes(place)), 'vote')}")
+    return _print(options, record, votes_table([given]), total)
+
+
+def list_votes(options: argparse.Namespace) -> int:
+    """Print the votes that count."""
+    found = read_votes(votes_path(options.named, options.project))
+    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_table(found))
+
+
+def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonSet, where: str) -> int:
+    found = diff(before, after)
+    record = {"lessons": where, "changed": found.model_dump(mode="json"), "notes": [], "proven_for": after.proven_for}
+    parts = [*diff_blocks(found, "nothing is changed"), code(f"{where}: {size_of(after)}")]
+    if before.proven_for and not after.proven_for and after.rendered:
+        fix = f"midstream lessons validate {shlex.quote(str(split(where)[0]))}"
+        parts += [text("unproven now, because prompts have changed:", "warn"), code(f"  {fix}")]
+    return _print(options, record, *parts)
+
+
+def _print(options: argparse.Namespace, record: Any, *parts: Block | None) -> int:
+    """Print what an action found or did: `record` with `--json`, else the blocks; returns 0."""
+    if options.json:
+        print(json.dumps(record))
+    else:
+        show(parts)
+    return 0

@@ -1,0 +1,196 @@
+"""The ledger: each trajectory and each reply of the reflector of the update under way, kept as soon as it exists.
+
+An update is a pure function of the run's seed, the lesson set before it and these, so a run that was killed makes the
+update again from its start, takes from the ledger what is there, and reaches the same lesson set: no model is asked twice.
+A finished update leaves its record and its trajectories in the run directory; then the ledger is emptied.
+
+The cache shares rollouts and replies between runs of equal settings. A key is a digest of everything that decides the
+result of a rollout: the agent with its prompts, tools, models and reward, the task, what it is run for (learning, the
+gate, an evaluation: so nothing is shared between splits), the lessons in the prompts, seed and index. Another setting
+is another key. What ended in an error is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from midstream.core.data import Frozen
+from midstream.core.keyed_file import KeyedFile
+from midstream.core.lessons import Lessons
+from midstream.core.task import Task
+from midstream.core.trajectory import Call, Trajectory
+from midstream.lessons.feedback import Vote
+from midstream.rollout import Place
+from midstream.runs import results
+from midstream.runs.budget import ended_by_budget
+from midstream.runs.files import atomic_write, storage_errors
+from midstream.runs.journal import Journal, Report, read_models, warn
+
+ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # in the ledger's directory
+FILE = "lessons.sqlite"
+_TRAJECTORY = TypeAdapter(Trajectory)
+_CALLS = TypeAdapter(tuple[Call, ...])
+
+
+class Cache:
+    """The cache in `directory`; raises as `core.keyed_file.KeyedFile`.
+
+    `settings` is everything in the recipe that decides the result of a rollout.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
+        self._settings = json.dumps(settings, sort_keys=True, default=str)
+        self._file = KeyedFile(
+            directory / FILE,
+            application=0x6D737072,  # "mspr"
+            version=1,
+            table="kept",
+            what="cache",
+            setting="lessons.cache",
+        )
+
+    def trajectory(self, purpose: str, task: Task, lessons: Lessons, seed: int, index: int) -> Trajectory | None:
+        """The trajectory of this rollout, if a run has kept it."""
+        return self._file.find_json(self._key(purpose, task.model_dump_json(), dict(lessons), seed, index), _TRAJECTORY)
+
+    def keep(self, purpose: str, task: Task, lessons: Lessons, seed: int, trajectory: Trajectory) -> None:
+        """Keep a rollout that ended without an error."""
+        if trajectory.status == "ok":
+            key = self._key(purpose, task.model_dump_json(), dict(lessons), seed, trajectory.rollout_index)
+            self._file.keep(key, trajectory.model_dump_json(exclude_defaults=True))
+
+    def reply(self, key: str) -> tuple[Call, ...] | None:
+        """The reflector's calls under a ledger's `key`, which holds a digest of the request."""
+        return self._file.find_json(self._key("reply", key), _CALLS)
+
+    def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
+        """Keep a reply of the reflector."""
+        self._file.keep(self._key("reply", key), _CALLS.dump_json(tuple(calls)).decode())
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        self._file.close()
+
+    def _key(self, *parts: object) -> str:
+        text = json.dumps([self._settings, *parts], sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Reply(Frozen):
+    """One record of `replies.jsonl`."""
+
+    key: str
+    calls: tuple[Call, ...]
+
+
+class ReadVotes(Frozen):
+    """The record of `votes.jsonl`: the votes that the update under way was begun with."""
+
+    votes: tuple[Vote, ...]
+
+
+class Ledger:
+    """A ledger in a run directory's `ledger/`, or in memory. A `scope` names a piece of work within the run.
+
+    What is kept in a directory is on disk when the call returns. The ledger begins with what an earlier process kept,
+    except trajectories that ended in an infrastructure error: with `retry_errors` these are dropped, and run again.
+    `cache` shares rollouts and replies with other runs.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        retry_errors: bool = True,
+        cache: Cache | None = None,
+        report: Report = warn,
+    ) -> None:
+        self.directory, self.cache = directory, cache
+        self._report = report
+        self._trajectories: dict[str, dict[Place, Trajectory]] = {}
+        self._replies: dict[str, tuple[Call, ...]] = {}
+        self._votes: tuple[Vote, ...] | None = None
+        self._journals: dict[str, Journal] = {}
+        if directory is None:
+            return
+        with storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        if retry_errors:  # before reading: the file must not keep what memory has dropped
+            results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
+        for result in results.read(directory / ROLLOUTS):
+            self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
+        replies = read_models(directory / REPLIES, Reply, lambda error: report(f"{error.what}; it is asked again"))
+        self._replies = {reply.key: reply.calls for reply in replies}
+        for found in read_models(directory / VOTES, ReadVotes):
+            self._votes = found.votes
+
+    def kept(self, scope: str) -> dict[Place, Trajectory]:
+        """The trajectories of a piece of work so far, by task and index."""
+        return dict(self._trajectories.get(scope, {}))
+
+    def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
+        """Keep trajectories that have ended; not those that a spent budget ended, which are run again."""
+        kept = [trajectory for trajectory in trajectories if not ended_by_budget(trajectory)]
+        places = {(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in kept}
+        self._trajectories.setdefault(scope, {}).update(places)
+        if self.directory is not None:
+            results.append(self._journal(self.directory / ROLLOUTS), scope, kept)
+
+    def gathered(self, prefix: str) -> list[Trajectory]:
+        """All trajectories of scopes that begin with `prefix`, in a fixed order."""
+        scopes = sorted(scope for scope in self._trajectories if scope.startswith(prefix))
+        return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
+
+    def reply(self, key: str) -> tuple[Call, ...] | None:
+        """The reflector's calls under `key`, of this run or of another in the cache; None if it was not asked yet."""
+        if key not in self._replies and self.cache is not None and (found := self.cache.reply(key)) is not None:
+            self.keep_reply(key, found)
+        return self._replies.get(key)
+
+    def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
+        """Keep an answer of the reflector: every call that led to it, the answer last."""
+        self._replies[key] = calls
+        if self.directory is not None:
+            self._journal(self.directory / REPLIES).append(Reply(key=key, calls=calls))
+        if self.cache is not None:
+            self.cache.keep_reply(key, calls)
+
+    def votes(self, read: Callable[[], tuple[Vote, ...]]) -> tuple[Vote, ...]:
+        """The votes at the beginning of the update under way: `read` is called once, also if the update is repeated."""
+        if self._votes is None:
+            self._votes = read()
+            if self.directory is not None:
+                self._journal(self.directory / VOTES).append(ReadVotes(votes=self._votes))
+        return self._votes
+
+    def forget(self, scope: str) -> None:
+        """Drop a piece of work, which is done and recorded."""
+        self._trajectories.pop(scope, None)
+        self.close()
+        if self.directory is not None:
+            results.keep(self.directory / ROLLOUTS, lambda name, failed: name != scope)
+
+    def clear(self) -> None:
+        """Drop everything: all work is done and recorded."""
+        self.close()
+        if self.directory is not None:
+            for name in (ROLLOUTS, REPLIES, *((VOTES,) if self._votes is not None else ())):
+                atomic_write(self.directory / name, b"")
+        self._trajectories.clear()
+        self._replies.clear()
+        self._votes = None
+
+    def close(self) -> None:
+        """Close the files; they open again when something is kept."""
+        while self._journals:
+            self._journals.popitem()[1].close()
+
+    def _journal(self, path: Path) -> Journal:
+        if path.name not in self._journals:
+            self._journals[path.name] = Journal(path, report=self._report)
+        return self._journals[path.name]

@@ -1,0 +1,262 @@
+"""The lesson set: lessons with ids, origins and measured effects, and how they are rendered into prompts.
+
+A lesson set is a value. Every change makes a new one: operations of a model or a person (`operations.py`), a person's
+edits (`editing.py`), the counts of what lessons did (here). Versions on disk are in `commit.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from midstream.agents.rendering import prompt_text
+from midstream.components.own import portable
+from midstream.core.data import Frozen
+from midstream.core.lessons import Lessons, digest
+from midstream.core.text import neutral
+
+CHARACTERS_PER_TOKEN = 4  # the lesson set is rendered for models whose tokenizers it does not know
+# White space is folded first; the control characters and half surrogate pairs that are left could break a prompt.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """Normalize a lesson's text: fold white space, replace control characters and half surrogate pairs by "?"."""
+    return _UNPRINTABLE.sub("?", " ".join(text.split()))
+
+
+ID = re.compile(r"L[1-9][0-9]{0,17}")
+Id = Annotated[str, Field(pattern=rf"^{ID.pattern}$")]
+Line = Annotated[str, AfterValidator(one_line)]
+State = Literal["active", "pinned", "vetoed"]
+Source = Literal["learned", "person", "imported"]
+
+
+class LessonOrigin(Frozen):
+    """The origin of a lesson's present text. `update` counts a run's updates from 1; 0: none.
+
+    `tasks` and `trajectories` are the ids of the evidence, `model` the reflector that wrote the text.
+    """
+
+    source: Source = "learned"
+    update: int = 0
+    tasks: tuple[str, ...] = ()
+    trajectories: tuple[str, ...] = ()
+    model: str = ""
+    why: str = ""
+
+
+class Bundle(Frozen):
+    """Changes that passed a test together: their ids, and the effect of all of them with its 95 % interval."""
+
+    changes: tuple[str, ...]
+    mean: float
+    interval: tuple[float, float]
+    pairs: int
+
+
+class Effect(Frozen):
+    """The effect of a change on the mean reward: estimate, 95 % interval, and the pairs of rollouts behind it.
+
+    In `helped` of the pairs the side with the change earned more, in `harmed` less. `alone`: it was measured apart from
+    the other changes of its batch, not only together with them. `bundle`: it was accepted as a part of this one.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    pairs: int
+    helped: int = 0
+    harmed: int = 0
+    alone: bool = True
+    bundle: Bundle | None = None
+
+    @property
+    def only_in_bundle(self) -> bool:
+        """Whether the bundle alone was shown to help, and not this change."""
+        return self.bundle is not None and (not self.alone or self.interval[0] <= 0)
+
+
+class Lesson(Frozen):
+    """One sentence of experience; its text is one line.
+
+    `id` is permanent: no other lesson of the lesson set ever gets it. A person's mark overrides models: learning neither
+    changes nor deletes a "pinned" lesson; a "vetoed" one is never rendered, and nothing like it is added again.
+    `used` counts the rollouts that had it in a prompt, `helped` and `harmed` the pairs of rollouts that it won and
+    lost. They, like `effect` and `origin`, describe the present text: a changed text starts from zero.
+    """
+
+    id: Id
+    text: Line
+    module: Line = "planner"
+    state: State = "active"
+    origin: LessonOrigin = LessonOrigin()
+    used: int = 0
+    helped: int = 0
+    harmed: int = 0
+    effect: Effect | None = None
+
+
+class LessonSet(Frozen):
+    """Lessons in the order they were added.
+
+    `next_number` is that of the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
+    lesson set as it is; "" where it is unproven. `proven_lessons` is the digest of the prompts' lessons then: a file
+    that was edited by hand is no longer proven.
+    """
+
+    lessons: tuple[Lesson, ...] = ()
+    next_number: int = Field(default=1, ge=1, le=10**17)
+    proven_for: str = ""
+    proven_lessons: str = ""
+
+    @model_validator(mode="after")
+    def _ids_differ(self) -> LessonSet:
+        seen = set[str]()
+        for lesson in self.lessons:
+            if lesson.id in seen:
+                raise ValueError(f"two lessons have the id {lesson.id}")
+            seen.add(lesson.id)
+        return self
+
+    def find(self, lesson_id: str) -> Lesson | None:
+        """The lesson with that id."""
+        return next((lesson for lesson in self.lessons if lesson.id == lesson_id), None)
+
+    @property
+    def rendered(self) -> tuple[Lesson, ...]:
+        """The lessons that prompts hold."""
+        return tuple(lesson for lesson in self.lessons if lesson.state != "vetoed")
+
+
+def line(text: str) -> str:
+    """The line that a prompt holds for a lesson's text. It can forge neither another lesson nor a chat token."""
+    return f"- {neutral(one_line(text))}"
+
+
+def render(lessons: Sequence[Lesson]) -> str:
+    """The text that a prompt holds: one line a lesson. Learning, evaluation and deployment all use it."""
+    return "\n".join(line(lesson.text) for lesson in lessons)
+
+
+def render_modules(lesson_set: LessonSet) -> Lessons:
+    """Every module's lessons, in the form that a rollout takes."""
+    modules = dict.fromkeys(lesson.module for lesson in lesson_set.rendered)
+    return {name: render([lesson for lesson in lesson_set.rendered if lesson.module == name]) for name in modules}
+
+
+def tokens(text: str) -> int:
+    """Estimate the tokens of a text: four characters each, rounded up."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def cost(text: str) -> int:
+    """Tokens that a lesson's text takes in a prompt, with the bullet and the line break around it."""
+    return tokens(line(text) + "\n")
+
+
+def size(lesson_set: LessonSet) -> int:
+    """Tokens of all rendered lessons, each rounded up: never less than the rendered texts have."""
+    return sum(cost(lesson.text) for lesson in lesson_set.rendered)
+
+
+def number(lesson_id: str) -> int:
+    """The number in an id: 3 of "L3"."""
+    return int(lesson_id.removeprefix("L"))
+
+
+def next_number(lesson_set: LessonSet) -> int:
+    """The first number that no lesson has had, also where a hand-written lesson set has a wrong `next_number`."""
+    return max([lesson_set.next_number, *(number(lesson.id) + 1 for lesson in lesson_set.lessons)])
+
+
+def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
+    """Replace the lessons; the lesson set stays proven only where prompts stay the same, letter by letter."""
+    changed = lesson_set.model_copy(update={"lessons": tuple(lessons), "next_number": next_number(lesson_set)})
+    changed = changed.model_copy(update={"next_number": next_number(changed)})
+    return changed if render_modules(changed) == render_modules(lesson_set) else proven(changed, "")
+
+
+def proven(lesson_set: LessonSet, agent: str) -> LessonSet:
+    """Mark the lesson set as accepted by a test for this agent; "": for none."""
+    seen = digest(render_modules(lesson_set)) if agent else ""
+    return lesson_set.model_copy(update={"proven_for": agent, "proven_lessons": seen})
+
+
+def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[str, Effect]) -> LessonSet:
+    """Add the rollouts that used each lesson, and each measured effect with its pairs, by the lessons' ids."""
+    lessons = []
+    for lesson in lesson_set.lessons:
+        changes: dict[str, Any] = {"used": lesson.used + used.get(lesson.id, 0)}
+        if effect := effects.get(lesson.id):
+            changes["helped"] = lesson.helped + effect.helped
+            changes["harmed"] = lesson.harmed + effect.harmed
+            changes["effect"] = effect
+        lessons.append(lesson.model_copy(update=changes))
+    return with_lessons(lesson_set, lessons)
+
+
+# --- the agent that a lesson set is proven for ---------------------------------------------------------------------------
+
+Table = Mapping[str, Any]
+_MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
+# Other settings of the agent that its prompts show.
+_LOOP = ("memory_update", "record_time", "memory_result_tokens", "observation_format", "template", "filter")
+_MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
+
+
+def identity(resolved: Table, weights: str = "") -> str:
+    """Name the agent of a resolved recipe, e.g. "qwen2.5:7b, gpt-4o (8c1f0e6a2b4d)": its models and a digest.
+
+    The digest covers what decides how the agent behaves besides the lesson set: the model of each module, the text of its
+    prompt and its other settings, and the tools. Where a model is served and how it is sampled from do not count: one
+    lesson set is evaluated at several temperatures.
+
+    Args:
+        resolved: a recipe with every default filled in (`recipe.check.check`).
+        weights: the digest of a checkpoint that the planner samples from, "" for the weights that the recipe names.
+    """
+    agent, engines = resolved["agent"], resolved["engines"]
+    modules: dict[str, dict[str, Any]] = {}
+    for name in _MODULES:
+        if name not in agent:
+            continue
+        table = agent[name]
+        settings = {key: value for key, value in table.items() if key not in ("sampling", "prompt_file")}
+        roles = {"prompted": "executor_code" if table.get("mode") == "code" else name, "released": "released"}
+        if role := roles.get(table["type"]):
+            # A prompt file counts by its text, not by its path.
+            settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
+        modules[name] = _with_model(settings, engines)
+    if not modules:  # an agent of your own
+        own = {key: value for key, value in agent.items() if key not in ("sampling", "lessons")}
+        modules["agent"] = _with_model(own, engines)
+    models = [module["engine"] for module in modules.values() if "engine" in module]
+    whole = {
+        "modules": modules,
+        "loop": {key: agent[key] for key in _LOOP if key in agent},
+        "tools": {name: _with_model(table, engines) for name, table in resolved["tools"].items()},
+        "weights": weights,
+        # A model without a name gets its weights from the seed and the warm start.
+        "start": {}
+        if all("model" in model for model in models)
+        else {key: resolved.get(key) for key in ("seed", "warm_start")},
+    }
+    names = dict.fromkeys(str(model.get("model", model.get("type"))) for model in models)
+    text = json.dumps(portable(whole), sort_keys=True)
+    name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return f"{', '.join(names) or 'programs'} ({name})"
+
+
+def _with_model(table: Table, engines: Table) -> dict[str, Any]:
+    """The table with its engine's model in place of the engine's name in the recipe."""
+    if "engine" not in table:
+        return dict(table)
+    engine = engines[table["engine"]]
+    model = {key: engine[key] for key in _MODEL if key in engine} if "model" in engine else dict(engine)
+    return {**table, "engine": model}

@@ -1,0 +1,252 @@
+"""Add, delete, modify, keep: how a lesson set changes, as a pure, total function.
+
+A model proposes operations. Any list of them, on any lesson set, gives a new lesson set and one outcome an operation. Nothing
+raises, and nothing is dropped without a reason on record.
+
+There are two steps, because the gate tries subsets of one batch: `screened` decides once which operations are sound and
+gives each new lesson its id; `applied` carries out any subset of the sound ones. A person's operations
+(`LessonOrigin.source`) take the same path; only they may change what is pinned or vetoed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from midstream.core.data import Frozen
+from midstream.lessons.lesson_set import (
+    ID,
+    Lesson,
+    LessonOrigin,
+    LessonSet,
+    Line,
+    cost,
+    next_number,
+    number,
+    size,
+    tokens,
+    with_lessons,
+)
+
+Kind = Literal["add", "delete", "modify", "keep"]
+Similarity = Callable[[str, str], float]
+Guard = Callable[[str], str | None]  # the reason why a text is refused, or None
+
+
+class Operation(Frozen):
+    """One proposed change: `id` of the lesson (of an "add": the id that `screened` gave it), the new `text`, `module`.
+
+    A "modify" without a module leaves the lesson where it is, an "add" without one is for the first module that may
+    have lessons. "keep" leaves a lesson as it is; it changes nothing, and is on record.
+    """
+
+    kind: Kind
+    id: str = ""
+    text: Line = ""
+    module: Line = ""
+    origin: LessonOrigin = LessonOrigin()
+
+
+class OperationOutcome(Frozen):
+    """An operation, and the reason why it was `refused`; "" where it was sound."""
+
+    operation: Operation
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What an operation must satisfy. `leak` finds texts that give away a task, `feedback` those that were voted down.
+
+    Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
+    sound operations are carried out, as the gate does. Then the lesson set stays within `max_tokens` whichever they are,
+    so a delete makes no room for an add of the same batch.
+    """
+
+    modules: Sequence[str]
+    max_tokens: int | None = None
+    lesson_tokens: int | None = None
+    similarity: Similarity | None = None
+    threshold: float = 1.0
+    leak: Guard | None = None
+    feedback: Guard | None = None
+    subsets: bool = True
+
+
+def screened(
+    lesson_set: LessonSet, operations: Sequence[Operation], rules: Rules, *, pending: int = 0
+) -> tuple[LessonSet, list[OperationOutcome]]:
+    """Decide which operations are sound, one after the other; each sees the effect of those before it.
+
+    The first `pending` ones were sound in an earlier batch: their new lessons keep the ids that they were given there.
+    Lessons that contradict each other are not detected here: that is the work of the merger and the gate.
+
+    Returns the lesson set, unchanged except for `next_number` (ids of lessons that are not accepted in the end are not
+    used again), and one outcome an operation, in order, an "add" with its id.
+    """
+    screen = _Screen(lesson_set, rules)
+    outcomes = [screen.outcome(operation, known=place < pending) for place, operation in enumerate(operations)]
+    return lesson_set.model_copy(update={"next_number": screen.next_number}), outcomes
+
+
+def applied(lesson_set: LessonSet, operations: Sequence[Operation]) -> LessonSet:
+    """Apply sound operations in order; one that `screened` would refuse for its id changes nothing.
+
+    Those are: on a lesson that is not there, or that a person marked; an add without an id, or with one that is taken.
+    """
+    lessons = {lesson.id: lesson for lesson in lesson_set.lessons}
+    for operation in operations:
+        before = lessons.get(operation.id)
+        if operation.kind == "add" and before is None and ID.fullmatch(operation.id):
+            lessons[operation.id] = _lesson(operation, None)
+        elif before is not None and not _guarded(before, operation):
+            if operation.kind == "delete":
+                del lessons[operation.id]
+            elif operation.kind == "modify":
+                lessons[operation.id] = _lesson(operation, before)
+    # An id that was given to a lesson and taken away again is not given a second time.
+    latest = [number(add.id) + 1 for add in operations if add.kind == "add" and ID.fullmatch(add.id)]
+    moved = lesson_set.model_copy(update={"next_number": max([next_number(lesson_set), *latest])})
+    return with_lessons(moved, list(lessons.values()))
+
+
+class _Screen:
+    """The lesson set with the sound operations so far, and the room that is left in it."""
+
+    def __init__(self, lesson_set: LessonSet, rules: Rules) -> None:
+        self.rules, self.next_number = rules, next_number(lesson_set)
+        self.lessons = {lesson.id: lesson for lesson in lesson_set.lessons}
+        self._ids = set(self.lessons)  # of lessons that are there, or were
+        self._touched: set[str] = set()
+        self._size = size(lesson_set)
+
+    def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
+        """Refuse the operation or accept it into the lesson set. `known`: it has the id that an earlier batch gave it."""
+        if operation.kind == "add":
+            return self._add(operation, known)
+        before, after, refused = self.lessons.get(operation.id), None, ""
+        if before is None and operation.id not in self._ids:
+            refused = f"there is no lesson {operation.id!r}"
+        elif before is None or (operation.kind != "keep" and operation.id in self._touched):
+            refused = f"a second operation on {operation.id}"
+        elif operation.kind == "keep":
+            return OperationOutcome(operation=operation)
+        elif _guarded(before, operation):
+            refused = f"{before.id} is {before.state} by a person"
+        elif operation.kind == "modify":
+            operation = operation.model_copy(update={"module": operation.module or before.module})
+            after = _lesson(operation, before)
+            if (after.text, after.module) == (before.text, before.module):
+                refused = f"{before.id} has this text already"
+            else:
+                refused = self._unsound(operation, _growth(before, after))
+        if not refused:
+            self._accept(operation, before, after)
+        return OperationOutcome(operation=operation, refused=refused)
+
+    def _add(self, operation: Operation, known: bool) -> OperationOutcome:
+        module = operation.module or next(iter(self.rules.modules), "")
+        operation = operation.model_copy(update={"module": module})
+        if refused := self._unsound(operation, cost(operation.text)):
+            return OperationOutcome(operation=operation, refused=refused)
+        # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
+        free = ID.fullmatch(operation.id) and operation.id not in self._ids
+        if not (known and free and number(operation.id) < self.next_number):
+            operation = operation.model_copy(update={"id": f"L{self.next_number}"})
+            self.next_number += 1
+        self._accept(operation, None, _lesson(operation, None))
+        return OperationOutcome(operation=operation)
+
+    def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
+        growth = _growth(before, after)
+        self._size += max(0, growth) if self.rules.subsets else growth
+        self._touched.add(operation.id)
+        self._ids.add(operation.id)
+        if after is None:
+            del self.lessons[operation.id]
+        else:
+            self.lessons[operation.id] = after
+
+    def _unsound(self, operation: Operation, growth: int) -> str:
+        """The reason why a text may not come into the lesson set, "" if it may."""
+        text, rules = operation.text, self.rules
+        if not text:
+            return "it has no text"
+        if operation.module not in rules.modules:
+            return f"no lessons for {operation.module!r}, only for {', '.join(rules.modules)}"
+        if rules.lesson_tokens is not None and tokens(text) > rules.lesson_tokens:
+            return f"too long: {tokens(text)} tokens, a lesson may have {rules.lesson_tokens}"
+        if twin := self._twin(operation):
+            return f"{'repeats' if twin.state != 'vetoed' else 'like the vetoed'} {twin.id}"
+        for guard in filter(None, (rules.leak, rules.feedback)):
+            if reason := guard(text):
+                return reason
+        if rules.max_tokens is not None and growth > 0 and self._size + growth > rules.max_tokens:
+            return f"the lesson set is full: {self._size} of {rules.max_tokens} tokens, this needs {growth} more"
+        return ""
+
+    def _twin(self, operation: Operation) -> Lesson | None:
+        """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""
+        similarity = self.rules.similarity
+        for lesson in self.lessons.values():
+            vetoed = lesson.state == "vetoed"
+            apart = operation.origin.source == "person" if vetoed else lesson.module != operation.module
+            if apart or lesson.id == operation.id:
+                continue
+            if similarity is not None and similarity(lesson.text, operation.text) >= self.rules.threshold:
+                return lesson
+            # Without a similarity repetitions are allowed, but a veto holds.
+            if similarity is None and vetoed and lesson.text.casefold() == operation.text.casefold():
+                return lesson
+        return None
+
+
+def _guarded(lesson: Lesson, operation: Operation) -> bool:
+    """Whether a person has marked the lesson, so that only a person may change it."""
+    return lesson.state != "active" and operation.origin.source != "person"
+
+
+def _growth(before: Lesson | None, after: Lesson | None) -> int:
+    """By how many tokens the rendered lesson set grows; negative where it shrinks."""
+    old, new = (0 if lesson is None or lesson.state == "vetoed" else cost(lesson.text) for lesson in (before, after))
+    return new - old
+
+
+def _lesson(operation: Operation, before: Lesson | None) -> Lesson:
+    """The lesson with the operation's text, without the counts and the effect of its text `before`."""
+    module, state = (before.module, before.state) if before else ("", "active")
+    return Lesson(
+        id=operation.id, text=operation.text, module=operation.module or module, state=state, origin=operation.origin
+    )
+
+
+class Diff(Frozen):
+    """The changes from one lesson set to another, by the lessons' ids; pairs are (before, after).
+
+    `modified` lessons have another text or module, `marked` ones another state; a lesson may be in both. Counts and
+    effects do not count as changes.
+    """
+
+    added: tuple[Lesson, ...] = ()
+    deleted: tuple[Lesson, ...] = ()
+    modified: tuple[tuple[Lesson, Lesson], ...] = ()
+    marked: tuple[tuple[Lesson, Lesson], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.added or self.deleted or self.modified or self.marked)
+
+
+def diff(before: LessonSet, after: LessonSet) -> Diff:
+    """Compare two lesson sets."""
+    old = {lesson.id: lesson for lesson in before.lessons}
+    both = [(old[lesson.id], lesson) for lesson in after.lessons if lesson.id in old]
+    kept = {lesson.id for _, lesson in both}
+    return Diff(
+        added=tuple(lesson for lesson in after.lessons if lesson.id not in old),
+        deleted=tuple(lesson for lesson in before.lessons if lesson.id not in kept),
+        modified=tuple((one, two) for one, two in both if (one.text, one.module) != (two.text, two.module)),
+        marked=tuple((one, two) for one, two in both if one.state != two.state),
+    )

@@ -1,0 +1,260 @@
+"""A run that learns lessons, from the empty lesson set to the last evaluation: start reading here.
+
+    evaluate "no lessons"
+    -> per update: batch -> rollouts -> semantic advantage -> operations -> gate -> lesson set, record, version
+    -> evaluate "with lessons"
+
+Everything random derives from (seed, purpose, update), and everything that was paid for is in the ledger until its
+update is recorded. So a run that was killed and resumed ends with the same lesson set as one that was not, and repeats
+only the rollouts and requests that were under way. Its updates never change a model's weights (a tiny planner may be
+warm-started before them).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from midstream.core.errors import BudgetError
+from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.metrics import malformed_example
+from midstream.core.protocols import Engine
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation.leakage import record_learned
+from midstream.evaluation.run import MakeEnvironment, SetEvaluation, every_set
+from midstream.evaluation.session import Session, evaluate_set
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
+from midstream.lessons.commit import Committer, UpdateRecord, read_updates
+from midstream.lessons.feedback import VoteFile
+from midstream.lessons.ledger import Cache, Ledger
+from midstream.lessons.lesson_set import LessonSet, render_modules
+from midstream.lessons.runner import Report, RolloutJob
+from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.update import LessonLearner
+from midstream.rollout import Place
+from midstream.runs import RunDirectory
+from midstream.runs.budget import HELD_BACK, Budget
+
+WITHOUT, WITH = "no lessons", "with lessons"
+Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LessonsParts:
+    """What a session needs, as built from a recipe.
+
+    `validation` are the tasks of `validation_set`, which the gate tests on. `engines` are keyed by the reflector's
+    roles. `start` is the first lesson set, `identity` names the agent. `prepare` restores the planner's weights at the
+    run's start, where they are made in process.
+    """
+
+    seed: int
+    tasks: Sequence[Task]
+    validation: Sequence[Task]
+    validation_set: SetConfig
+    set_tasks: Callable[[SetConfig], list[Task]]
+    make_environment: MakeEnvironment
+    engines: Mapping[str, Engine]
+    start: LessonSet
+    identity: str
+    budget: Budget
+    cache: Cache | None
+    prepare: Prepare | None
+    lessons: LessonsConfig
+    evaluation: EvaluationConfig
+
+
+class LessonsSession(Session):
+    """One lesson run in one run directory. It closes budget, cache and votes; the caller closes the other parts."""
+
+    def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
+        self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
+        feedback = parts.lessons.feedback
+        self.votes = VoteFile(feedback.votes) if feedback else None
+        self.committer = Committer(run, cache=parts.cache, report=self.note, votes=self.votes)
+        self.updates: list[UpdateRecord] = []
+        self.lessons = LessonLearner(
+            config=parts.lessons,
+            tasks=parts.tasks,
+            validation=parts.validation,
+            environment=parts.make_environment(),
+            gate_environment=parts.make_environment(chosen=parts.validation_set),
+            engines=parts.engines,
+            ledger=self.committer.ledger,
+            votes=self.votes,
+            seed=parts.seed,
+            identity=parts.identity,
+            budget=self.budget,
+            report=self._report,
+        )
+
+    async def run(self) -> str:
+        """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
+        self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
+        try:
+            return await super().run()
+        finally:
+            self.committer.ledger.close()
+            self.budget.close()
+            if self.votes is not None:
+                self.votes.close()
+            if self.parts.cache is not None:
+                self.parts.cache.close()
+
+    async def begin(self) -> range:
+        """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
+        self.committer.recover()
+        record_learned(self.run_directory, "lessons", self.parts.tasks)
+        record_learned(self.run_directory, "gate", self.parts.validation)
+        if self.committer.history.current() is None:
+            self.committer.history.add(self.parts.start, by="start")
+        self.updates = read_updates(self.run_directory)
+        self.listener(
+            RunStarted(
+                recipe=self.run_directory.info().recipe_name,
+                directory=str(self.run_directory.root),
+                total=self.parts.lessons.most_updates,
+                done=len(self.updates),
+                limits=self.parts.lessons.budget.limits,
+            )
+        )
+        for record in self.updates:
+            self.listener(record.event)
+        self._warn_of_limit()
+        if self.parts.prepare is not None:
+            await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
+        if self.parts.evaluation.at == "both":
+            await self._evaluate(WITHOUT, 0)
+            # The last evaluation must fit into the budget, too.
+            self.budget.hold_back("evaluation 0")
+        return range(len(self.updates) + 1, self.parts.lessons.most_updates + 1)
+
+    def at_limit(self, error: BudgetError) -> str:
+        """Finish with what was learned, and say how the run continues."""
+        resume = f"midstream resume {shlex.quote(str(self.run_directory.root))}"
+        fix = f"{resume} {error.fix}"
+        return super().at_limit(BudgetError(error.what, code=error.code, cause=error.cause, fix=fix))
+
+    def _warn_of_limit(self) -> None:
+        """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""
+        lessons, evaluation, limit = self.parts.lessons, self.parts.evaluation, self.parts.lessons.budget.rollouts
+        if limit is None or self.updates or lessons.lessons_from != "rollouts":
+            return
+        evaluated = 0
+        if evaluation.at == "both":
+            tasks = sum(len(self.parts.set_tasks(chosen)) for chosen in evaluation.sets)
+            evaluated = tasks * len(evaluation.temperatures) * evaluation.trials
+        held_back = math.ceil(evaluated * HELD_BACK)
+        update = min(lessons.batch_size, lessons.tasks) * lessons.group_size
+        if (needed := evaluated + update + held_back) > limit:
+            self.note(
+                f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
+                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; "
+                f'--budget "{needed} rollouts" has'
+            )
+
+    def reason_to_stop(self) -> str:
+        """Why no further update is made: the limit on updates, or `patience`."""
+        config = self.parts.lessons
+        if len(self.updates) >= config.most_updates:
+            limited = config.most_updates < config.updates
+            allowed = f"{config.most_updates} of {config.updates} updates are allowed (lessons.budget.updates)"
+            return allowed if limited else ""
+        patience = config.patience
+        latest = self.updates[-patience:] if patience else []
+        accepted = any(change.fate == "accepted" for record in latest for change in record.changes)
+        if not patience or len(latest) < patience or accepted:
+            return ""
+        reason = f"no change was accepted in the last {patience} updates (lessons.patience)"
+        self.note(reason)
+        return reason
+
+    async def step(self, step: int) -> None:
+        """Make one update of the newest lesson set, and commit it."""
+        before = self.committer.history.get()
+        pending = self.updates[-1].pending if self.updates else ()
+        made = await self.lessons.update(step, before.lesson_set, pending, before.number + 1)
+        self.committer.commit(made)
+        self.listener(made.record.event)
+        self.updates.append(made.record)
+        if (why := made.record.no_contrast) and (step == 1 or made.record.tool_use.unreadable):
+            example = malformed_example(made.trajectories, self.run_directory.root)
+            self.note(f"update {step} has nothing to learn from: {why}.{example}")
+
+    async def finish(self) -> None:
+        """Evaluate with the newest lesson set, unless there was no update."""
+        self.budget.release()
+        if self.updates and self.parts.evaluation.at != "none":
+            await self._evaluate(WITH, len(self.updates))
+
+    async def _evaluate(self, policy: str, step: int) -> None:
+        """Evaluate every set at every temperature, without lessons or with the newest lesson set."""
+        parts, run = self.parts, self.run_directory
+        self.budget.phase = f"evaluation {step}"
+        lessons = render_modules(self.committer.history.get().lesson_set) if policy == WITH else NO_LESSONS
+        store = EvaluationStore(self.committer.ledger, lessons, self._report)
+        for work in every_set(
+            parts.evaluation, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
+        ):
+            work = replace(work, environment=replace(work.environment, lessons=lessons))
+            found = {(result.set_name, result.sampling, result.step): result for result in run.evaluations.read()}
+            first = found.get((*work.key[:2], 0))
+            if not lessons and first is not None and work.key not in found:
+                # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
+                name = replace(work, step=0).name
+                run.trajectories.write(work.name, run.trajectories.open(name))
+                result = first.model_copy(update={"policy": policy, "step": step})
+                run.evaluations.append(result)
+            else:
+                result = await evaluate_set(run, work, store, note=self.note)
+            if result is not None:
+                self.listener(EvaluationFinished(result))
+
+    def _report(self, text: str) -> None:
+        self.listener(Phase(text))
+        self.listener(BudgetSpent(self.budget.spent()))
+
+
+class EvaluationStore:
+    """The ledger as the `Store` of evaluations with these lessons; reports the progress."""
+
+    def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
+        self.ledger, self.lessons, self.report = ledger, lessons, report
+        self._what, self._done = "", 0  # of the evaluation under way
+
+    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
+        """The places of this evaluation in the ledger or its cache."""
+        found = self._job(evaluation).kept(self.ledger)
+        self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
+        self._done = len(found)
+        self.report(self._what)
+        return found.keys()
+
+    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
+        """Keep trajectories in the ledger and its cache."""
+        self._job(evaluation).keep(trajectories, self.ledger)
+        self._done += len(trajectories)
+        self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
+
+    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
+        """Trajectories in the ledger, in this order."""
+        kept = self.ledger.kept(f"evaluation-{evaluation.name}")
+        return (kept[place] for place in places)
+
+    def forget(self, evaluation: SetEvaluation) -> None:
+        """Drop the trajectories from the ledger."""
+        self.ledger.forget(f"evaluation-{evaluation.name}")
+
+    def _job(self, evaluation: SetEvaluation) -> RolloutJob:
+        return RolloutJob(
+            scope=f"evaluation-{evaluation.name}",
+            purpose=f"evaluation {sampling_name(evaluation.temperature)} {evaluation.chosen.model_dump_json()}",
+            tasks=evaluation.tasks,
+            group_size=evaluation.trials,
+            seed=evaluation.seed,
+            lessons=dict.fromkeys((task.id for task in evaluation.tasks), self.lessons),
+        )

@@ -1,0 +1,233 @@
+"""Settings of context-space learning; the defaults are the paper's where it names a value (arXiv 2510.08191)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from midstream.core.data import Settings
+from midstream.core.trajectory import Sampling
+from midstream.runs.budget import BudgetConfig
+
+ROLES = ("summariser", "critic", "merger")
+
+
+class RoleConfig(Settings):
+    """One role of the reflector.
+
+    Attributes:
+        engine: the name of a table `[engines.NAME]`
+        sampling: see `sampling`
+        asks: the most requests for a reply that can be used
+        prompt_file: replaces the role's prompt (not in `reflector`); the critic's replaces `write.md` with
+            `lessons_from = "model"`
+        structured_output: the server enforces the JSON schema; needs its support
+    """
+
+    engine: str
+    sampling: Sampling = Sampling(temperature=0.7, max_tokens=4096)
+    asks: int = Field(default=3, ge=1)
+    prompt_file: Path | None = None
+    structured_output: bool = False
+
+
+class EmbeddingConfig(Settings):
+    """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
+
+    An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
+
+    Attributes:
+        model: the embedding model
+        base_url: the address of an OpenAI-compatible server
+        api_key_env: the environment variable with its key
+        timeout_s: seconds of one request
+    """
+
+    model: str
+    base_url: str
+    api_key_env: str = ""
+    timeout_s: float = Field(default=60.0, gt=0)
+
+
+class LessonLimits(Settings):
+    """What the lesson set may hold; None disables a limit or a check.
+
+    Attributes:
+        max_tokens: the most tokens of all lessons together; four characters count as a token
+        lesson_tokens: the most tokens of one lesson
+        likeness: lessons of this similarity (cosine, 0 to 1) or more are near-duplicates
+        embedding: see `lessons.limits.embedding`; without it, similarity is that of hashed n-grams
+        leak_guard: refuse lessons that copy a task's answer
+    """
+
+    max_tokens: int | None = Field(default=2000, ge=1)
+    lesson_tokens: int | None = Field(default=100, ge=1)
+    likeness: float | None = Field(default=0.85, gt=0, le=1)
+    embedding: EmbeddingConfig | None = None
+    leak_guard: bool = True
+
+
+class FeedbackConfig(Settings):
+    """The feedback filter (`feedback.py`): hold back what is near three distinct votes against. A text is `votes`.
+
+    Attributes:
+        votes: the file of the project's votes
+        near: texts of this similarity (cosine, 0 to 1) or more are near each other
+        embedding: see `lessons.limits.embedding`, the default; without either, similarity is that of hashed n-grams
+    """
+
+    votes: Path = Path(".midstream/votes.sqlite")
+    near: float = Field(default=0.85, gt=0, le=1)
+    embedding: EmbeddingConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_path(cls, value: Any) -> Any:
+        return {"votes": value} if isinstance(value, str | Path) else value
+
+
+class GateConfig(Settings):
+    """When a changed lesson set is accepted (`gate.py`).
+
+    A test stops early if the evidence suffices. By default an update's gate takes at most 4,400 rollouts, less than
+    10 times the paper's 500. The defaults are chosen by `benchmarks/gate_power.py`.
+
+    Attributes:
+        enabled: `false`: every valid change is accepted, as in the paper
+        tasks: validation tasks
+        error_rate: the probability that a run accepts any change that does not help
+        futility_rate: the probability that a test gives up on an effect of `min_effect` or more
+        min_effect: the smallest effect on the mean reward that is worth finding
+        block: pairs of fresh validation rollouts between two looks of a test
+        test_pairs: the most pairs of one test; an update makes at most two tests
+        bisect_pairs: the most pairs to separate good changes from bad ones by random halves; 0: never separate
+    """
+
+    enabled: bool = True
+    tasks: int = Field(default=100, ge=2)
+    error_rate: float = Field(default=0.05, gt=0, lt=1)
+    futility_rate: float = Field(default=0.1, gt=0, lt=1)
+    min_effect: float = Field(default=0.02, gt=0, lt=1)
+    block: int = Field(default=32, ge=1)
+    test_pairs: int = Field(default=600, ge=1)
+    bisect_pairs: int = Field(default=1000, ge=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requests:
+    """At most `count` requests of a role to an engine, each for at most `max_tokens` new tokens."""
+
+    role: str
+    engine: str
+    count: int
+    max_tokens: int
+
+
+class LessonsConfig(Settings):
+    """Training-Free GRPO.
+
+    With `truth = "majority"` or `"none"` no role of the reflector sees a gold answer. `lessons_from = "model"` has the
+    critic write lessons without any rollout (a control).
+
+    Attributes:
+        tasks: tasks of the train split; questions of the validation set are left out
+        epochs: passes over the tasks, each in a new order
+        batch_size: tasks of an update
+        group_size: rollouts of a task
+        families: learn from and validate on these families; empty: all
+        truth: what grades a rollout: `answer`, its reward; `majority`, whether it agrees with most of its group; `none`
+        lessons_from: `rollouts`, or `model`: a control whose lessons come from the questions only
+        skip_uniform: leave out groups whose rollouts all have the same reward; no effect with `truth = "none"`
+        changes_per_group: the most proposals from one group
+        modules: the modules that may get lessons; of an interleaved agent `["policy"]`
+        reflector: the model behind all three roles; see `lessons.reflector`
+        summariser: replaces `reflector` for this role
+        critic: replaces `reflector` for this role
+        merger: replaces `reflector` for this role
+        lesson set: see `lessons.limits`
+        gate: see `lessons.gate`
+        feedback: see `lessons.feedback`; by default no votes
+        budget: as `[budget]`, which wins over it
+        start: the first lesson set: a lesson run or a file
+        patience: stop after this many updates without an accepted change
+        shuffle_rewards: a control: all rewards are permuted at random
+        cache: a directory that keeps rollouts and replies for runs of equal settings
+    """
+
+    tasks: int = Field(default=100, ge=1)
+    epochs: int = Field(default=3, ge=1)
+    batch_size: int = Field(default=100, ge=1)
+    group_size: int = Field(default=5, ge=1)
+    families: tuple[str, ...] = ()
+    truth: Literal["answer", "majority", "none"] = "answer"
+    lessons_from: Literal["rollouts", "model"] = "rollouts"
+    skip_uniform: bool = True
+    changes_per_group: int = Field(default=2, ge=1)
+    modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=("planner",), min_length=1)
+    reflector: RoleConfig
+    summariser: RoleConfig | None = None
+    critic: RoleConfig | None = None
+    merger: RoleConfig | None = None
+    lesson_set: LessonLimits = LessonLimits()
+    gate: GateConfig = GateConfig()
+    feedback: FeedbackConfig | None = None
+    budget: BudgetConfig = BudgetConfig()
+    start: Path | None = None
+    patience: int | None = Field(default=None, ge=1)
+    shuffle_rewards: bool = False
+    cache: Path | None = None
+
+    @model_validator(mode="after")
+    def _groups_have_contrast(self) -> LessonsConfig:
+        if self.group_size < 2 and self.skip_uniform and self.lessons_from == "rollouts":
+            raise ValueError(
+                f"group_size = {self.group_size} never teaches anything, because groups without contrast are skipped: "
+                "set it to 2 or more, or skip_uniform = false"
+            )
+        return self
+
+    def role(self, name: str) -> RoleConfig:
+        """The settings of one of `ROLES`."""
+        return {"summariser": self.summariser, "critic": self.critic, "merger": self.merger}[name] or self.reflector
+
+    @property
+    def updates(self) -> int:
+        """The number of updates in the whole schedule."""
+        return self.epochs * -(-self.tasks // self.batch_size)
+
+    @property
+    def most_updates(self) -> int:
+        """The number of updates that the schedule and the budget allow."""
+        return self.updates if self.budget.updates is None else min(self.updates, self.budget.updates)
+
+    @property
+    def most_tasks(self) -> int:
+        """The tasks of all updates, each counted as often as it occurs."""
+        epochs, rest = divmod(self.most_updates, self.updates // self.epochs)
+        return epochs * self.tasks + min(rest * self.batch_size, self.tasks)
+
+    def most_rollouts(self) -> dict[str, int]:
+        """An upper bound of the rollouts by purpose: every test and every bisection of the gate runs to its end."""
+        tasks, updates = self.most_tasks, self.most_updates
+        learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
+        what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
+        found = {what: learning}
+        if self.gate.enabled:
+            pairs = 2 * self.gate.test_pairs + self.gate.bisect_pairs
+            found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
+        return found
+
+    def most_requests(self) -> list[Requests]:
+        """An upper bound of the requests by role: every reply is requested as often as its role allows."""
+        counts = {"critic": self.most_tasks, "merger": self.most_updates}
+        if self.lessons_from == "rollouts":
+            counts = {"summariser": self.most_tasks * self.group_size, **counts}
+        found = []
+        for name, count in counts.items():
+            role = self.role(name)
+            most, max_tokens = count * role.asks, role.sampling.max_tokens
+            found.append(Requests(role=name, engine=role.engine, count=most, max_tokens=max_tokens))
+        return found

@@ -1,0 +1,283 @@
+"""Two checks of a lesson's text: does it repeat another lesson, and does it leak the answer of a task?
+
+**Similarity** is a number from 0 to 1. A missed repetition costs a line of the prompt. Two lessons wrongly taken for
+one cost a lesson, and where the lesson set already holds a wrong one ("turn it left"), it would keep the right one out
+("turn it right"). So texts that make different claims are never similar, however many words they share.
+
+**The leak guard** refuses a lesson that holds the answer of a task instead of a way to find one. Such a lesson raises
+the reward of the tasks it was learned from and helps with no other. Texts are compared as `core.answers.words` returns
+them: without case, punctuation and articles, numbers by their value. Caught, for any of the tasks given:
+
+- a revealing answer, anywhere in the lesson: three words or more, two or more that begin with a capital ("Marie
+  Curie"), or a number of four significant digits or more;
+- any other answer ("yes", "4", "24", "Paris"), which general advice may hold by chance, together with 0.6 of the
+  question's words, and of its rare ones (all of its words, if none is rare);
+- the question itself: 0.8 of its words, of which four or more are rare.
+
+A word is rare if it stands in the questions of at most one task in twenty (or one, if there are few), so that wording
+shared by all questions counts as no evidence. Little words ("the", "what") do not count.
+
+Not caught: an answer in other words or another form ("a dozen", "1/2" for "0.5", "Curie" for "Marie Curie"), a short
+answer alone or with fewer of the question's words, an answer that is only an article ("A"), and hints that lead to an
+answer without naming it. The gate is the second guard: its tasks are others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from midstream.core.answers import numbers, words
+from midstream.core.errors import EngineError, ToolServerError, TransientError
+from midstream.core.task import Task
+from midstream.lessons.lesson_set import one_line
+from midstream.lessons.settings import EmbeddingConfig
+
+_DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
+_BATCH = 64  # texts a request
+_LARGEST = 1e30  # of a vector's values
+# Chinese, Japanese and Korean write no spaces: there each character is a word.
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
+# No word with a counterpart of another meaning: "on" and "off", "and" and "or", "from" and "to".
+_STOP_WORDS = frozenset(
+    "a an are as at be been being by do does for had has have is it its of please should so that the their them then "
+    "they this to was were will with would you your".split()
+)
+_NEGATIONS = frozenset("not no never none neither nor without avoid cannot unless except skip ignore instead".split())
+_ENDING = re.compile(r"(?<=\w{3})(?:ing|ied|ies|es|ed|s|e|y)$")
+
+RARE = 0.05  # of the tasks
+WITH_ANSWER = 0.6  # of the question's words
+QUOTED = 0.8
+FEWEST_RARE = 4
+REVEALING_WORDS = 3
+REVEALING_NAMES = 2
+REVEALING_DIGITS = 4
+_LITTLE_WORDS = frozenset(
+    "and are as at be been by did do does for from had has have how i if in into is it its many me much my of on or "
+    "that their then there these they this those to was we were what when where which who whose why will with would "
+    "whom you your answer find give question".split()  # words: allow
+)
+_DIGIT = re.compile(r"\d")
+_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
+
+Key = tuple[str, tuple[str, ...]]
+Vectors = Mapping[str, Mapping[int, float]]  # by text, in one line
+
+NO_VECTORS: Vectors = MappingProxyType({})
+
+
+# --- repetitions ------------------------------------------------------------------------------------------------------
+
+
+def ngram_similarity(one: str, other: str) -> float:
+    """The cosine of two texts' word stems and pairs of adjacent stems, each counted in a hashed place.
+
+    Case, punctuation, little words ("the", "you") and common English endings do not count. The value is halved where
+    the texts make different claims: they hold other numbers, one says "not" where the other does not, or each has a
+    word that the other lacks ("left", "right"). So one thought in two different wordings is not found; an embedding
+    engine finds it.
+    """
+    first, second = _features(one_line(one)), _features(one_line(other))
+    if first.text == second.text:
+        return 1.0
+    different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
+    cosine = _cosine(first.ngrams, second.ngrams)
+    return cosine * _DIFFERENT if different else cosine
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSimilarity:
+    """The cosine of two texts' vectors, of length 1 by the texts in one line; negative ones as 0.
+
+    Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
+    contradictions ("left", "right") lie close together for most models, so the threshold should be high.
+    """
+
+    vectors: Vectors
+
+    def __call__(self, one: str, other: str) -> float:
+        """Compare two texts; raises `KeyError` for a text without a vector."""
+        one, other = one_line(one), one_line(other)
+        cosine = max(0.0, _cosine(self.vectors[one], self.vectors[other]))
+        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
+
+
+async def embedding_similarity(
+    config: EmbeddingConfig, texts: Sequence[str], known: Vectors = NO_VECTORS
+) -> EmbeddingSimilarity:
+    """The similarity by a model's vectors of these texts and the `known` ones; each other text is requested once, here.
+
+    Raises `EngineError` if the server refused, or every attempt failed.
+    """
+    # Here, because it needs aiohttp: commands that only read a run start without.
+    from midstream.tools.web import api
+
+    lines = dict.fromkeys(map(one_line, texts))
+    wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
+    vectors = {**known, "": {}}
+    if not wanted:
+        return EmbeddingSimilarity(vectors)
+    key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
+    address = f"{config.base_url.rstrip('/')}/embeddings"
+    service = api.Service("the embedding model", address, api.WebApiConfig(timeout_s=config.timeout_s), key=key)
+    try:
+        for start in range(0, len(wanted), _BATCH):
+            batch = wanted[start : start + _BATCH]
+
+            def check(answer: Any, pause_s: float, count: int = len(batch)) -> None:
+                if _vectors(answer, count) is None:
+                    raise TransientError(f"the answer does not hold {count} vectors", pause_s)
+
+            answer = await service.request("POST", check, json={"model": config.model, "input": batch})
+            for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
+                vectors[text] = _unit(dict(enumerate(vector)))
+    except ToolServerError as failure:
+        fix = "check `lessons.limits.embedding`, or leave it out: texts are then compared by shared words"
+        raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
+    finally:
+        await service.close()
+
+    return EmbeddingSimilarity(vectors)
+
+
+def _vectors(answer: Any, count: int) -> list[list[float]] | None:
+    """The vectors of an answer in the order of the texts, None where the answer cannot be used."""
+    try:
+        # A server may answer in another order.
+        by_index = {str(item.get("index", place)): item["embedding"] for place, item in enumerate(answer["data"])}
+        vectors = [list(by_index[str(place)]) for place in range(count)]
+        # The comparison is false for NaN, too.
+        finite = all(-_LARGEST < value < _LARGEST for vector in vectors for value in vector)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    usable = finite and vectors[0] and len(answer["data"]) == count and len({len(vector) for vector in vectors}) == 1
+    return vectors if usable else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """What counts of a text: `claim` is its numbers and how often it says "not"; `ngrams` has length 1."""
+
+    text: str
+    stems: frozenset[str]
+    ngrams: Mapping[int, float]
+    claim: tuple[tuple[str, ...], int]
+
+
+@lru_cache(maxsize=4096)
+def _features(text: str) -> _Features:
+    stems, negations = [], 0
+    for place, match in enumerate(_WORD.finditer(text)):
+        # "set it to A" names something, "A lesson" does not.
+        word = match[0] if place and match[0] == "A" else match[0].lower()
+        if word in _NEGATIONS or word.endswith(("n't", "n’t")):
+            negations += 1
+        elif word not in _STOP_WORDS:
+            stems.append(_ENDING.sub("", word))
+    counts = Counter(
+        int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
+        for gram in (*stems, *map(" ".join, pairwise(stems)))
+    )
+    return _Features(text, frozenset(stems), _unit(counts), (tuple(sorted(numbers(text))), negations))
+
+
+def _unit(vector: Mapping[int, float]) -> dict[int, float]:
+    """The vector scaled to length 1; the zero vector stays as it is."""
+    length = math.hypot(*vector.values()) or 1.0
+    return {place: value / length for place, value in vector.items()}
+
+
+def _cosine(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """The cosine of two vectors of length 1."""
+    return min(1.0, sum(value * other[place] for place, value in one.items() if place in other))
+
+
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Secrets:
+    """What a lesson may not hold of a task: answers, each with whether it is revealing, and words of the question."""
+
+    task_id: str
+    answers: tuple[tuple[tuple[Key, ...], bool], ...]
+    content: frozenset[Key]
+    rare: frozenset[Key]
+
+    def found(self, keys: Sequence[Key], content: frozenset[Key]) -> str | None:
+        """The reason why a text with these words (`content`: without the little ones) leaks, or None."""
+        for answer, revealing in self.answers:
+            length = len(answer)
+            in_a_row = any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1))
+            if in_a_row and (revealing or self._near(frozenset(answer), content)):
+                return f"it holds the answer of task {self.task_id!r}"
+        if _share(self.content, content) >= QUOTED and len(self.rare & content) >= FEWEST_RARE:
+            return f"it repeats the question of task {self.task_id!r}"
+        return None
+
+    def _near(self, answer: frozenset[Key], content: frozenset[Key]) -> bool:
+        """Whether enough of the question stands with the answer, whose words do not count."""
+        wording, rare = self.content - answer, self.rare - answer
+        if not rare:
+            return bool(wording) and wording <= content
+        return min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
+
+
+def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
+    """Read the tasks, and make a function that returns why a lesson's text may not stand in a lesson set, or None."""
+    tasks = list(tasks)
+    contents = [_content(_keys(task.question)) for task in tasks]
+    spread = Counter(key for content in contents for key in content)
+    most = max(1, int(RARE * len(tasks)))
+    known = [
+        _Secrets(
+            task_id=task.id,
+            answers=tuple((keys, _reveals(answer, keys)) for answer in task.answers if (keys := _keys(answer))),
+            content=content,
+            rare=frozenset(key for key in content if spread[key] <= most),
+        )
+        for task, content in zip(tasks, contents, strict=True)
+    ]
+
+    def reason(text: str) -> str | None:
+        keys = _keys(text)
+        content = _content(keys)
+        return next((found for secrets in known if (found := secrets.found(keys, content))), None)
+
+    return reason
+
+
+def _reveals(answer: str, keys: Sequence[Key]) -> bool:
+    """Whether general advice is very unlikely to hold these words by chance."""
+    digits = ("".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers)
+    names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
+    content = [key for key in keys if key[0] not in _LITTLE_WORDS]
+    return (
+        len(content) >= REVEALING_WORDS
+        or names >= REVEALING_NAMES
+        or any(len(significant) >= REVEALING_DIGITS for significant in digits)
+    )
+
+
+def _share(wanted: frozenset[Key], there: frozenset[Key]) -> float:
+    return len(wanted & there) / len(wanted) if wanted else 0.0
+
+
+def _content(keys: Iterable[Key]) -> frozenset[Key]:
+    return frozenset(key for key in keys if key[0] not in _LITTLE_WORDS)
+
+
+def _keys(text: str) -> tuple[Key, ...]:
+    """The words of a text, "Curie's" as "Curie"; one with a number by its value and its letters, in any notation."""
+    found = words(_POSSESSIVE.sub("", text))
+    return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in found)

@@ -1,0 +1,389 @@
+"""One update of the lesson set by Training-Free GRPO: batch, rollouts, semantic advantage, gate, lesson set.
+
+Source: arXiv 2510.08191. Where Flow-GRPO turns a group's rewards into numbers for a gradient, here a model reads the
+rollouts of a group side by side and describes in words what the good ones did that the bad ones did not: the semantic
+advantage, as operations on the lesson set (`LessonLearner.propose`).
+
+    rollouts of the batch, the lesson set in their prompts
+    -> groups with contrast; the others are counted, or recorded with the reason why they were left out
+    -> every rollout summarized -> every group contrasted -> the batch merged
+    -> sound operations -> the gate -> the lesson set
+
+With `truth = "majority"` a rollout's reward for learning is whether it agrees with the most frequent answer of its
+group, with `"none"` it has none: every group is contrasted, by what its rollouts did. No role of the reflector is shown
+the gold answer then.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from midstream.core.answers import most_frequent
+from midstream.core.errors import InfrastructureError, PromptTooLongError
+from midstream.core.metrics import tool_use
+from midstream.core.protocols import Engine
+from midstream.core.schedule import RunProgress
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.trajectory import Score, Trajectory
+from midstream.lessons.commit import MadeUpdate, UpdateRecord
+from midstream.lessons.feedback import Vote, VoteDecision, VoteFile
+from midstream.lessons.gate import ChangeRecord, Decision, decide
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.lesson_set import LessonSet, measured, proven, render_modules, tokens
+from midstream.lessons.operations import Guard, Operation, OperationOutcome, Rules, Similarity, applied, screened
+from midstream.lessons.reflector import Reflector
+from midstream.lessons.replies import Proposals
+from midstream.lessons.runner import Match, Report, Runner
+from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
+from midstream.rewards.votes import answer_key
+from midstream.rollout import Environment, Group, run_concurrently
+from midstream.runs.budget import Budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """The changes that a batch suggests: `operations`, in a fixed order.
+
+    `groups` are all that were run, unchanged (with any `truth`: their rewards are those of the gold answer, which
+    learning may not have seen); empty with `lessons_from = "model"`. `uniform` groups were left out because
+    they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
+    `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
+    replies, or parts of them, that could not be used.
+    """
+
+    groups: Sequence[Group]
+    operations: Sequence[Operation]
+    uniform: int
+    broken: dict[str, str]
+    failed: dict[str, str]
+    left_out: Sequence[OperationOutcome]
+    unreadable: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Suggestion:
+    """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
+
+    operations: Sequence[Operation] = ()
+    left_out: Sequence[OperationOutcome] = ()
+    unreadable: Sequence[str] = ()
+    skipped: str = ""
+
+
+class LessonLearner:
+    """The algorithm with its gate. It holds no state of a run: an update is a function of step, lesson set and pending.
+
+    `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
+    `engines` are by the reflector's roles. An accepted lesson set is proven for the agent `identity`. `budget` counts what
+    is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back;
+    `Committer` adds the gate's votes.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: LessonsConfig,
+        tasks: Sequence[Task],
+        validation: Sequence[Task],
+        environment: Environment,
+        gate_environment: Environment | None = None,
+        engines: Mapping[str, Engine],
+        ledger: Ledger,
+        votes: VoteFile | None = None,
+        seed: int,
+        identity: str = "",
+        budget: Budget | None = None,
+        report: Report = lambda text: None,
+    ) -> None:
+        self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
+        self.identity, self.budget, self.ledger = identity, budget or Budget(config.budget), ledger
+        self.votes = votes
+        self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
+        self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
+        self.gate_runner = replace(self.runner, environment=gate_environment or environment)
+        label = "optimiser"  # of seeds, as in runs that exist  # words: allow
+        self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
+
+    async def update(self, step: int, lesson_set: LessonSet, pending: Sequence[Operation], version: int) -> MadeUpdate:
+        """Make update number `step`, from 1; `version` is the number that its lesson set gets if it changes.
+
+        Raises:
+            InfrastructureError: every rollout of the batch, or of a block of the gate, failed.
+            BudgetError: a limit was reached.
+        """
+        began, self.budget.phase = time.monotonic(), "learning"
+        epoch, tasks = self.batch(step)
+        votes = self.ledger.votes(self.votes.counted) if self.votes is not None else ()
+        proposal = await self.propose(step, tasks, lesson_set)
+        trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
+        errors = [trajectory.error for trajectory in trajectories if trajectory.error]
+        # Where every rollout failed, nothing can be learned: the run stops until the cause is repaired.
+        if errors and len(errors) == len(trajectories):
+            raise InfrastructureError(
+                f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}",
+                code="all-rollouts-failed",
+                fix="fix that",
+            )
+        proposed = [*pending, *proposal.operations]
+        rules = await self._rules(lesson_set, proposed, votes)
+        moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
+        sound = [outcome.operation for outcome in outcomes if not outcome.refused]
+        changes = [operation for operation in sound if operation.kind != "keep"]
+        used = Counter[str]()  # rollouts by lesson, those of the gate first
+        decision = await self._decide(step, moved, changes, used)
+        used.update({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
+        after = self._measured(lesson_set, decision, used)
+        ended = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
+        rewards = [trajectory.reward.value for trajectory in ended if trajectory.reward is not None]
+        no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
+        return MadeUpdate(
+            before=version - 1,
+            lesson_set=after,
+            operations=tuple(change.operation for change in decision.changes if change.fate == "accepted"),
+            record=UpdateRecord(
+                step=step,
+                epoch=epoch,
+                tasks=tuple(task.id for task in tasks),
+                groups=len(proposal.groups),
+                uniform=proposal.uniform,
+                broken=proposal.broken,
+                failed=proposal.failed,
+                mean_reward=fmean(rewards) if rewards else 0.0,
+                turns_mean=fmean(len(trajectory.turns) for trajectory in ended) if ended else 0.0,
+                tool_use=tool_use(trajectories),
+                proposed=(*outcomes[len(pending) :], *proposal.left_out, *no_longer_sound),
+                changes=decision.changes,
+                tests=decision.tests,
+                bisect_pairs=decision.bisect_pairs,
+                bisect_left_out=decision.bisect_left_out,
+                unreadable=tuple(proposal.unreadable),
+                version=version if after != lesson_set else version - 1,
+                lessons=len(after.rendered),
+                spent=self.budget.spent(),
+            ),
+            duration_s=time.monotonic() - began,
+            trajectories=tuple(trajectories),
+        )
+
+    def batch(self, step: int) -> tuple[int, list[Task]]:
+        """The epoch (from 1) and the tasks of an update: every task once an epoch, in another order each time."""
+        per_epoch = self.config.updates // self.config.epochs
+        epoch, number = divmod(step - 1, per_epoch)
+        order = list(self.tasks)
+        random.Random(derive_seed(self.seed, "epoch", epoch)).shuffle(order)
+        size = self.config.batch_size
+        return epoch + 1, order[number * size : (number + 1) * size]
+
+    async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
+        """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
+        config, feedback = self.config.lesson_set, self.config.feedback
+        bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
+        texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
+        similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
+        if similarity and config.embedding:
+            similarity = await embedding_similarity(
+                config.embedding, [*texts, *(lesson.text for lesson in lesson_set.lessons)]
+            )
+        held_back: Guard | None = None
+        if feedback is not None and votes:
+            near: Similarity = ngram_similarity
+            if embedding := feedback.embedding or config.embedding:
+                near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
+            held_back = VoteDecision(votes=votes, similarity=near, near=feedback.near).refusal
+        return Rules(
+            modules=self.config.modules,
+            max_tokens=config.max_tokens,
+            lesson_tokens=config.lesson_tokens,
+            similarity=similarity,
+            threshold=config.likeness or 1.0,
+            leak=self._leak,
+            feedback=held_back,
+            subsets=self.config.gate.enabled,
+        )
+
+    async def _decide(
+        self, step: int, lesson_set: LessonSet, changes: Sequence[Operation], used: Counter[str]
+    ) -> Decision:
+        """Ask the gate, or, where it is off, accept everything, as the paper does. `used` counts lessons in prompts."""
+        if not self.config.gate.enabled:
+            records = tuple(ChangeRecord(operation=change, fate="accepted") for change in changes)
+            return Decision(lesson_set=applied(lesson_set, changes), changes=records, tests=())
+
+        async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
+            for match in matches:
+                used.update(lesson.id for side in (match.first, match.other) for lesson in side.rendered)
+            return await self.gate_runner.pairs(f"gate-{step}-{name}", matches)
+
+        self.budget.phase = "gate"
+        return await decide(
+            lesson_set,
+            changes,
+            tasks=self.validation,
+            play=play,
+            config=self.config.gate,
+            updates=self.config.updates,
+            seed=derive_seed(self.seed, "gate", step),
+        )
+
+    def _measured(self, before: LessonSet, decision: Decision, used: Mapping[str, int]) -> LessonSet:
+        """The lesson set of the decision with counts, measured effects, and the agent that it is proven for."""
+        effects = {
+            change.operation.id: change.effect
+            for change in decision.changes
+            if change.effect and change.fate == "accepted" and change.operation.kind in ("add", "modify")
+        }
+        lesson_set = measured(decision.lesson_set, used, effects)
+        proven_for = before.proven_for
+        if render_modules(lesson_set) != render_modules(before):
+            # The gate has tested the change only, so the lesson set before it must have been proven, or empty.
+            sound = not render_modules(before) or proven_for == self.identity
+            proven_for = self.identity if self.config.gate.enabled and sound else ""
+        return proven(lesson_set, proven_for)
+
+    # --- what a batch suggests ---
+
+    async def propose(self, step: int, tasks: Sequence[Task], lesson_set: LessonSet) -> Proposal:
+        """Roll out, leave out groups without contrast, summarize, contrast, merge.
+
+        A prompt that is too long for the model breaks only its group. Any other `EngineError`, after the engine's own
+        retries, and a `BudgetError` stop the run, which can be resumed.
+        """
+        if self.config.lessons_from == "model":
+            groups: list[Group] = []
+            lessons = await run_concurrently(self._write(step, task, lesson_set) for task in tasks)
+        else:
+            progress = RunProgress(
+                step=step, steps=self.config.updates
+            )  # simulated and degraded tools; the gate has none
+            runner = replace(self.runner, environment=replace(self.runner.environment, progress=progress))
+            groups = await runner.groups(f"step-{step}", tasks, lesson_set, self.config.group_size)
+            lessons = await run_concurrently(self._study(step, group, lesson_set) for group in groups)
+        batch = await self._merge(step, lessons, lesson_set)
+        skipped = {task.id: lesson.skipped for task, lesson in zip(tasks, lessons, strict=True) if lesson.skipped}
+        return Proposal(
+            groups=groups,
+            operations=batch.operations,
+            uniform=list(skipped.values()).count("uniform"),
+            broken={task: reason for task, reason in skipped.items() if reason != "uniform"},
+            failed={
+                trajectory.id: _error(trajectory)
+                for group in groups
+                for trajectory in group.trajectories
+                if not _ended(trajectory)
+            },
+            left_out=[outcome for lesson in (*lessons, batch) for outcome in lesson.left_out],
+            unreadable=[text for lesson in (*lessons, batch) for text in lesson.unreadable],
+        )
+
+    async def _write(self, step: int, task: Task, lesson_set: LessonSet) -> _Suggestion:
+        """What the critic proposes for one question without any rollout."""
+        try:
+            answer = await self.reflector.write(step, task.id, task.question, lesson_set)
+        except PromptTooLongError as failure:
+            return _Suggestion(skipped=failure.what)
+        return self._limited(answer.value, answer.flaws)
+
+    async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:
+        """What one group teaches: summarize every rollout, then contrast them."""
+        # A failed rollout says nothing about the lessons, so the others are contrasted without it.
+        ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
+        if len(ended) < min(2, self.config.group_size):
+            errors = sorted({_error(trajectory) for trajectory in group.trajectories if not _ended(trajectory)})
+            lost = len(group.trajectories) - len(ended)
+            return _Suggestion(skipped=f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}")
+        gold = group.task.answer
+        if self.config.truth == "majority":
+            gold, judged = None, _by_majority(ended)
+            if judged is None:
+                return _Suggestion(skipped="no answer is more frequent than every other")
+            ended = judged
+        elif self.config.truth == "none":
+            gold, ended = None, [_graded(trajectory, None) for trajectory in ended]
+        rewards = {trajectory.reward.value for trajectory in ended if trajectory.reward}
+        # Without contrast there is nothing to learn from, as with an advantage of 0.
+        if self.config.skip_uniform and len(rewards) == 1:
+            return _Suggestion(skipped="uniform")
+        question = group.task.question
+        try:
+            answers = await run_concurrently(
+                self.reflector.summarize(step, question, trajectory, gold) for trajectory in ended
+            )
+            lost_replies = [text for answer in answers for text in answer.flaws]
+            summaries = [answer.value for answer in answers]
+            if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
+                return _Suggestion(skipped="fewer than two rollouts could be summarized", unreadable=lost_replies)
+            contrasted = Group(task=group.task, trajectories=tuple(ended))
+            answer = await self.reflector.contrast(step, contrasted, summaries, lesson_set, gold)
+        except PromptTooLongError as failure:
+            return _Suggestion(skipped=failure.what)
+        return self._limited(answer.value, [*lost_replies, *answer.flaws])
+
+    def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Suggestion:
+        """The first changes that one group may make; a "keep" does not count. Without a reply the group is broken."""
+        if operations is None:
+            return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=unreadable)
+        reason = f"beyond the {self.config.changes_per_group} changes of a group"
+        kept: list[Operation] = []
+        left_out: list[OperationOutcome] = []
+        changes = 0
+        for operation in operations:
+            changes += operation.kind != "keep"
+            if operation.kind != "keep" and changes > self.config.changes_per_group:
+                left_out.append(OperationOutcome(operation=operation, refused=reason))
+            else:
+                kept.append(operation)
+        return _Suggestion(operations=kept, left_out=left_out, unreadable=unreadable)
+
+    async def _merge(self, step: int, lessons: Sequence[_Suggestion], lesson_set: LessonSet) -> _Suggestion:
+        """One list for the batch. The merger is asked only where changes come from more than one group.
+
+        Without its answer nothing is lost: the proposals are used as they are, equal ones once.
+        """
+        proposed = [operation for lesson in lessons for operation in lesson.operations]
+        if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
+            return _Suggestion(operations=proposed)
+        proposals = Proposals(proposed)  # equal proposals of several groups are one
+        try:
+            answer = await self.reflector.merge(step, proposals, lesson_set)
+        except PromptTooLongError as failure:
+            return _Suggestion(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
+        if answer.value is None:
+            return _Suggestion(operations=proposals.operations, unreadable=answer.flaws)
+        return _Suggestion(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
+
+
+def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:
+    """The trajectories with agreement as their reward and without their gold answer; None without a clear majority.
+
+    `rewards.votes.answer_key` says which answers are equal. A rollout without an answer has no vote and is wrong.
+    """
+    keys = [answer_key(trajectory.question, trajectory.answer) for trajectory in trajectories]
+    first, *tied = most_frequent(keys) or [None]
+    if first is None or tied:
+        return None
+    graded = zip(trajectories, keys, strict=True)
+    return [_graded(trajectory, Score(value=float(key == first))) for trajectory, key in graded]
+
+
+def _graded(trajectory: Trajectory, reward: Score | None) -> Trajectory:
+    """The trajectory with another reward, and without its gold answer."""
+    return trajectory.model_copy(update={"reward": reward, "gold": None})
+
+
+def _ended(trajectory: Trajectory) -> bool:
+    return trajectory.status == "ok" and trajectory.reward is not None
+
+
+def _error(trajectory: Trajectory) -> str:
+    """Why a rollout failed, on one line."""
+    error = trajectory.error
+    if error is None:
+        return "no reward"
+    return error.line

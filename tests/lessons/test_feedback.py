@@ -1,0 +1,421 @@
+"""The feedback filter: which votes hold a text back, the file of votes, learning with it, and an agent's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.api import evaluate, resume, train
+from midstream.core.errors import RunError, UsageError
+from midstream.core.protocols import RunContext
+from midstream.core.task import Task
+from midstream.core.trajectory import Score, Trajectory
+from midstream.lessons.commit import read_updates
+from midstream.lessons.feedback import HELD_BACK, FilteredAgent, Vote, VoteDecision, VoteFile, read_votes
+from midstream.lessons.ledger import Ledger
+from midstream.lessons.settings import EmbeddingConfig, FeedbackConfig
+from midstream.lessons.similarity import ngram_similarity
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe, parse_recipe
+from midstream.rollout import Environment, rollout
+from midstream.runs import RunDirectory
+from support.api_server import ApiServer
+from support.embeddings_server import EmbeddingsServer
+from support.errors import coded
+from support.lesson_sessions import SMALL, die, differences, killed_after, learn
+from support.rollouts import StubReward
+
+BAD = "Guess a number that a tool could look up."
+Value = Literal["for", "against"]
+
+
+def vote(text: str = BAD, value: Value = "against", *, run: str = "", lesson: str = "", **more: Any) -> Vote:
+    return Vote(text=text, value=value, run=run, lesson=lesson, **more)
+
+
+def of_runs(count: int, value: Value = "against", text: str = BAD) -> list[Vote]:
+    """Votes on one text as a lesson of several runs."""
+    return [vote(text, value, run=f"/{value}/{number}", lesson="L1") for number in range(count)]
+
+
+def held_back(votes: Sequence[Vote], text: str = BAD, near: float = 0.85) -> bool:
+    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=near).refusal(text)
+    assert reason is None or reason.startswith(HELD_BACK)
+    return reason is not None
+
+
+@pytest.fixture
+def votes_at(tmp_path):
+    """Makes files of votes, and closes them."""
+    made: list[VoteFile] = []
+
+    def make(name: str = "votes.sqlite", votes: Sequence[Vote] = ()) -> VoteFile:
+        made.append(VoteFile(tmp_path / name))
+        made[-1].add(votes)
+        return made[-1]
+
+    yield make
+    for file in made:
+        file.close()
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("against", "favor", "expected"),
+    [(0, 0, False), (2, 0, False), (3, 0, True), (3, 2, True), (3, 3, False), (9, 3, False), (0, 3, False)],
+)
+def test_three_near_votes_against_hold_a_text_back_unless_three_for_are_as_near(against, favor, expected):
+    assert held_back([*of_runs(against), *of_runs(favor, "for")]) is expected
+
+
+def test_the_nearer_side_wins():
+    nearer = [*of_runs(3, text=f"Remember: {BAD}"), *of_runs(3, "for")]
+    farther = [*of_runs(3), *of_runs(3, "for", text=f"Remember: {BAD}")]
+    assert not held_back(nearer, near=0.5)
+    assert held_back(farther, near=0.5)
+
+
+def test_votes_on_other_claims_do_not_count():
+    assert not held_back(of_runs(5), "Never guess a number that a tool could look up.")
+    assert not held_back(of_runs(5), "Round to 2 decimals.")
+
+
+def test_the_reason_names_the_nearest_votes_first():
+    votes = [*of_runs(1, text=f"Remember: {BAD}"), *(vote(run=f"/{name}") for name in "abc"), *of_runs(2, "for")]
+    reason = VoteDecision(votes=votes, similarity=ngram_similarity, near=0.5).refusal(BAD)
+    assert reason is not None
+    assert reason.count(f"'{BAD}' (1.00)") == 3
+    assert "Remember" not in reason
+
+
+texts = st.sampled_from([BAD, f"Remember: {BAD}", f"{BAD} Always.", "Round to 2 decimals.", "Look it up."])
+values = st.sampled_from(["for", "against"])
+some_votes = st.lists(st.builds(vote, texts, values, run=st.integers(0, 30).map(str)), max_size=12).map(
+    lambda votes: list({vote.item: vote for vote in votes}.values())
+)
+
+
+@given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), st.randoms())
+def test_the_order_of_votes_does_not_matter(votes, text, near, chance: random.Random):
+    shuffled = chance.sample(votes, len(votes))
+    decisions = [VoteDecision(votes=each, similarity=ngram_similarity, near=near) for each in (votes, shuffled)]
+    assert decisions[0].refusal(text) == decisions[1].refusal(text)
+
+
+@given(some_votes, texts, st.sampled_from([0.3, 0.85, 1.0]), texts)
+def test_a_vote_for_never_holds_back_and_a_vote_against_never_lets_pass(votes, text, near, other):
+    before = held_back(votes, text, near)
+    assert held_back([*votes, vote(other, "for", run="new")], text, near) <= before
+    assert held_back([*votes, vote(other, "against", run="new")], text, near) >= before
+
+
+# --- the file of votes ------------------------------------------------------------------------------------------------
+
+
+def test_votes_on_one_item_are_one_and_the_last_one_counts(votes_at):
+    file = votes_at(votes=[vote(), vote(BAD.upper()), vote(f" {BAD} "), vote(run="/a", lesson="L1")])
+    assert [(found.run, found.value) for found in file.counted()] == [("", "against"), ("/a", "against")]
+    assert not held_back(file.counted())
+    file.add([vote(value="for"), vote(run="/a", lesson="L2"), vote(run="/b", lesson="L1")])
+    assert [found.value for found in file.counted()] == ["against", "for", "against", "against"]
+    assert held_back(file.counted())
+
+
+def test_the_gate_does_not_vote_where_anybody_has(votes_at):
+    gate = [vote(run="/a", lesson="L1", by="gate"), vote(value="for", run="/a", lesson="L2", by="gate")]
+    file = votes_at(votes=gate)
+    file.add(gate)
+    file.add([vote(value="for", run="/a", lesson="L1")])
+    file.add(gate)
+    assert [(found.lesson, found.value, found.by) for found in file.counted()] == [
+        ("L2", "for", "gate"),
+        ("L1", "for", "person"),
+    ]
+
+
+def test_several_writers_lose_nothing(tmp_path, votes_at):
+    votes_at()
+
+    def write(number: int) -> None:
+        file = VoteFile(tmp_path / "votes.sqlite")
+        for lesson in range(20):
+            file.add([vote(run=str(number), lesson=f"L{lesson}")])
+        file.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert len(read_votes(tmp_path / "votes.sqlite")) == 80
+
+
+def test_what_is_no_file_of_votes_is_refused(tmp_path):
+    with pytest.raises(UsageError, check=coded("file-not-found")):
+        read_votes(tmp_path / "none.sqlite")
+    assert not (tmp_path / "none.sqlite").exists()
+    sqlite3.connect(tmp_path / "other.sqlite").execute("CREATE TABLE t (a)").connection.close()
+    with pytest.raises(UsageError, check=coded("file-invalid")):
+        VoteFile(tmp_path / "other.sqlite")
+
+
+def test_an_update_that_is_repeated_reads_the_votes_it_began_with(tmp_path, votes_at):
+    file = votes_at(votes=of_runs(2))
+    ledger = Ledger(tmp_path / "ledger")
+    began = ledger.votes(file.counted)
+    ledger.close()
+    file.add(of_runs(5))
+    again = Ledger(tmp_path / "ledger")
+    assert again.votes(file.counted) == began
+    assert len(began) == 2
+    again.clear()
+    assert len(again.votes(file.counted)) == len(Ledger(tmp_path / "ledger").votes(tuple)) == 5
+    again.close()
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def settings(path: Path) -> dict[str, str]:
+    return {"lessons.feedback.votes": f'"{path}"'}
+
+
+def essence(path: Path) -> list[tuple[str, str, str, int]]:
+    return [(found.text, found.value, found.lesson, found.update) for found in read_votes(path) if found.by == "gate"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run without the filter."""
+    root = tmp_path_factory.mktemp("plain") / "run"
+    learn(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def voted(tmp_path_factory, plain):
+    """A run of the same settings whose votes hold back a proposal of its second update; with the text."""
+    root = tmp_path_factory.mktemp("voted")
+    bad = read_updates(RunDirectory.open(plain))[1].changes[1].operation.text
+    file = VoteFile(root / "votes.sqlite")
+    file.add(of_runs(3, text=bad))
+    file.close()
+    learn(root / "run", settings(root / "votes.sqlite"))
+    return root, bad
+
+
+def test_votes_without_a_near_proposal_change_nothing_but_the_gate_votes(plain, tmp_path):
+    learn(tmp_path / "run", settings(tmp_path / "votes.sqlite"))
+    assert differences(plain, tmp_path / "run") == []
+    found = read_votes(tmp_path / "votes.sqlite")
+    assert {(one.by, one.run) for one in found} == {("gate", str(tmp_path / "run"))}
+    fates = {
+        change.operation.text: change.fate
+        for record in read_updates(RunDirectory.open(plain))
+        for change in record.changes
+    }
+    assert found
+    assert all({"for": "accepted", "against": "rejected"}[one.value] == fates[one.text] for one in found)
+
+
+def test_a_proposal_near_three_votes_against_is_held_back_untested(plain, voted):
+    root, bad = voted
+    records = read_updates(RunDirectory.open(root / "run"))
+    refused = [outcome for record in records for outcome in record.proposed if outcome.refused.startswith(HELD_BACK)]
+    assert {outcome.operation.text for outcome in refused} == {bad}
+    assert all(change.operation.text != bad for record in records for change in record.changes)
+    without, with_filter = (
+        [record.event.fates["refused"] for record in each] for each in (read_updates(RunDirectory.open(plain)), records)
+    )
+    assert with_filter == [without[0], without[1] + 1]
+
+
+def test_without_a_gate_nobody_votes(tmp_path):
+    learn(tmp_path / "run", {**settings(tmp_path / "votes.sqlite"), "lessons.gate.enabled": False})
+    assert read_votes(tmp_path / "votes.sqlite") == ()
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize(
+    ("after", "more"),
+    [("ledger/votes.jsonl", 0), ("ledger/update.json", 0), ("updates.jsonl", 0), ("updates.jsonl", 1)],
+)
+def test_a_killed_update_votes_once_and_by_the_votes_it_began_with(voted, tmp_path, monkeypatch, after, more):
+    root, bad = voted
+    for name in ("whole", "run"):
+        file = VoteFile(tmp_path / f"{name}.sqlite")
+        file.add(of_runs(3, text=bad))
+        file.close()
+    with killed_after(monkeypatch, tmp_path / "whole", 10**9) as written:
+        learn(tmp_path / "whole", settings(tmp_path / "whole.sqlite"))
+    _, emptied, second, *_ = [place for place, name in enumerate(written) if name == "ledger/votes.jsonl"]
+    assert emptied < second
+    with killed_after(monkeypatch, tmp_path / "run", written.index(after, second) + more + 1):
+        assert die(tmp_path / "run", settings(tmp_path / "run.sqlite"))
+    file = VoteFile(tmp_path / "run.sqlite")
+    file.add(of_runs(3, "for", text=bad))  # by people, meanwhile
+    file.close()
+    learn(tmp_path / "run", settings(tmp_path / "run.sqlite"))
+    assert differences(root / "run", tmp_path / "run") == []
+    assert essence(tmp_path / "run.sqlite") == essence(root / "votes.sqlite") != []
+
+
+def test_a_run_that_is_resumed_elsewhere_keeps_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Build(load_recipe("lessons-simulated", ["lessons.feedback.near=0.9"])) as build:
+        assert build.resolved["lessons"]["feedback"]["votes"] == str(tmp_path / ".midstream/votes.sqlite")
+        assert parse_recipe(build.resolved).lessons == build.recipe.lessons.model_copy(
+            update={"feedback": FeedbackConfig(votes=tmp_path / ".midstream/votes.sqlite", near=0.9)}
+        )
+
+
+# --- an agent's answers -----------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """An agent that gives one answer."""
+
+    name = "writer"
+
+    def __init__(self, answer: str | None, reward: Score | None = None) -> None:
+        self.answer, self.reward = answer, reward
+
+    async def run(self, task: Task, context: RunContext) -> Trajectory:
+        return Trajectory(id=task.id, task_id=task.id, answer=self.answer, stop_reason="answered", reward=self.reward)
+
+    async def close(self) -> None: ...
+
+
+def filtered(answer: str | None, config: FeedbackConfig) -> Trajectory:
+    return asyncio.run(FilteredAgent(Writer(answer), config).run(Task(id="t", question="?", answer=""), RunContext()))
+
+
+def test_an_answer_near_three_votes_against_is_held_back_and_kept(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    config = FeedbackConfig.model_validate(str(tmp_path / "votes.sqlite"))
+    found = filtered(BAD, config)
+    assert (found.answer, found.final, found.stop_reason, found.status) == (None, BAD, "filtered", "ok")
+    assert found.held_back.startswith(HELD_BACK)
+    for answer in ("Look it up.", "", None):
+        assert filtered(answer, config) == Trajectory(id="t", task_id="t", answer=answer, stop_reason="answered")
+
+
+def test_answers_are_compared_by_embeddings_and_votes_are_embedded_once(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    with EmbeddingsServer() as server:
+        embedding = EmbeddingConfig(model="small", base_url=server.url)
+        config = FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding)
+        agent = FilteredAgent(Writer(f"{BAD} Really."), config)
+        for _ in range(2):
+            found = asyncio.run(agent.run(Task(id="t", question="?", answer=""), RunContext()))
+            assert found.stop_reason == "filtered"
+        assert [asked.body["input"] for asked in server.asked] == [[BAD], [f"{BAD} Really."], [f"{BAD} Really."]]
+
+
+def test_concurrent_runs_embed_the_votes_once(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    with EmbeddingsServer() as server:
+        embedding = EmbeddingConfig(model="small", base_url=server.url)
+        agent = FilteredAgent(
+            Writer(f"{BAD} Really."), FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding)
+        )
+
+        async def run() -> list[Trajectory]:
+            tasks = [Task(id=str(number), question="?", answer="") for number in range(8)]
+            return await asyncio.gather(*(agent.run(task, RunContext()) for task in tasks))
+
+        assert {found.stop_reason for found in asyncio.run(run())} == {"filtered"}
+        assert [asked.body["input"] for asked in server.asked].count([BAD]) == 1
+        assert len(server.asked) == 9
+
+
+@pytest.mark.parametrize(("answer", "scored"), [(BAD, 0.0), ("Look it up.", 1.0)])
+def test_a_held_back_answer_loses_the_reward_that_its_agent_gave(tmp_path, votes_at, answer, scored):
+    votes_at(votes=of_runs(3))
+    agent = FilteredAgent(Writer(answer, Score(value=1.0)), FeedbackConfig(votes=tmp_path / "votes.sqlite"))
+    environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward())
+    [group] = asyncio.run(rollout(environment, [Task(id="t", question="?", answer="4")], seed=0))
+    assert group.trajectories[0].reward == Score(value=scored)
+
+
+def test_a_failed_embedding_is_an_error_and_no_answer_of_the_agent(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    with ApiServer(lambda asked: {}, faults=[404]) as server:
+        embedding = EmbeddingConfig(model="small", base_url=server.url)
+        found = filtered(BAD, FeedbackConfig(votes=tmp_path / "votes.sqlite", embedding=embedding))
+    assert (found.status, found.reward) == ("error", None)
+    assert found.error is not None
+    assert found.error.type == "EngineError"
+
+
+AGENT = """
+def guess(question):
+    return "Guess a number that a tool could look up." if "two" in question else "4"
+"""
+
+
+def test_a_recipe_names_the_file(tmp_path, monkeypatch, votes_at):
+    votes_at(votes=of_runs(3))
+    (tmp_path / "agent.py").write_text(AGENT)
+    table = {
+        "name": "filtered",
+        "tasks": {"type": "gazetteer"},
+        "agent": {"type": f"{tmp_path}/agent.py:guess", "filter": f"{tmp_path}/votes.sqlite"},
+        "reward": {"type": "exact_match"},
+    }
+    with Build(parse_recipe(table)) as build:
+        assert parse_recipe(build.resolved).agent == build.recipe.agent
+        tasks = [Task(id=text, question=f"{text} plus 2 ?", answer="4") for text in ("two", "2")]
+        groups = asyncio.run(rollout(build.environment(), tasks, seed=0))
+    first, other = (group.trajectories[0] for group in groups)
+    assert (first.answer, first.final, first.stop_reason) == (None, BAD, "filtered")
+    assert (other.answer, other.held_back) == ("4", "")
+    assert [trajectory.reward and trajectory.reward.value for trajectory in (first, other)] == [0.0, 1.0]
+
+
+def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
+    file = votes_at(votes=of_runs(3))
+    (tmp_path / "agent.py").write_text(AGENT)
+    table = {
+        "name": "filtered",
+        "tasks": {"type": "gazetteer"},
+        "agent": {"type": f"{tmp_path}/agent.py:guess", "filter": f"{tmp_path}/votes.sqlite"},
+        "reward": {"type": "exact_match"},
+        "evaluation": {"sets": [{"name": "test", "split": "test", "count": 2}]},
+    }
+    run = evaluate(table, tmp_path / "run")
+    run.set_status("interrupted")
+    file.add([vote(run="/against/0", lesson="L1", by="person")])  # another vote, the same value
+    resume(run)
+    run.set_status("interrupted")
+    file.add([vote(value="for", run="/against/0", lesson="L1")])
+    with pytest.raises(RunError, check=coded("inputs-changed", "votes")):
+        resume(run)
+
+
+@pytest.mark.slow
+def test_lessons_that_vote_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
+    votes_at(votes=of_runs(3))
+    path = f'"{tmp_path}/votes.sqlite"'
+    changes = {**SMALL, "agent.filter": path, "lessons.feedback.votes": path, "lessons.budget.updates": 1}
+    run = train(
+        load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), tmp_path / "run"
+    )
+    assert any(found.by == "gate" for found in read_votes(tmp_path / "votes.sqlite"))
+    resume(run, overrides=["lessons.budget.updates=2"])
+    assert len(read_updates(run)) == 2
+
+
+def test_a_filter_without_votes_is_refused_before_any_work(tmp_path):
+    table = load_recipe("agentflow-prompted").table()
+    table["agent"]["filter"] = str(tmp_path / "none.sqlite")
+    with pytest.raises(UsageError, check=coded("file-not-found")):
+        Build(parse_recipe(table))
