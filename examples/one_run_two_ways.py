@@ -72,7 +72,7 @@ class Bench:
         )
 
     async def success(self, lesson_set: LessonSet) -> float:
-        """The share of unseen questions, about unseen places, that is answered right with a lesson set in the prompts."""
+        """The share of unseen questions, about unseen places, that is answered right with lessons in the prompts."""
         tests = self.source.fixed("test", seed=SEED, count=TESTED)
         lessons = dict.fromkeys((task.id for task in tests), render_modules(lesson_set))
         groups = await rollout(self.environment, tests, seed=SEED, lessons=lessons)
@@ -101,7 +101,7 @@ async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[LessonSet,
     updated = await lessons.update(1, LessonSet(), (), 1)
     record, played = updated.record, updated.trajectories
     print(f"rollout   {record.groups} groups, {len(played)} trajectories, mean reward {record.mean_reward:.2f}")
-    print(f"lesson set   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
+    print(f"lessons   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
     for change in record.changes:
         operation = change.operation
         print(f"          {change.fate:8}  {operation.text}  (from {len(operation.origin.tasks)} groups)")

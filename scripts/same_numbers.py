@@ -1,6 +1,6 @@
 """Compare the numbers of two runs of one recipe: `python scripts/same_numbers.py RUN OTHER`.
 
-Use it before and after a change that must not change results: metrics, evaluations and updates of the lesson set have to
+Use it before and after a change that must not change results: metrics, evaluations and updates of the lessons have to
 be equal, byte for byte but for names that were changed since (`RENAMED`). Timings, prices of requests and the command
 line differ from run to run and are not compared. Exits with 1 if anything differs.
 """

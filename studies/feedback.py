@@ -1,6 +1,6 @@
 """The study of the feedback filter, on the simulated workshop: what it holds back, and what it saves.
 
-A project learns lessons several times in one world: each run begins with an empty lesson set, has tasks and draws of its own,
+A project learns lessons several times in one world: each run begins without lessons, has tasks and draws of its own,
 and ends with the gate's votes on what it tested. It is made twice, with the filter and without, so the votes of runs 1
 to n - 1 decide what run n may propose. Of each lesson the worth is known
 (`midstream_worlds/workshop/tasks.py`): a false one is harmful, a true one good.

@@ -1,6 +1,6 @@
 """The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
 
-Every run learns a lesson set with lessons of known worth (`midstream_worlds/workshop/tasks.py`), so its gain on the test
+Every run learns lessons of known worth (`midstream_worlds/workshop/tasks.py`), so its gain on the test
 orders is exact, and only the worlds and the draws differ from seed to seed. It is compared with the method without a
 gate, as the paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
 

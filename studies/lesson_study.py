@@ -6,7 +6,7 @@
     tools      turns a rollout by epoch, while the lesson set learns
     transfer   lesson sets learned in one domain (a family of tasks) each, on every domain
 
-Every arm is a run of its own in the study's directory. Nothing is run twice. In the workshop the worth of a lesson set has
+Every arm is a run of its own in the study's directory. Nothing is run twice. In the workshop the worth of lessons has
 a closed form: "exact gain" is what its lessons add to the probability of success on the same tasks, without the noise
 of the evaluation, and "of the best" its share of what the best lesson set adds.
 """
@@ -67,7 +67,7 @@ class LessonStudy:
         table = with_overrides(read_table(self.named), [*self.overrides, f"seed={seed}"])
         if "lessons" not in table:
             raise RecipeError(
-                f"recipe {table.get('name')!r} learns no lesson set",
+                f"recipe {table.get('name')!r} learns no lessons",
                 code="wrong-kind-of-recipe",
                 fix="name a recipe that learns lessons, e.g. lessons-domains",
             )

@@ -37,7 +37,7 @@ from studies.common import parser, print_tables, records, reporter, require_set,
 
 
 class TwoWaysFile(Frozen):
-    """The study as its file describes it: a recipe that learns lessons, one that trains, and the families of each world."""
+    """The study as its file describes it: one that learns lessons, one that trains, and the families of each world."""
 
     lessons: str
     weights: str

@@ -212,7 +212,7 @@ def test_a_lesson_set_that_is_not_there_is_refused(named, recipe, tmp_path, caps
     assert not (tmp_path / "e").exists()
 
 
-# --- the lesson set that a run was begun with ----------------------------------------------------------------------------
+# --- the lesson set that a run was begun with ------------------------------------------------------------------------
 
 
 def test_an_evaluation_keeps_the_version_that_it_began_with(server, run, recipe, tmp_path, capsys):

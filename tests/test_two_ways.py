@@ -1,4 +1,4 @@
-"""Frozen, lesson set, weights and both on the offline world: from one warm start, on the same questions, side by side."""
+"""Frozen, lessons, weights and both on the offline world: from one warm start, on the same questions, side by side."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_both_begin_with_the_very_same_answers(runs):
 
 @pytest.mark.slow
 def test_compare_sets_all_four_side_by_side(runs, capsys):
-    four = [f"{runs}/weights@0", f"{runs}/lesson set", f"{runs}/weights", f"{runs}/both"]
+    four = [f"{runs}/weights@0", f"{runs}/lessons", f"{runs}/weights", f"{runs}/both"]
     assert main(["compare", *four, "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
     tested = [one for one in compared if one["set_name"] == "test"]

@@ -30,7 +30,8 @@ _NAMES = {
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
-    "interface.work": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
+    "interface.work": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume "
+    "solve train",
     "rewards.own": "reward",
     "tools.function": "tool",
 }
@@ -80,9 +81,9 @@ if TYPE_CHECKING:
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
     from midstream.interface.work import (
-        aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve, atrain as atrain,
-        compare as compare, evaluate as evaluate, learn_lessons as learn_lessons, resume as resume, solve as solve,
-        train as train,
+        aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve,
+        atrain as atrain, compare as compare, evaluate as evaluate, learn_lessons as learn_lessons,
+        resume as resume, solve as solve, train as train,
     )
     from midstream.recipe.build import Build as Build
     from midstream.recipe.schema import Recipe as Recipe, load_recipe as load_recipe, parse_recipe as parse_recipe

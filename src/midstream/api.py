@@ -430,7 +430,7 @@ def validate_lessons(
 ) -> LessonsTest:
     """Measure whether a lesson set helps an agent, against no lessons and lesson by lesson, on new rollouts.
 
-    The result is a new version of the lesson set, with every lesson's effect and, if it helps, the agent that it is proven
+    The result is a new version of the lessons, with every lesson's effect and, if it helps, the agent that it is proven
     for. Each rollout is kept as it ends: a validation that was stopped continues when it is called again.
 
     Args:
@@ -612,7 +612,7 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
         raise RunError(
             f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",
             code="inputs-changed",
-            cause=f"{build.resolved['agent'].get('lesson_set')} was changed; results on both would be counted as one",
+            cause=f"{build.resolved['agent'].get('lessons')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's lesson set, RUN@VERSION, never changes), or start over with --out",
         )
     if run.info().votes != _votes_digest(build.recipe):

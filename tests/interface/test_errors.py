@@ -48,9 +48,16 @@ CASES = {
     "nothing to compare with": (lambda: ms.compare("runs/a"), "missing-option", "1 runs"),
     "no tasks to learn from": (lambda: ms.learn_lessons(AGENT), "missing-option", "tasks"),
     "no split train": (lambda: len(ms.tasks("test.jsonl").train), "unknown-split", "train"),
-    "lessons on test": (lambda: ms.learn_lessons(AGENT, ms.tasks("test.jsonl")), "unknown-split", "tasks.test", "split("),
+    "lessons on test": (
+        lambda: ms.learn_lessons(AGENT, ms.tasks("test.jsonl")),
+        "unknown-split",
+        "tasks.test",
+        "split(",
+    ),
     "a budget": (
-        lambda: ms.learn_lessons(AGENT, ms.tasks("questions.jsonl").train, budget="two usd"), "setting-range", "two usd",
+        lambda: ms.learn_lessons(AGENT, ms.tasks("questions.jsonl").train, budget="two usd"),
+        "setting-range",
+        "two usd",
     ),
     "a setting": (lambda: ms.solve(AGENT, "?", settings={"rollout.concurency": 1}), "recipe-invalid", "concurency"),
     "another package's agent": (lambda: ms.evaluate(object(), ms.tasks("test.jsonl")), "component-invalid", "object"),

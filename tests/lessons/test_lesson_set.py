@@ -93,7 +93,7 @@ def test_fewer_lessons_never_reuse_a_number(lesson_set: LessonSet, kept: int):
     assert with_lessons(lesson_set, lesson_set.lessons[:kept]).next_number == next_number(lesson_set)
 
 
-# -- which agent a lesson set was proven for ------------------------------------------------------------------------------
+# -- which agent a lesson set was proven for --------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_the_proof_stays_only_with_the_same_prompts(lesson_set, batch, rules):
     assert after.proven_for == (lesson_set.proven_for if same else "")
 
 
-# -- what differs between two lesson sets --------------------------------------------------------------------------------
+# -- what differs between two lesson sets ----------------------------------------------------------------------------
 
 BASE = LessonSet(
     lessons=(

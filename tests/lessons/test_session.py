@@ -226,7 +226,7 @@ def test_a_rollout_that_broke_is_named_and_no_reward_of_zero(tmp_path, monkeypat
     assert first.mean_reward == sum(one.reward.value for one in ended) / 8
 
 
-# -- people in between, and a lesson set to begin with --------------------------------------------------------------------
+# -- people in between, and a lesson set to begin with ---------------------------------------------------------------
 
 
 def test_a_lesson_set_edited_between_two_updates_is_the_one_that_is_used(tmp_path, monkeypatch):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 
-from midstream.report.lesson_set import by_effect, lesson_card, library_blocks, points
-
 from midstream.core.terminal import Terminal
 from midstream.lessons.lesson_set import Effect, Lesson, LessonSet
 from midstream.report import blocks
 from midstream.report.draw import draw
+from midstream.report.lesson_set import by_effect, lesson_card, lesson_set_blocks, points
 
 
 def shown(found, width: int = 120) -> str:
@@ -35,14 +34,14 @@ def test_lessons_stand_by_their_effect_and_are_never_markup():
 
 def test_a_vetoed_lesson_is_shown_as_such():
     lesson_set = LessonSet(lessons=(Lesson(id="L1", text="trust it", state="vetoed"),))
-    text = shown(library_blocks("mine", lesson_set))
+    text = shown(lesson_set_blocks("mine", lesson_set))
     assert "vetoed" in text
     assert "empty" in text
     assert lesson_card(lesson_set.lessons[0], 0.1)["struck"]
 
 
 def test_a_lesson_set_without_lessons_says_so():
-    assert "no lessons" in shown(library_blocks("mine", LessonSet()))
+    assert "no lessons" in shown(lesson_set_blocks("mine", LessonSet()))
 
 
 def test_an_effect_is_in_points():

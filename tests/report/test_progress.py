@@ -102,7 +102,7 @@ def evaluating(listener: Progress, second: str = "gaia T=0.7") -> None:
     ended(lost())
 
 
-EVENTS = {"training": training, "lessons": lessons, "evaluation": evaluating}
+EVENTS = {"training": training, "lessons": learn_lessons, "evaluation": evaluating}
 
 
 def lines(kind: Kind, *more) -> list[str]:
@@ -227,7 +227,7 @@ def test_the_panel_holds_every_number_within_the_width(kind, width):
 def test_the_panel_of_a_resumed_lesson_run_holds_its_old_updates():
     console = terminal(80)
     with terminal_progress("lessons", console) as listener:
-        lessons(listener, 2)
+        learn_lessons(listener, 2)
     shows(console, 80, PANELS["lessons"])
 
 

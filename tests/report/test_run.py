@@ -9,7 +9,7 @@ import pytest
 
 from midstream.cli import main as cli
 from midstream.evaluation.settings import result_name
-from midstream.report.lessons import read_practice
+from midstream.report.lessons import read_lesson_run
 from midstream.report.run import run_page
 from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
@@ -22,7 +22,7 @@ from support.pages import found, keys, texts
 def test_a_run_is_read_as_it_was_written(tmp_path):
     made = made_up(3)
     run = write_run(tmp_path / "run", made)
-    data = read_practice(run)
+    data = read_lesson_run(run)
     assert list(data.updates) == made.updates
     assert data.lesson_set == made.lesson_set
     (paired,) = data.compared
@@ -53,7 +53,7 @@ def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
     run = write_run(tmp_path / "run", made)
     for path in run.trajectories.root.glob("step-*"):
         path.unlink()
-    data = read_practice(run)
+    data = read_lesson_run(run)
     assert data.sources == {}
     assert f"Its rollouts: {made.lesson_set.lessons[0].origin.trajectories[0]}" in texts(run_page(run))
 
@@ -108,7 +108,7 @@ def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
 def test_a_limit_that_was_passed_was_raised(tmp_path):
     made = made_up(2)  # 700 rollouts
     config = CONFIG.model_copy(update={"budget": BudgetConfig(rollouts=500, tokens=10_000_000)})
-    data = read_practice(write_run(tmp_path / "run", made, config=config))
+    data = read_lesson_run(write_run(tmp_path / "run", made, config=config))
     assert (data.budget.rollouts, data.budget.tokens) == (None, 10_000_000)
 
 
@@ -118,7 +118,7 @@ def test_a_set_without_any_pair_is_named(tmp_path):
         result, trajectories = evaluations.evaluated({"q1": [score]}, step=step)
         run.trajectories.write(result_name("held-out", "T=1", step), trajectories)
         run.evaluations.append(result)
-    data = read_practice(run)
+    data = read_lesson_run(run)
     assert data.compared == []
     assert data.notes[0].startswith("held-out T=1 is not compared: no task")
 

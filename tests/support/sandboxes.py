@@ -27,7 +27,7 @@ def sandbox(tier: Tier) -> Sandbox:
 
 def make_pool(tier: Tier, **limits: object) -> PythonPool:
     """A pool on a tier; without libraries, which most tests do not need."""
-    return PythonPool(CodeLimits.model_validate({"lesson sets": (), **limits}), sandbox(tier))
+    return PythonPool(CodeLimits.model_validate({"libraries": (), **limits}), sandbox(tier))
 
 
 def change_the_zygote(monkeypatch: pytest.MonkeyPatch, place: Path, module: str, line: str, other: str) -> None:

@@ -83,7 +83,7 @@ class InterleavedLoop(RecordedAgent):
             raise RecipeError(
                 f"the template {self.template.name!r} has no place for the policy's lessons",
                 code="template-mismatch",
-                fix="put {{lessons}} into its prompt, or run without the lesson set",
+                fix="put {{lessons}} into its prompt, or run without lessons",
             )
         await _StreamRun(self, record, context).run(task.question)
 

@@ -45,7 +45,7 @@ from midstream.report.blocks import Block, code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (
     diff_blocks,
-    library_blocks,
+    lesson_set_blocks,
     size_of,
     validation_blocks,
     versions_table,
@@ -65,14 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     printed.add_argument("named", metavar="LESSONS", help=where)
 
     versions = actions.add_parser("versions", help="every version of a run's lesson set, and what made it")
-    versions.add_argument("named", metavar="RUN", help="lessons run")
+    versions.add_argument("named", metavar="RUN", help="lesson run")
 
     comparison = actions.add_parser("diff", help="what one lesson set has and another has not")
     comparison.add_argument("named", metavar="LESSONS", help=where)
     comparison.add_argument("other", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5")
 
     rollback = actions.add_parser("rollback", help="return to a version; those in between stay on record")
-    rollback.add_argument("named", metavar="RUN", help="lessons run")
+    rollback.add_argument("named", metavar="RUN", help="lesson run")
     rollback.add_argument("number", type=int, metavar="VERSION", help="its number, as `versions` lists them")
 
     edit = actions.add_parser("edit", help="change lessons in an editor ($VISUAL, $EDITOR)")
@@ -121,7 +121,7 @@ def show_lessons(options: argparse.Namespace) -> int:
     if options.json:
         print(to_json(found), end="")
     else:
-        show(library_blocks(f"{options.named}: {size_of(found)}", found))
+        show(lesson_set_blocks(f"{options.named}: {size_of(found)}", found))
     return 0
 
 
@@ -133,7 +133,7 @@ def list_versions(options: argparse.Namespace) -> int:
     found = history(path).all()
     if not found:
         read_lessons(path)  # raises: there is no lesson set
-    record = [version.model_dump(mode="json", exclude={"lessons"}) for version in found]
+    record = [version.model_dump(mode="json", exclude={"lesson_set"}) for version in found]
     return _print(options, record, versions_table(found))
 
 

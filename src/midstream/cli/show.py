@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
-    """Print what changed from before to after training or learning lessons; if `short`, of the test set's success alone."""
+    """Print what changed from before to after training or lessons; if `short`, of the test set's success alone."""
     kind = run.info().kind
     if as_json:
         learned = _learned(run) if kind == "lessons" else {}
@@ -183,9 +183,9 @@ def _dumped(records: Any) -> list[dict[str, Any]]:
 
 def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
     """What a lesson run learned, as JSON, with its `updates` or with what it spent."""
-    from midstream.report.lessons import read_practice
+    from midstream.report.lessons import read_lesson_run
 
-    data = read_practice(run, whole=False)
+    data = read_lesson_run(run, whole=False)
     return {
         "lessons": data.lesson_set.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),

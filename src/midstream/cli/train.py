@@ -1,4 +1,4 @@
-"""`midstream train RECIPE`: train weights, or practice a set of lessons.
+"""`midstream train RECIPE`: train weights, or learn lessons.
 
 `--try` plays some tasks and makes one update before anything is trained, and says whether training can work.
 """

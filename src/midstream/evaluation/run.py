@@ -37,7 +37,7 @@ class MakeEnvironment(Protocol):
 class SetEvaluation:
     """One set at one temperature under one policy, ready to run.
 
-    `policy` names what is evaluated, after `step` steps of training or learning lessons. `numbered`: the run evaluates the set
+    `policy` names what is evaluated, after `step` steps of learning. `numbered`: the run evaluates the set
     at several steps, so the step is part of `name`.
     """
 

@@ -174,7 +174,7 @@ class Committer:
         self._complete(update)
 
     def recover(self) -> None:
-        """Complete an update that a crash left half written, or drop it if a person has changed the lesson set since."""
+        """Complete an update that a crash left half written, or drop it if a person has changed the lessons since."""
         self.history.write_files()
         if not self.path.exists():
             return
@@ -235,7 +235,7 @@ class Version(Frozen):
 class History:
     """The versions of one lesson set, in a directory; the newest is the current one. Numbers count from 1.
 
-    Several processes may read. A writer that has not seen the newest version is refused, because its lesson set would undo
+    Several processes may read. A writer that has not seen the newest version is refused, because its lessons would undo
     the other's changes.
     """
 

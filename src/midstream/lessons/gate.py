@@ -1,6 +1,6 @@
 """The gate: accept a changed lesson set only if fresh validation rollouts support it, at a stated error rate.
 
-1. Test the whole batch of changes against the lesson set as it is, on pairs of rollouts of one task (`paired_test.py`).
+1. Test the whole batch of changes against the lesson set as it is, on pairs of rollouts of one task (`betting.py`).
 2. Run random halves of the batch against their complements, whether it passed or not. That separates the good changes
    from the bad at the price of one test. A batch that passes is sorted too: good changes carry bad ones along.
 3. Test the good ones together once more, on rollouts that had no part in choosing them. If they pass, they are accepted
@@ -9,7 +9,7 @@
 What is accepted has passed a test; what seems bad is rejected; the rest is pending and joins the next batch.
 
 The error rate: an update makes at most two tests, the run `updates` times that, and each may err with a chance of
-`error_rate` / (2 `updates`). So the chance that a run ever accepts a change of the lesson set that does not raise the mean
+`error_rate` / (2 `updates`). So the chance that a run ever accepts a change of the lessons that does not raise the mean
 reward over the validation set is at most `error_rate`. It is a statement about what is accepted together: single
 lessons have effects with intervals. `benchmarks/gate_power.py` measures both, and what the gate costs.
 
@@ -180,7 +180,7 @@ class Trial:
         )
 
     async def test(self, name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
-        """Test the lesson set with the changes at these places against the one without; returns all differences, too."""
+        """Test the lessons with the changes at these places against those without; returns all differences, too."""
         pairs, found, seen = self._pairs(name, self.config.test_pairs), Differences(), list[float]()
         changed = applied(self.lesson_set, [self.changes[i] for i in places])
 

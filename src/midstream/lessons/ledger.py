@@ -1,7 +1,7 @@
 """The ledger: each trajectory and each reply of the reflector of the update under way, kept as soon as it exists.
 
 An update is a pure function of the run's seed, the lesson set before it and these, so a run that was killed makes the
-update again from its start, takes from the ledger what is there, and reaches the same lesson set: no model is asked twice.
+update again from its start, takes from the ledger what is there, and reaches the same lessons: no model is asked twice.
 A finished update leaves its record and its trajectories in the run directory; then the ledger is emptied.
 
 The cache shares rollouts and replies between runs of equal settings. A key is a digest of everything that decides the

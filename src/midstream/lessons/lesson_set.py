@@ -1,4 +1,4 @@
-"""The lesson set: lessons with ids, origins and measured effects, and how they are rendered into prompts.
+"""The set of lessons: ids, origins and measured effects, and how they are rendered into prompts.
 
 A lesson set is a value. Every change makes a new one: operations of a model or a person (`operations.py`), a person's
 edits (`editing.py`), the counts of what lessons did (here). Versions on disk are in `commit.py`.
@@ -85,7 +85,7 @@ class Effect(Frozen):
 class Lesson(Frozen):
     """One sentence of experience; its text is one line.
 
-    `id` is permanent: no other lesson of the lesson set ever gets it. A person's mark overrides models: learning neither
+    `id` is permanent: no other lesson of the set ever gets it. A person's mark overrides models: learning neither
     changes nor deletes a "pinned" lesson; a "vetoed" one is never rendered, and nothing like it is added again.
     `used` counts the rollouts that had it in a prompt, `helped` and `harmed` the pairs of rollouts that it won and
     lost. They, like `effect` and `origin`, describe the present text: a changed text starts from zero.
@@ -201,7 +201,7 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
     return with_lessons(lesson_set, lessons)
 
 
-# --- the agent that a lesson set is proven for ---------------------------------------------------------------------------
+# --- the agent that a lesson set is proven for ------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
 _MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
@@ -213,7 +213,7 @@ _MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 def identity(resolved: Table, weights: str = "") -> str:
     """Name the agent of a resolved recipe, e.g. "qwen2.5:7b, gpt-4o (8c1f0e6a2b4d)": its models and a digest.
 
-    The digest covers what decides how the agent behaves besides the lesson set: the model of each module, the text of its
+    The digest covers what decides how the agent behaves besides the lessons: the model of each module, the text of its
     prompt and its other settings, and the tools. Where a model is served and how it is sampled from do not count: one
     lesson set is evaluated at several temperatures.
 

@@ -1,6 +1,6 @@
 """Add, delete, modify, keep: how a lesson set changes, as a pure, total function.
 
-A model proposes operations. Any list of them, on any lesson set, gives a new lesson set and one outcome an operation. Nothing
+A model proposes operations. Any list of them, on any lessons, gives new lessons and one outcome an operation. Nothing
 raises, and nothing is dropped without a reason on record.
 
 There are two steps, because the gate tries subsets of one batch: `screened` decides once which operations are sound and
@@ -60,7 +60,7 @@ class Rules:
     """What an operation must satisfy. `leak` finds texts that give away a task, `feedback` those that were voted down.
 
     Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
-    sound operations are carried out, as the gate does. Then the lesson set stays within `max_tokens` whichever they are,
+    sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
     so a delete makes no room for an add of the same batch.
     """
 
@@ -122,7 +122,7 @@ class _Screen:
         self._size = size(lesson_set)
 
     def outcome(self, operation: Operation, *, known: bool) -> OperationOutcome:
-        """Refuse the operation or accept it into the lesson set. `known`: it has the id that an earlier batch gave it."""
+        """Refuse the operation or accept it into the set. `known`: it has the id that an earlier batch gave it."""
         if operation.kind == "add":
             return self._add(operation, known)
         before, after, refused = self.lessons.get(operation.id), None, ""

@@ -1,4 +1,4 @@
-"""Rollouts to learn lessons from: each is counted, kept when it ends, and taken from what was kept when a run resumes."""
+"""Rollouts to learn from: each is counted, kept when it ends, and taken from what was kept when a run resumes."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class LessonsConfig(Settings):
         summariser: replaces `reflector` for this role
         critic: replaces `reflector` for this role
         merger: replaces `reflector` for this role
-        lesson set: see `lessons.limits`
+        limits: see `lessons.limits`
         gate: see `lessons.gate`
         feedback: see `lessons.feedback`; by default no votes
         budget: as `[budget]`, which wins over it
@@ -171,7 +171,7 @@ class LessonsConfig(Settings):
     summariser: RoleConfig | None = None
     critic: RoleConfig | None = None
     merger: RoleConfig | None = None
-    lesson_set: LessonLimits = LessonLimits()
+    limits: LessonLimits = LessonLimits()
     gate: GateConfig = GateConfig()
     feedback: FeedbackConfig | None = None
     budget: BudgetConfig = BudgetConfig()

@@ -81,7 +81,7 @@ class LessonLearner:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, lesson set and pending.
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
-    `engines` are by the reflector's roles. An accepted lesson set is proven for the agent `identity`. `budget` counts what
+    `engines` are by the reflector's roles. An accepted set is proven for the agent `identity`. `budget` counts what
     is used, `report` gets the progress. With `config.feedback`, proposals near `votes` against are held back;
     `Committer` adds the gate's votes.
     """
@@ -183,7 +183,7 @@ class LessonLearner:
 
     async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
-        config, feedback = self.config.lesson_set, self.config.feedback
+        config, feedback = self.config.limits, self.config.feedback
         bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
         texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
         similarity: Similarity | None = ngram_similarity if config.likeness is not None else None

@@ -31,7 +31,7 @@ from midstream.tools.simulated import SimulatorPrompt
 def check(recipe: Recipe) -> Table:
     """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    Returns the resolved recipe: its table with every default, and a lesson set with its current version.
+    Returns the resolved recipe: its table with every default, and lessons with their current version.
     """
     _check_engines(recipe)
     _check_tasks(recipe)

@@ -1,6 +1,6 @@
 """The lesson set in an agent's prompts (`agent.lessons` of a recipe): read it, render it, check the prompts.
 
-All users of a lesson set render it by `lessons.lesson_set.render_modules`, so that its text is the same wherever the agent
+All users of a lesson set render it by `lesson_set.render_modules`, so that its text is the same wherever the agent
 runs.
 """
 
@@ -76,7 +76,7 @@ def pinned(named: str | Path) -> str:
 
 
 def lessons_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, named: str | Path | None) -> Lessons:
-    """A lesson set's lessons for prompts, by module. Raises `RecipeError` if a module does not show them."""
+    """A set's lessons for prompts, by module. Raises `RecipeError` if a module does not show them."""
     if named is None:
         return NO_LESSONS
     lessons = render_modules(read(named))
@@ -85,9 +85,9 @@ def lessons_of(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, named: s
 
 
 def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
-    """Return a warning if no test has accepted the library for exactly this agent; "" if one has.
+    """Return a warning if no test has accepted the lessons for exactly this agent; "" if one has.
 
-    `named` is the lesson set as `read` takes it, `resolved` the agent's recipe with every default, `weights` the digest of
+    `named` is the set as `read` takes it, `resolved` the agent's recipe with every default, `weights` the digest of
     the checkpoint that the planner samples from, "" for the recipe's own.
     """
     lesson_set, agent = read(named), identity(resolved, weights)
@@ -131,7 +131,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig | OwnAgentConfig, modules
         )
 
 
-# --- changing a lesson set -----------------------------------------------------------------------------------------------
+# --- changing a lesson set --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +199,9 @@ def find_lesson(named: str, lesson: str) -> Lesson:
 def cast_vote(
     named: str, lesson: str, value: Literal["for", "against", "none"], project: Path | None = None
 ) -> tuple[Vote, Path]:
-    """Vote on a lesson of the lesson set `named`, or, with `lesson` "", on the text `named` itself; "none" takes it back.
+    """Vote on a lesson of the set `named`, or, with `lesson` "", on the text `named` itself; "none" takes it back.
 
-    Returns the vote and its file: `project`, by default that of the lesson set's run, else that of the working directory.
+    Returns the vote and its file: `project`, by default that of the set's run, else that of the working directory.
     Raises `RunError` without the lesson set, `UsageError` without the lesson or for an empty text.
     """
     where, found = "", None
@@ -225,7 +225,7 @@ def cast_vote(
 
 
 def votes_path(named: str | None, project: Path | None) -> Path:
-    """The file of votes: `project`, else what the run of the lesson set `named` uses, else that of the working directory.
+    """The file of votes: `project`, else what the run of the lessons `named` uses, else that of the working directory.
 
     A run without `lessons.feedback` uses none.
     """
@@ -242,7 +242,7 @@ def votes_path(named: str | None, project: Path | None) -> Path:
 def learned_keys(resolved: Mapping[str, Any], run: RunDirectory | None) -> dict[str, str]:
     """The keys of all tasks that an agent learned from (`core.task.task_keys`), each with where and how.
 
-    `resolved` is its recipe, `run` the run whose weights it has. A lesson set, a model or a lesson set to begin with may be
+    `resolved` is its recipe, `run` the run whose weights it has. Lessons, a model or lessons to begin with may be
     from other runs, which are followed. Of a lesson set in a file, the evidence of its lessons is known.
     """
     found: dict[str, str] = {}

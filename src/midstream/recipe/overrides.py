@@ -47,7 +47,7 @@ class AgentChanges(TypedDict, total=False):
     `overrides` are `A.B=C` settings; they win over server, seed and lesson set. `model` is a name on the server at
     `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
     exactly the tools to use, separated by commas, or is "none". `lessons` names the lessons in the prompts: a lesson
-    run, one version of its lesson set (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
+    run, one version of its lessons (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
     "dser:K=8,T=4".
     """
 

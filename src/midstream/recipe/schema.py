@@ -102,7 +102,7 @@ class OwnAgentConfig(Settings):
         """The agent's table; `parse_recipe` reads it back."""
         others = {
             "engines": self.engines,
-            "lessons": str(self.lesson_set) if self.lesson_set else None,
+            "lessons": str(self.lessons) if self.lessons else None,
             "filter": self.filter.model_dump(mode="json", exclude_none=True) if self.filter else None,
         }
         return self.policy.table() | {key: value for key, value in others.items() if value}

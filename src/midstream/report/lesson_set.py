@@ -74,7 +74,7 @@ def effect_span(lessons: Sequence[Lesson]) -> float:
     return span_of((lesson.effect.mean, lesson.effect.interval) for lesson in lessons if lesson.effect)
 
 
-def library_blocks(title: str, lesson_set: LessonSet) -> list[Block | None]:
+def lesson_set_blocks(title: str, lesson_set: LessonSet) -> list[Block | None]:
     """Every lesson of a lesson set, by module, with its origin, counters and measured effect."""
     span = effect_span(lesson_set.lessons)
     found = [text(title, "strong"), text(proven(lesson_set), "up" if lesson_set.proven_for else "warn")]

@@ -110,7 +110,7 @@ class Tried:
     effect: Effect | None = None
 
 
-def read_practice(run: RunDirectory, *, whole: bool = True) -> LessonsData:
+def read_lesson_run(run: RunDirectory, *, whole: bool = True) -> LessonsData:
     """Read the records of a run; not `whole`: without the trajectories that only its page shows."""
     info = run.info()
     config = LessonsConfig.model_validate(info.resolved["lessons"])

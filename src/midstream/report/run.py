@@ -99,7 +99,7 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     if info.kind == "evaluation":
         asked = info.evaluation or EvaluationInfo()
         agent: Any = info.resolved.get("agent") or {}
-        lessons = f", with the lessons of {agent['lesson_set']}" if agent.get("lessons") else ""
+        lessons = f", with the lessons of {agent['lessons']}" if agent.get("lessons") else ""
         facts["agent"] = (f"step {asked.step} of {asked.run}" if asked.run else "as the recipe has it") + lessons
     elif steps := parse_toml(run.recipe()).get("training", {}).get("steps"):
         facts["steps"] = f"{len(run.metrics.read(skip_damage))} of {steps}"
@@ -114,9 +114,9 @@ def _described(
     """The lead, the sections and the sampled trajectories; not `whole`: without trajectories."""
     if info.kind == "lessons":
         # Imported here: most runs need none of it.
-        from midstream.report.lessons import lessons_page, read_practice
+        from midstream.report.lessons import lessons_page, read_lesson_run
 
-        data = read_practice(run, whole=whole)
+        data = read_lesson_run(run, whole=whole)
         lead, sections = lessons_page(data)
         return lead, sections, list(data.samples)
     evaluations = run.evaluations.read(skip_damage)

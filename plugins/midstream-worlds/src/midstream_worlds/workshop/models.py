@@ -5,7 +5,7 @@ probability of `Workshop.chance`; the draw is a hash of the seed and the whole p
 gets the same reply, and a request that differs by one lesson an independent one.
 
 The reflector's model is summarizer, critic and merger (`lessons/prompts/`). It reads question and lesson set in the
-prompt and proposes lessons on marks whose true lesson the lesson set lacks, true ones with probability `share_true`; where
+prompt and proposes lessons on marks whose true lesson the prompt lacks, true ones with probability `share_true`; where
 all rollouts earned the same reward, or there is no rollout, it can only guess among a mark's lessons. Its other errors
 are `Lapses`. Both show that a method's machinery and statistics work, nothing of a model's ability.
 

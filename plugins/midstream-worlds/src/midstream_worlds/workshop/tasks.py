@@ -9,7 +9,7 @@ prompt, worse with a false one, and every lesson in the prompt costs a little on
 
     success = base of the order + help per true lesson - harm per false lesson of its marks - clutter per lesson
 
-bounded by `LEAST` and `MOST`. The value of a lesson set, and the best lesson set, are therefore exact: gain and regret need
+bounded by `LEAST` and `MOST`. The value of lessons, and the best lessons, are therefore exact: gain and regret need
 no rollouts. `models.py` has the models that act by these numbers. All of it shows mechanics and statistics (a gate, a
 budget, a resume), nothing of any model's ability: real lessons are not sentences from a list.
 """
