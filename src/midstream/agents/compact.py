@@ -94,7 +94,10 @@ class JsonLinePlanner(CompactModule):
         if not known and tools:
             line = {"tool": tools[0].name, "input": f"({_input_of(tools[0])})"}
             known = [f"Query: (what is asked)\n{to_json_line(line)}"]
-        lines = [neutral(f"- {tool.name}: {_summary(tool)} Input: {_input_of(tool)}.") for tool in tools]
+        lines = []
+        for tool in tools:
+            first_sentence = re.split(r"(?<=[.!?])\s", tool.description.strip(), maxsplit=1)[0]
+            lines.append(neutral(f"- {tool.name}: {first_sentence} Input: {_input_of(tool)}."))
         return "\n".join(lines) + "\n\nExamples:\n\n" + "\n\n".join(known)
 
 
@@ -270,11 +273,6 @@ def _without_end(text: str) -> str:
     """Without the brace that ends the line of JSON."""
     text = text.rstrip()
     return text[:-1].rstrip() if text.endswith("}") and text.count("}") > text.count("{") else text
-
-
-def _summary(tool: Tool) -> str:
-    """The first sentence of a tool's description."""
-    return re.split(r"(?<=[.!?])\s", tool.description.strip(), maxsplit=1)[0]
 
 
 def _input_of(tool: Tool) -> str:

@@ -96,8 +96,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--file without benchmarks", code="option-without-effect", fix=fix)
     if one := name is not None or options.file is not None:
         entries = [_entry(kind, name, options.file, full=True)]
+    elif kind:
+        entries = _listed(kind)
     else:
-        entries = _listed(kind) if kind else _kinds()
+        counts = {each: len(_names(each)) for each in KINDS}
+        entries = [Entry(each, f"{KINDS[each]} ({count:,})", {"count": count}) for each, count in counts.items()]
     if one and "text" in entries[0].record and not options.json and not options.quiet:
         print(entries[0].record["text"], end="")  # a terminal would break its lines
         return 0
@@ -113,11 +116,6 @@ def _names(kind: Any) -> Sequence[str]:
     from midstream.sources.benchmarks import BENCHMARKS
 
     return list(BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
-
-
-def _kinds() -> list[Entry]:
-    counts = {kind: len(_names(kind)) for kind in KINDS}
-    return [Entry(kind, f"{KINDS[kind]} ({count:,})", {"count": count}) for kind, count in counts.items()]
 
 
 def _listed(kind: str) -> list[Entry]:

@@ -113,7 +113,10 @@ class FlowGRPO:
 
         Raises `TrainingError` if no group has two finished trajectories, `BudgetError` at a limit.
         """
-        while self.stage + 1 < len(self.stages) and self._succeeds(self.stages[self.stage]):
+        while self.stage + 1 < len(self.stages):
+            stage = self.stages[self.stage]
+            if min(self.success[family] for family in stage.families) < stage.until:
+                break
             self.stage += 1
         success = dict(self.success)
         mean = fmean(success[family] for family in self._begun) if success else 0.0
@@ -146,9 +149,6 @@ class FlowGRPO:
         if not self.stages:
             return self.success
         return [family for stage in self.stages[: self.stage + 1] for family in stage.families]
-
-    def _succeeds(self, stage: Stage) -> bool:
-        return min(self.success[family] for family in stage.families) >= stage.until
 
     async def _rollout(self, step: int) -> list[Group]:
         """All groups of the step, also those that will not be trained on.

@@ -53,6 +53,7 @@ async def measure(parts: Parts) -> RecipeTrial:
     metrics = played.outcome(1, await played.sample(1), [], [], rollout_s=0.0).metrics
     started = time.perf_counter()
     step = await parts.flow_grpo(config).step(1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, elsewhere kilobytes
     trial = RecipeTrial(
         tasks=TASKS,
         group_size=GROUP,
@@ -64,7 +65,7 @@ async def measure(parts: Parts) -> RecipeTrial:
         rollout_s=step.rollout_s,
         update_s=time.perf_counter() - started - step.rollout_s,
         update_rows=step.metrics.rows,
-        memory_gb=_peak_gb(),
+        memory_gb=peak / (1 << 30 if sys.platform == "darwin" else 1 << 20),
         steps=config.steps,
     )
     return trial.model_copy(update={"advice": tuple(_advice(trial, metrics))})
@@ -87,8 +88,3 @@ def _advice(trial: RecipeTrial, metrics: StepMetrics) -> list[str]:
     if trial.training_s > _LONG_S:
         found.append("to take less time: fewer tasks_per_step, fewer max_tokens, or a smaller model")
     return found
-
-
-def _peak_gb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 30 if sys.platform == "darwin" else 1 << 20)

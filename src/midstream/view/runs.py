@@ -128,7 +128,9 @@ def state_of(root: Path) -> int:
         except OSError:
             continue
         parts.append((name, found.st_size, found.st_mtime_ns, found.st_ino))
-    return _hash(repr((parts, _at_work(root))).encode())
+    lock = root / "run.lock"
+    at_work = os.access(lock, os.R_OK) and lock.is_file() and is_locked(lock)
+    return _hash(repr((parts, at_work)).encode())
 
 
 def not_files(root: Path) -> list[str]:
@@ -149,7 +151,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
     damage = [f"{name} is a link, a pipe or a device, not a file" for name in not_files(run.root)]
     found: dict[str, Any] = {
         "path": str(run.root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
-        "started": "", "updated": _updated(run.root), "step": 0, "steps": None, "success": None, "interval": None,
+        "started": "", "updated": datetime.fromtimestamp(_last_change(run.root), UTC).isoformat(timespec="seconds"), "step": 0, "steps": None, "success": None, "interval": None,
         "before": None, "set": "", "spark": [], "cost_usd": 0.0, "errors": 0, "damage": damage,
     }  # fmt: skip
     if not damage:
@@ -231,17 +233,8 @@ def _kind(root: Path) -> str:
     return "evaluation"
 
 
-def _updated(root: Path) -> str:
-    return datetime.fromtimestamp(_last_change(root), UTC).isoformat(timespec="seconds")
-
-
 def _last_change(root: Path) -> float:
     return max((os.stat(found).st_mtime for name in _WATCHED if os.path.exists(found := root / name)), default=0.0)
-
-
-def _at_work(root: Path) -> bool:
-    lock = root / "run.lock"
-    return os.access(lock, os.R_OK) and lock.is_file() and is_locked(lock)
 
 
 def _below(place: Path, levels: int) -> Iterable[Path]:

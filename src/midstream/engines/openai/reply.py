@@ -156,7 +156,11 @@ def _token_fields(data: Mapping[str, JsonValue], choice: Mapping[str, JsonValue]
     prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
     completion_ids = choice.get("token_ids")
     values = listed_logprobs(choice) or []
-    logprobs = [float(value) for value in values if _is_logprob(value)]
+    logprobs = [
+        float(value)
+        for value in values
+        if isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
+    ]
     logprobs = logprobs if len(logprobs) == len(values) else []
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         named = (("prompt", prompt_ids), ("completion", completion_ids))
@@ -178,10 +182,6 @@ def listed_logprobs(choice: Mapping[str, JsonValue]) -> list[JsonValue] | None:
         return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
     values = field.get("token_logprobs")
     return values if isinstance(values, list) else None
-
-
-def _is_logprob(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
 
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:
