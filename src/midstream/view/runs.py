@@ -149,9 +149,10 @@ def not_files(root: Path) -> list[str]:
 def summary(run: RunDirectory) -> dict[str, Any]:
     """What a list of runs says of one; what cannot be read is named under "damage"."""
     damage = [f"{name} is a link, a pipe or a device, not a file" for name in not_files(run.root)]
+    updated = datetime.fromtimestamp(_last_change(run.root), UTC).isoformat(timespec="seconds")
     found: dict[str, Any] = {
         "path": str(run.root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
-        "started": "", "updated": datetime.fromtimestamp(_last_change(run.root), UTC).isoformat(timespec="seconds"), "step": 0, "steps": None, "success": None, "interval": None,
+        "started": "", "updated": updated, "step": 0, "steps": None, "success": None, "interval": None,
         "before": None, "set": "", "spark": [], "cost_usd": 0.0, "errors": 0, "damage": damage,
     }  # fmt: skip
     if not damage:
