@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from midstream import api, evaluation
+from midstream import api
 from midstream.components.tables import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
@@ -31,7 +31,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.settings import SetConfig
+from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.settings import SetConfig, result_name, sampling_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
@@ -221,7 +222,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
 
 
 def _words(condition: Condition) -> str:
-    parts = [condition.set_name, evaluation.sampling_name(condition.temperature)]
+    parts = [condition.set_name, sampling_name(condition.temperature)]
     parts += ["before training"] if condition.before else []
     parts += [f"tools {condition.tools}"] if condition.tools else []
     parts += [f"at most {condition.max_turns} turns"] if condition.max_turns else []
@@ -248,7 +249,7 @@ def _chosen(recipe: Recipe, condition: Condition) -> SetConfig:
 
 def _read(run: RunDirectory, condition: Condition, costs: Mapping[str, float], best: Mapping[str, float]) -> Measured:
     """A run's own evaluation, before its first step or after its last."""
-    sampling = evaluation.sampling_name(condition.temperature)
+    sampling = sampling_name(condition.temperature)
     found = [
         result
         for result in run.evaluations.read()
@@ -256,7 +257,7 @@ def _read(run: RunDirectory, condition: Condition, costs: Mapping[str, float], b
     ]
     steps = [result.step or 0 for result in found]
     result = found[steps.index(min(steps) if condition.before else max(steps))]
-    name = evaluation.result_name(condition.set_name, sampling, result.step)
+    name = result_name(condition.set_name, sampling, result.step)
     return summed(result, run.trajectories.read(name), costs, best)
 
 
@@ -275,7 +276,7 @@ def _evaluate(
             learner = build.policy.learner
             if condition.before and learner.reference is not None:
                 learner.model.load_state_dict(learner.reference.state_dict())
-        work = evaluation.SetEvaluation(
+        work = SetEvaluation(
             chosen=chosen,
             temperature=condition.temperature,
             tasks=build.set_tasks(chosen),
@@ -284,7 +285,7 @@ def _evaluate(
             seed=derive_seed(recipe.seed, "evaluation", chosen.name),
             trials=recipe.evaluation.trials,
         )
-        result, trajectories = run_coroutine(evaluation.evaluate(work))
+        result, trajectories = run_coroutine(evaluate(work))
     return summed(result, trajectories, costs, best_costs(work.tasks))
 
 
