@@ -20,10 +20,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream import evaluation
 from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
+from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.settings import SetConfig
 from midstream.lessons.commit import History
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, tokens
@@ -66,16 +67,16 @@ class Recites:
 
 
 def test_a_second_evaluation_counts_its_own_runs_alone():
-    chosen = evaluation.SetConfig(name="test")
+    chosen = SetConfig(name="test")
 
     def success(answer: str) -> tuple[float, int]:
         environment = Environment(
             agent=Recites(), tools=(), engines={}, reward=StubReward(), lessons={"planner": answer}
         )
-        work = evaluation.SetEvaluation(
+        work = SetEvaluation(
             environment=environment, tasks=TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1
         )
-        result, trajectories = asyncio.run(evaluation.evaluate(work))
+        result, trajectories = asyncio.run(evaluate(work))
         assert len(trajectories) == len(TASKS)
         return result.success, result.tasks
 
