@@ -48,7 +48,7 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
     entries = await fetch_models(config)
-    names = [redacted(entry["id"], config.key()) for entry in entries if isinstance(entry.get("id"), str)]
+    names = [redacted(name, config.key()) for entry in entries if isinstance(name := entry.get("id"), str)]
     if names:
         server = server_check(status="ok", words=f"{config.base_url} answers")
         if any(names_model(entry, config.model) for entry in entries):
