@@ -10,13 +10,14 @@ import shutil
 import sys
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from midstream import api
 from midstream.cli.main import main
 from midstream.components import kinds, own
+from midstream.components.component import Kind
 from midstream.components.kinds import COMPONENTS
 from midstream.components.tables import parse_component
 from midstream.core.data import Settings, classes_in
@@ -286,7 +287,7 @@ def test_every_kind_from_an_installed_package(package: Path, capsys: pytest.Capt
     assert {component.reference for component in run.info().own} == {
         f"my_package:{name}" for name in ("questions", "close", "agent", "model", "add")
     }
-    for kind in kinds.KINDS:
+    for kind in get_args(Kind):
         if f"own_{kind}" in kinds.installed(kind):
             assert main(["list", "tools" if kind == "tool" else kind, f"own_{kind}", "--json"]) == 0
             [record] = json.loads(capsys.readouterr().out)

@@ -102,7 +102,7 @@ def test_one_seed_has_the_interval_of_its_tasks() -> None:
     assert turns.values == (results[0].turns_mean,)
     table, *_ = study_blocks([alone], "arm", "")
     assert table is not None
-    assert table["rows"][0][2] == "25.0 (10.0–40.0)"
+    assert table["rows"][0]["cells"][2] == "25.0 (10.0–40.0)"
     several, *_ = study_rows({"a": [results, results]}, compared)
     assert several.interval is None
 

@@ -21,7 +21,7 @@ def test_bash_completes_commands_options_recipes_and_runs(tmp_path, capsys):
         script = f"source midstream.bash; {asked}; echo ${{COMPREPLY[@]}}"
         return subprocess.check_output(["bash", "-c", script], cwd=tmp_path, text=True).split()
 
-    assert offered("li") == ["list", "lessons"]
+    assert offered("li") == ["list"]
     assert offered("train", "x", "--dry") == ["--dry-run"]
     assert offered("train", "flow-grpo-t") == ["flow-grpo-tiny", "flow-grpo-tiny-lessons"]
     assert offered("eval", "runs/m") == ["runs/mine"]

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import tomllib
+from typing import get_args
 
 import pytest
 
 from midstream.cli import list as command
 from midstream.cli.main import main
-from midstream.components.kinds import KINDS, config_class, registered
+from midstream.components.component import Kind
+from midstream.components.kinds import config_class, registered
 from midstream.recipe.files import shipped_recipes
 from midstream.sources.benchmarks import BENCHMARKS
 from support.errors import printed
@@ -55,7 +57,7 @@ def test_the_kinds_are_listed_with_their_numbers(capsys):
     assert {kind: entry["count"] for kind, entry in found(capsys).items()} == {
         kind: len(names(kind)) for kind in command.KINDS
     }
-    assert command.KINDS.keys() - {"recipes", "benchmarks", "tools"} == {*KINDS} - {"tool"}
+    assert command.KINDS.keys() - {"recipes", "benchmarks", "tools"} == {*get_args(Kind)} - {"tool"}
     assert max(map(len, output(capsys).splitlines())) <= 80
 
 

@@ -120,7 +120,7 @@ def test_lines_taken_out_by_hand_are_noticed(history):
 def test_a_damaged_version_is_named(history):
     lines = history.path.read_bytes().splitlines(keepends=True)
     record = json.loads(lines[0])
-    record["lessons"]["lessons"][0]["id"] = "nonsense"
+    record["lesson_set"]["lessons"][0]["id"] = "nonsense"
     history.path.write_bytes(json.dumps(record).encode() + b"\n" + lines[1])
     with pytest.raises(RunError) as caught:
         History(history.directory).current()

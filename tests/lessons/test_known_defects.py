@@ -73,9 +73,7 @@ def test_a_second_evaluation_counts_its_own_runs_alone():
         environment = Environment(
             agent=Recites(), tools=(), engines={}, reward=StubReward(), lessons={"planner": answer}
         )
-        work = SetEvaluation(
-            environment=environment, tasks=TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1
-        )
+        work = SetEvaluation(environment=environment, tasks=TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1)
         result, trajectories = asyncio.run(evaluate(work))
         assert len(trajectories) == len(TASKS)
         return result.success, result.tasks

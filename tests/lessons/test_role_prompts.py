@@ -18,11 +18,11 @@ LESSONS = LessonSet(
 
 
 def test_the_values_of_a_run_bound_a_lessons_length_and_name_its_modules():
-    values = about_run(settings(modules=("planner", "scout"), lesson_set={"lesson_tokens": 90}, changes_per_group=3))
+    values = about_run(settings(modules=("planner", "scout"), limits={"lesson_tokens": 90}, changes_per_group=3))
     assert (values["words"], values["module"], values["changes"]) == ("60", "planner", "3")
     assert values["modules"].startswith("  - planner: decides")
     assert values["modules"].endswith("\n  - scout")
-    assert about_run(settings(lesson_set={"lesson_tokens": None}))["words"] == "60"
+    assert about_run(settings(limits={"lesson_tokens": None}))["words"] == "60"
 
 
 def test_the_lesson_set_is_shown_with_ids_marks_and_room():

@@ -172,7 +172,7 @@ def test_what_no_embedding_server_takes_is_not_sent_to_it(monkeypatch):
     ]
     with ApiServer(apart) as server:
         rules = LessonLimits(embedding=EmbeddingConfig(model="small", base_url=f"{server.url}/v1"))
-        more = {"proposed": operations(*changes), "lessons": rules, "changes_per_group": 3}
+        more = {"proposed": operations(*changes), "limits": rules, "changes_per_group": 3}
         found = updated(monkeypatch, ["0", "1"], gate(["accepted", "accepted"]), **more)
     assert [asked.body["input"] for asked in server.asked] == [["x", "look first", "guess"]]
     assert [lesson.text for lesson in found.lesson_set.lessons] == ["guess", "x"]

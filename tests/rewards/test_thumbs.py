@@ -18,7 +18,7 @@ from midstream.rewards.thumbs import Thumbs, thumbs_of
 from midstream.runs.feedback import add_feedback
 from support.errors import raises
 from support.rollouts import StubReward
-from support.tiny_runs import PRACTICE, settings
+from support.tiny_runs import LESSONS_TABLE, settings
 from support.viewing import viewing
 
 TASK = Task(id="t", question="How many?", answer="12")
@@ -76,18 +76,18 @@ def test_without_a_thumb_it_is_refused(tmp_path: Path) -> None:
         parse_component("reward", table, "reward").config.build(None)  # type: ignore[arg-type]  # before it is used
 
 
-def test_thumbs_from_the_viewer_are_the_reward_of_practice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thumbs_from_the_viewer_are_the_reward_of_lessons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from midstream.cli.main import main
 
     monkeypatch.chdir(tmp_path)
-    base = ["training-free-simulated", "--quiet", *settings(PRACTICE)]
+    base = ["lessons-simulated", "--quiet", *settings(LESSONS_TABLE)]
     assert main(["train", *base, "--out", "first"]) == 0
     with viewing(Path("first")) as client:
         entries = client.get("run/first/part/step-000001")["entries"]
         wrong = next(entry for entry in entries if entry["reward"] == 0 and entry["answer"])
         client.post("run/first/feedback", {"part": "step-000001", "id": wrong["id"], "vote": "up", "note": ""})
     reward = 'reward={type="thumbs", runs=["first"], parts={right={type="exact_match"}}}'
-    recipe = changed_recipe("training-free-simulated", overrides=[*settings(PRACTICE)[1::2], reward])
+    recipe = changed_recipe("lessons-simulated", overrides=[*settings(LESSONS_TABLE)[1::2], reward])
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")  # the path in the recipe is absolute
     with Build(recipe) as build:

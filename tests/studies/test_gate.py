@@ -11,7 +11,7 @@ import pytest
 from studies.gate import gate_table, main
 
 from midstream.core.terminal import Terminal
-from studies import gate, lesson_set
+from studies import gate, lesson_study
 
 SMALL = (
     "tasks.rules=6", "tasks.help=0.12", "lessons.tasks=16", "lessons.batch_size=16", "lessons.epochs=1",
@@ -75,7 +75,7 @@ def test_where_nothing_can_be_gained_there_is_no_share_of_it(capsys: pytest.Capt
     assert "-0.5 ± 6.4" in shown
 
 
-@pytest.mark.parametrize("study", [gate, lesson_set])
+@pytest.mark.parametrize("study", [gate, lesson_study])
 def test_without_a_set_to_measure_on_nothing_is_learned(
     study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
