@@ -88,8 +88,8 @@ def test_a_setting_is_for_the_recipe_that_has_its_section(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "more", "code"),
     [
-        (RECIPES.replace("lessons", "flow-grpo") + WORLDS, (), "wrong-kind-of-recipe"),
-        (RECIPES.replace("flow-grpo", "lessons") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES.replace("lessons-both", "flow-grpo-both") + WORLDS, (), "wrong-kind-of-recipe"),
+        (RECIPES.replace("flow-grpo-both", "lessons-both") + WORLDS, (), "wrong-kind-of-recipe"),
         (RECIPES + '[worlds]\none = ["graphs.sum"]\ntwo = ["graphs.nope"]\n', (), "unknown-family"),
         (RECIPES + "[worlds]\n", (), "recipe-invalid"),
         (RECIPES + '[worlds]\n"../one" = ["graphs.sum"]\n', (), "recipe-invalid"),
