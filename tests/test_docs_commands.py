@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+# Imported here, so that the first case of a worker does not pay for it.
+from midstream.cli import doctor, solve, train  # noqa: F401
 from midstream.cli.main import main
 from support.evaluations import write
 from support.learned import write_run
