@@ -89,7 +89,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     outcome = yield
     spent = _cpu_s() - start
     measured = item.config.option.markexpr == "not slow"
-    # Nor does the first import of a lesson set such as PyTorch.
+    # Nor does the first import of a library such as PyTorch.
     if (
         measured
         and len(sys.modules) - modules < LESSONS

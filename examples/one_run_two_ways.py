@@ -5,8 +5,8 @@
 A tiny planner answers questions about a made-up world, each several times. What it did, and whether the answer was
 right, is then used in two independent ways:
 
-    lesson set   what good trajectories did more often than bad ones becomes a lesson       Training-Free GRPO, lessons/
-    weights   every turn of a good trajectory becomes more likely, of a bad one less     Flow-GRPO, training/
+    lessons   what good trajectories did more often than bad ones becomes a lesson         Training-Free GRPO, lessons/
+    weights   every turn of a good trajectory becomes more likely, of a bad one less       Flow-GRPO, training/
 
 No model writes the lessons: a program compares the rollouts, and the sentences that it knows are those that the planner
 was taught to follow. One update of each shows how the parts fit together; results take whole runs,

@@ -1,4 +1,4 @@
-"""The functions that start and continue work, called as a lesson set calls them."""
+"""The functions that start and continue work, called as a library calls them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ NOT_RUN = {
     r"(runs/(real|simulator|start|both|practice|tiny|mine|text|searches)|mine\.toml)": "a run, or recipe, of the page "
     "before it; the recipes are trained in tests/test_readme.py and tests/recipe",
     r"midstream demo --(text|real)": "tests/cli/test_demo.py runs it, or minutes with a model from the network",
-    r"midstream (compare|lesson set).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
+    r"midstream (compare|lessons).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
     "tests/cli runs the commands with others",
     r"midstream (show|solve|call).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
     r".*question_field|.*--reward judge": "rows or a judge of the reader's own; tests/cli/test_eval.py has both",

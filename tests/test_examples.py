@@ -70,14 +70,14 @@ def test_an_own_tool_is_called_and_used():
 @pytest.mark.slow  # test_two_ways.py does the same in this process
 def test_one_rollout_feeds_lessons_and_weights():
     shown = run("one_run_two_ways.py")
-    assert re.search(r"^lesson set +\d+ groups with contrast -> [1-9]\d* changes$", shown, re.MULTILINE)
+    assert re.search(r"^lessons +\d+ groups with contrast -> [1-9]\d* changes$", shown, re.MULTILINE)
     assert re.search(r"^weights +(\d+) groups with contrast -> [1-9]\d* rows", shown, re.MULTILINE)
     before, after = re.search(r"weights as they were: (\w+)", shown), re.search(r"weights now: (\w+)", shown)
     assert before
     assert after
     assert before[1] != after[1]
     assert re.search(
-        r"^success +frozen 0\.\d\d, lesson set 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE
+        r"^success +frozen 0\.\d\d, lessons 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE
     )
 
 

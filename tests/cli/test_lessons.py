@@ -224,7 +224,7 @@ def test_what_another_process_changed_is_not_undone(lesson_set, run_path, tmp_pa
     run = f'"{sys.executable}" -c "from midstream.cli.main import main; main()"'
     mine, other = ('\n[[lessons]]\ntext = "Mine."\n', '\n[[lessons]]\ntext = "Of another."\n')
     append = "#!/bin/sh\nprintf '%s' '{}' >> \"$1\"\n"
-    first.write_text(append.format(mine) + f'VISUAL="{second}" {run} lesson set edit "{copy}" --quiet >&2\n')
+    first.write_text(append.format(mine) + f'VISUAL="{second}" {run} lessons edit "{copy}" --quiet >&2\n')
     second.write_text(append.format(other))
     for script in (first, second):
         script.chmod(script.stat().st_mode | stat.S_IXUSR)

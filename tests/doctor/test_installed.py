@@ -33,7 +33,7 @@ class backends:
     class mps:
         is_available = staticmethod(lambda: False)
 __version__ = {version!r}
-print("a greeting that a lesson set may print")
+print("a greeting that a library may print")
 """
 
 

@@ -110,7 +110,7 @@ def test_every_setting() -> None:
     assert read(body | {"response_format": {"type": "json_object"}}).json_schema == {"type": "object"}
     assert read(body | {"response_format": {"type": "text"}}).json_schema is None
     assert read(body | {"stop": ["a", "b"]}).sampling["stop"] == ("a", "b")
-    # Lesson sets send null for what is not set.
+    # Libraries send null for what is not set.
     nothing = dict.fromkeys([key for key in body if key not in ("model", "messages")])
     assert read(body | nothing) == read(asked())
 

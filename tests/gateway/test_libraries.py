@@ -1,4 +1,4 @@
-"""The providers' own lesson sets speak to a server whose every answer the gateway's modules write."""
+"""The providers' own libraries speak to a server whose every answer the gateway's modules write."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_openai_chat_completions(address: str, full: ChatReply) -> None:
         assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls] == [
             (use.id, use.name, use.arguments) for use in full.tool_uses
         ]
-    # What the lesson set sends back is the message that it got.
+    # What the library sends back is the message that it got.
     sent = [*HI, reply, {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "3"}]
     assert client.chat.completions.create(model="m", messages=sent).id == "chatcmpl-7"
     with pytest.raises(openai.BadRequestError) as caught:

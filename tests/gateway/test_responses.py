@@ -145,8 +145,8 @@ def test_refusals(change: dict[str, Any], code: str, param: str) -> None:
 
 
 def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
-    lesson_set = pytest.importorskip("openai.types.responses")
-    response = lesson_set.Response.model_validate(write(full), strict=True)
+    library = pytest.importorskip("openai.types.responses")
+    response = library.Response.model_validate(write(full), strict=True)
     assert (response.id, response.status, response.output_text) == ("resp_7", "completed", full.text)
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
     assert response.output[0].content[0].text == full.thoughts
@@ -154,13 +154,13 @@ def test_a_reply_is_one_of_the_library(full: ChatReply) -> None:
         (use.id, use.name, use.arguments) for use in full.tool_uses
     ]
     assert response.usage.total_tokens == 14
-    cut = lesson_set.Response.model_validate(write(replace(full, finish="length", tool_uses=())), strict=True)
+    cut = library.Response.model_validate(write(replace(full, finish="length", tool_uses=())), strict=True)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 def test_a_stream_adds_up_to_the_reply(full: ChatReply) -> None:
-    lesson_set = pytest.importorskip("openai.types.responses")
-    event = TypeAdapter(lesson_set.ResponseStreamEvent)
+    library = pytest.importorskip("openai.types.responses")
+    event = TypeAdapter(library.ResponseStreamEvent)
     data = data_of(events(full, read(asked(stream=True))))
     found = [event.validate_python(item, strict=True) for item in data]
     assert [item.sequence_number for item in found] == list(range(len(found)))

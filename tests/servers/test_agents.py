@@ -1,6 +1,6 @@
 """Agents of other libraries (`examples/agents`) are evaluated, practice and are trained, through the gateway.
 
-    MIDSTREAM_TEST_AGENTS=1 pytest tests/servers/test_agents.py   (`make test-agents`, which installs the lesson sets)
+    MIDSTREAM_TEST_AGENTS=1 pytest tests/servers/test_agents.py   (`make test-agents`, which installs the libraries)
 
 A scripted server plays the model; training samples from the text model that comes with midstream.
 """

@@ -1,4 +1,4 @@
-"""The real `datasets` lesson set: on local folders, and on a stand-in for the Hub on this machine."""
+"""The real `datasets` library: on local folders, and on a stand-in for the Hub on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FILES |= {"README.md": CARD, "bamboogle/test.jsonl": rows("bamboogle", "test")}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The Hub's form in a folder; what the lesson set keeps goes to another."""
+    """The Hub's form in a folder; what the library keeps goes to another."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -157,7 +157,7 @@ def python(*arguments, **environment):
 
 @pytest.mark.slow
 def test_download_conditions_and_working_offline_afterwards(tmp_path):
-    """The lesson set reads its address from the environment when it is first imported: so, other processes."""
+    """The library reads its address from the environment when it is first imported: so, other processes."""
     environment = {"HF_HOME": str(tmp_path), "HF_TOKEN": "", "HF_HUB_OFFLINE": "0"}
     repositories = {BENCHMARKS["bamboogle"].repository: FILES, BENCHMARKS["gpqa"].repository: None}
     with hub_server.serving(repositories) as served:

@@ -1,6 +1,6 @@
 """A lesson run that is interrupted after its first update and resumed, with a tracker: a program of its own.
 
-`python tracked_run.py DIRECTORY TRACKER` prints the run's notes about the tracker. Lesson sets of trackers raise Python
+`python tracked_run.py DIRECTORY TRACKER` prints the run's notes about the tracker. Libraries of trackers raise Python
 warnings that do not matter to these tests, so it runs outside pytest.
 """
 

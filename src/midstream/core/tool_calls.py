@@ -61,7 +61,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         raise
     except Exception as failure:  # a tool, or a library that it uses, may raise anything
         frames = traceback.extract_tb(failure.__traceback__)
-        # The line in the tool's own code, which says more than the one in a lesson set that it calls.
+        # The line in the tool's own code, which says more than the one in a library that it calls.
         own = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), frames[-1])
         raise ToolServerError(
             f"{tool.name} raised {traceback.format_exception_only(failure)[-1].strip()[:_LONGEST_MESSAGE]}",

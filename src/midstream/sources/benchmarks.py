@@ -244,7 +244,7 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
     """
     what, page, repository = f"benchmark {benchmark.name}", benchmark.address, benchmark.repository
     file = f'name a file of it: file = "{benchmark.name}.jsonl", or --benchmark {benchmark.name}={benchmark.name}.jsonl'
-    with needs_extra(f"{what} is on the Hugging Face Hub, and its lesson set is not installed", "data", f"; or {file}"):
+    with needs_extra(f"{what} is on the Hugging Face Hub, and its library is not installed", "data", f"; or {file}"):
         import datasets
         from datasets.exceptions import DatasetsError
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""The texts of tokens, from a run's own `tokenizer.json`, read without the lesson sets that made it."""
+"""The texts of tokens, from a run's own `tokenizer.json`, read without the libraries that made it."""
 
 from __future__ import annotations
 

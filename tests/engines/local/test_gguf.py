@@ -140,13 +140,13 @@ def test_a_file_of_another_kind_is_refused(saved_model, tmp_path, written, named
 
 
 def test_a_quantization_without_a_decoder_is_refused(file, monkeypatch):
-    import gguf as lesson_set
+    import gguf as library
 
-    traits = {key: value for key, value in lesson_set.quants._type_traits.items()}
-    monkeypatch.setattr(lesson_set.quants, "_type_traits", traits)
+    traits = {key: value for key, value in library.quants._type_traits.items()}
+    monkeypatch.setattr(library.quants, "_type_traits", traits)
     opened = gguf._File(file)
     tensor = opened._tensors["blk.0.attn_q.weight"]._replace(tensor_type=Q.I8)
-    monkeypatch.setattr(lesson_set.GGUFReader, "_build_tensors", lambda self, *_: setattr(self, "tensors", [tensor]))
+    monkeypatch.setattr(library.GGUFReader, "_build_tensors", lambda self, *_: setattr(self, "tensors", [tensor]))
     with raises("gguf-unsupported", "blk.0.attn_q.weight", "I8", "Q4_K_M"):
         gguf._File(file)
 
