@@ -76,9 +76,7 @@ def test_one_rollout_feeds_lessons_and_weights():
     assert before
     assert after
     assert before[1] != after[1]
-    assert re.search(
-        r"^success +frozen 0\.\d\d, lessons 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE
-    )
+    assert re.search(r"^success +frozen 0\.\d\d, lessons 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE)
 
 
 @pytest.mark.slow
