@@ -21,16 +21,16 @@ from settings import SHARED, TABLES
 from midstream.cli.main import COMMANDS
 
 FUNCTION_LINES, METHODS = 80, 20
-LEAST = {"comments on lines of their own, a thousand lines": 10.0}
+LEAST = {"comments on lines of their own, a thousand lines": 10.2}
 MOST = {
-    "lines": 56_900,
-    "files": 310,
+    "lines": 54_000,
+    "files": 297,
     "private functions used once, a thousand lines": 6.9,
-    "`Any`, a thousand lines": 17.4,
-    "class names that two files define": 33,
+    "`Any`, a thousand lines": 15.0,
+    "class names that two files define": 4,
     "commands": 18,
     "options": 64,
-    "settings": 448,
+    "settings": 441,
 }
 
 
