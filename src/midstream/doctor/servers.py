@@ -48,7 +48,8 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
     entries = await fetch_models(config)
-    names = [redacted(name, config.key()) for entry in entries if isinstance(name := entry.get("id"), str)]
+    ids = [entry.get("id") for entry in entries]
+    names = [redacted(each, config.key()) for each in ids if isinstance(each, str)]
     if names:
         server = server_check(status="ok", words=f"{config.base_url} answers")
         if any(names_model(entry, config.model) for entry in entries):
