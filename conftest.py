@@ -61,7 +61,7 @@ ENABLED_BY = {
 BUDGET_S = 2.0
 LOOP_S = 0.09  # what `_loop_s` takes on the machine on which the budget was chosen, with nothing else on it
 DEAREST = 20
-LESSONS = 100  # modules
+LIBRARY = 100  # modules
 BEGAN = pytest.StashKey[float]()
 
 
@@ -92,7 +92,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     # Nor does the first import of a library such as PyTorch.
     if (
         measured
-        and len(sys.modules) - modules < LESSONS
+        and len(sys.modules) - modules < LIBRARY
         and spent > BUDGET_S
         and spent > (limit := BUDGET_S * max(1.0, _loop_s() / LOOP_S))
     ):

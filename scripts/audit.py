@@ -492,31 +492,6 @@ def _() -> Found:
     return status == 200, f"list of runs: {status}, {len(json.loads(body)['runs'])} run"
 
 
-@check("borders", "Damage to components, trajectories and learned tasks")
-def _() -> Found:
-    from support.lesson_sessions import TINY
-    from support.tiny_runs import settings
-    from test_damage import cut_last_line, other_digit, repack
-
-    write("mine.py", "def right(answer, gold): return float(answer == gold)\n")
-    small_run("--set", "reward.type=mine.py:right")
-    cli("train", "lessons-simulated", "--quiet", *settings(TINY), "--no-eval", "--out", "lessons")
-    damages: dict[str, Callable[[Path], Any]] = {
-        "run/components/*/mine.py": lambda path: path.write_text("x = 1\n"),
-        "lessons/trajectories/step-000001*": lambda path: repack(path, other_digit),
-        "lessons/trajectories/step-000002*": lambda path: repack(path, lambda lines: lines[::-1]),
-        "lessons/learned.jsonl": cut_last_line,
-    }
-    missed = []
-    for pattern, damage in damages.items():
-        [path] = Path().glob(pattern)
-        run, file = path.parts[0], path.relative_to(path.parts[0]).as_posix()
-        before = problems(run)
-        damage(path)
-        missed += [pattern] * (problems(run).get(file) == before.get(file))
-    return not missed, f"missed: {missed or 'none'}"
-
-
 @check("borders", "Emptied journal of a killed run")
 def _() -> Found:
     with training("training.checkpoint_every=1", "training.steps=50") as process:

@@ -47,7 +47,7 @@ def parser(description: str, *, out: str, recipe: str = "") -> argparse.Argument
 def run(study: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     """Run a study; returns the exit code: 0 done, 1 failed, 130 interrupted."""
     try:
-        if options.seeds < 1:
+        if options.seeds is not None and options.seeds < 1:
             raise UsageError(f"a study with seeds = {options.seeds} runs nothing", code="empty-value", fix="--seeds 3")
         study(options)
     except MidstreamError as error:

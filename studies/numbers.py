@@ -75,6 +75,7 @@ class Metric(Settings):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study; returns the exit code."""
     options = parser(__doc__ or "", out="runs/study-NAME")
+    options.set_defaults(seeds=None)  # the study has its own number
     options.add_argument("study", help="its name, or its file")
     options.add_argument(
         "--metrics", type=Path, default=Path(__file__).with_suffix(".toml"), help="the file of numbers, by study"

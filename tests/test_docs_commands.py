@@ -40,9 +40,9 @@ NOT_RUN = {
     r".*(RECIPE|\bRUN\b|CLONE|\"\.\.\.\")": "a placeholder",
     r".*--serve-with|.*agentflow-7b --set simulated": "a GPU or vLLM; tests/servers/ runs vLLM on CPU",
     r"midstream (train|resume|eval|demo|simulator).*"
-    r"(runs/(real|simulator|start|both|practice|tiny|mine|text|searches)|mine\.toml)": "a run, or recipe, of the page "
+    r"(runs/(real|simulator|start|both|tiny|mine|text|searches)|mine\.toml)": "a run, or recipe, of the page "
     "before it; the recipes are trained in tests/test_readme.py and tests/recipe",
-    r"midstream demo --(text|real)": "tests/cli/test_demo.py runs it, or minutes with a model from the network",
+    r"midstream demo --(text|real)": "plugins/midstream-worlds/tests/test_demo.py runs it; or a model is fetched",
     r"midstream (compare|lessons).*(tiny-|artist|--group|@1|edit|runs/alone|eval-a)": "runs that take minutes; "
     "tests/cli runs the commands with others",
     r"midstream (show|solve|call).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
@@ -52,7 +52,7 @@ NOT_RUN = {
     r"midstream models fetch|.*local/(smollm2|qwen05b)": "a model from the network; tests/cli/test_models.py has a "
     "stand-in",
     r"midstream view( runs/demo)?$": "it serves until Ctrl-C; tests/view/ runs it",
-    r"midstream lessons (validate|rollback)": "asks a model, or needs versions; tests/cli/test_library.py runs it",
+    r"midstream lessons (validate|rollback)": "asks a model, or needs versions; tests/cli/test_lessons.py runs it",
 }
 
 

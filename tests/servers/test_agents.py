@@ -1,4 +1,4 @@
-"""Agents of other libraries (`examples/agents`) are evaluated, practice and are trained, through the gateway.
+"""Agents of other libraries (`examples/agents`) are evaluated, learn lessons and are trained, through the gateway.
 
     MIDSTREAM_TEST_AGENTS=1 pytest tests/servers/test_agents.py   (`make test-agents`, which installs the libraries)
 

@@ -1,4 +1,4 @@
-"""A practice run on disk whose agent asks a scripted server, and a library for it: made without any learning."""
+"""A lesson run on disk whose agent asks a scripted server, and a lesson set for it: made without any learning."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_result(run: RunDirectory, *, as_json: bool = False, short: bool = False) -> None:
-    """Print what changed from before to after training or lessons; if `short`, of the test set's success alone."""
+    """Print what changed from before to after learning; if `short`, of the test set's success alone."""
     kind = run.info().kind
     if as_json:
         learned = _learned(run) if kind == "lessons" else {}

@@ -107,7 +107,7 @@ class Run:
         return ((name, trajectory) for name, part in parts if fnmatchcase(name, pattern) for trajectory in part)
 
     def __repr__(self) -> str:
-        return f"<{self.directory.info().kind} run {self.path}: {self.status}>"
+        return f"<{self.directory.info().kind.removesuffix('s')} run {self.path}: {self.status}>"
 
     def __str__(self) -> str:
         return plain_text(draw(run_blocks(self.directory)))

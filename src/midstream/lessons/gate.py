@@ -53,7 +53,7 @@ class Test(Frozen):
     `changes` are the indices of the tested changes in the update's list. `pairs` counts those with a result on both
     sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
     the value that it had to reach: log(1 / its share of the error rate). `mean`, `interval` (95 %) and `error` (of the
-    mean) are of the difference in reward, without what stopping early adds to it (`paired_test.unbiased_mean`).
+    mean) are of the difference in reward, without what stopping early adds to it (`betting.unbiased_mean`).
     """
 
     __test__ = False  # pytest would collect it by its name

@@ -1,6 +1,6 @@
 """Does a lesson set help this agent? Test it against no lessons, and measure each lesson, on fresh rollouts.
 
-1. A sequential test on pairs of rollouts of one validation task, with the lesson set and without (`paired_test.py`).
+1. A sequential test on pairs of rollouts of one validation task, with the lesson set and without (`betting.py`).
 2. Random halves of the lessons against their complements, which measure each lesson (`gate.halved`).
 """
 

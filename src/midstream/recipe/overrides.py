@@ -122,7 +122,7 @@ def has_weights(run: RunDirectory) -> bool:
 
 
 def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
-    """A recipe, or that of a run, with `changes`; its training or learning lessons settings stay."""
+    """A recipe, or that of a run, with `changes`; its settings [training] or [lessons] stay."""
     return _parsed(source, changes)
 
 

@@ -250,7 +250,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
         lessons = {"modules": modules_of(kind)[:1], **lessons}
-        if isinstance(budget := parsed.get("budget"), Mapping):  # limits learning lessons, too
+        if isinstance(budget := parsed.get("budget"), Mapping):  # it limits a lesson run, too
             lessons = merge(lessons, {"budget": dict(budget)})
         parsed["lessons"] = lessons
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):

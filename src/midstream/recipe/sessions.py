@@ -48,7 +48,7 @@ _TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
 
 
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
-    """Check a recipe's training or lessons, and return a function that starts or continues it in a run directory.
+    """Check a recipe's [training] or [lessons], and return a function that starts or continues it in a run directory.
 
     Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
