@@ -120,7 +120,10 @@ def directory(tmp_path_factory, finished_run):
 
 
 @pytest.mark.matrix(7)
-@pytest.mark.parametrize("line", HERE)
+# `doctor` imports PyTorch in a process of its own; tests/doctor runs it.
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.slow) if "doctor" in line else line for line in HERE]
+)
 def test_a_command_runs(line, directory, server, monkeypatch, capsys):
     monkeypatch.chdir(directory)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
