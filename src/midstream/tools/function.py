@@ -166,7 +166,14 @@ class FunctionTool(Tool, Generic[P, R]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """Options of `tool`."""
+    """Options of `tool`.
+
+    Attributes:
+        name: the tool's name; by default the function's
+        description: what the model reads; by default the docstring up to its first section
+        timeout_s: seconds of one call
+        output_tokens: of its text, four characters counted as a token; longer text is cut
+    """
 
     name: str
     description: str
@@ -183,10 +190,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
     Args:
         function: the function or bound method.
-        name: the tool's name; by default the function's.
-        description: what the model reads; by default the docstring up to its first section.
-        timeout_s: seconds of one call.
-        output_tokens: of its text, four characters counted as a token; longer text is cut.
+        options: see `ToolOptions`: name, description, timeout_s, output_tokens.
 
     Raises:
         UsageError: the function cannot be a tool.
