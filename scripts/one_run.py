@@ -44,6 +44,7 @@ class Climbs:
         return str(path), self._floors.get(path.parts[0].removesuffix(".py"), 0)
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """Note a call that climbs; `sys.setprofile` calls this."""
         if event != "call" or frame.f_code.co_name == "<module>" or frame.f_back is None:
             return
         caller, called = self._place(frame.f_back.f_code.co_filename), self._place(frame.f_code.co_filename)
