@@ -43,7 +43,7 @@ def recipe_directories() -> list[Path]:
 def shipped_recipes() -> dict[str, Path]:
     """The recipes of midstream and of installed packages, by name."""
     # Of two with one name midstream's own is the last, and stays.
-    files = {path.stem: path for directory in reversed(recipe_directories()) for path in directory.glob("*.toml")}
+    files = {path.stem: path for directory in reversed(recipe_directories()) for path in directory.rglob("*.toml")}
     return dict(sorted(files.items()))
 
 
