@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 from update_shapes import SIZES, Shape, comparable, make_rows, recipe_rows
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.cost import CALL, Cost
 from midstream.prefix_tree.tree import tree_of
+from midstream.training.protocols import Row
 from midstream.training.shares import shares
 
 RANKS = (2, 8, 64)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from midstream.core.agent import RunContext
 from midstream.core.errors import (
     EngineError,
     PromptTooLongError,
@@ -21,7 +22,6 @@ from midstream.core.errors import (
     ToolServerError,
 )
 from midstream.core.lessons import digest
-from midstream.core.protocols import RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage

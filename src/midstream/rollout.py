@@ -16,7 +16,9 @@ from typing import TypeVar
 
 from pydantic import Field
 
+from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Settings
+from midstream.core.engine import ORDER, Engine, LockstepEngine
 from midstream.core.errors import (
     BudgetError,
     DeadlineError,
@@ -34,22 +36,11 @@ from midstream.core.errors import (
 )
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
-from midstream.core.protocols import (
-    ORDER,
-    Agent,
-    Dialogue,
-    Dialogues,
-    Engine,
-    LockstepEngine,
-    PerRun,
-    Reward,
-    RunContext,
-    Tool,
-    ToolRun,
-)
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Dialogue, Dialogues, Reward
 from midstream.core.task import Task
+from midstream.core.tool import PerRun, Tool, ToolRun
 from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")

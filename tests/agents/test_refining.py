@@ -16,9 +16,10 @@ from studies.refinement import expected_accuracy
 
 from midstream.agents.refining import Refining
 from midstream.agents.strategy import Strategy
+from midstream.core.agent import RunContext
 from midstream.core.errors import EngineError
 from midstream.core.events import TurnEvent
-from midstream.core.protocols import OVER, RunContext
+from midstream.core.source import OVER
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import wilson

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.api import evaluate, resume, train
+from midstream.core.agent import RunContext
 from midstream.core.errors import RunError, UsageError
-from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import read_updates

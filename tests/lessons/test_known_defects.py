@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.core.protocols import RunContext
+from midstream.core.agent import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, evaluate

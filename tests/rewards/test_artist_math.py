@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
+from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics, stream_metrics
-from midstream.core.protocols import RunContext
 from midstream.core.stream import escape_marks
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Score
@@ -24,6 +23,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
+from midstream.training.protocols import Row
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.training.transcripts import supervised_row

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo, field_validator
 
 JsonObject = dict[str, JsonValue]
+JsonSchema = Mapping[str, Any]
 _MAX_DEPTH = 32
 
 

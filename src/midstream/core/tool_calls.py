@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from midstream.core.data import unfit
 from midstream.core.errors import MidstreamError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
 _LONGEST_MESSAGE = 500  # characters of an exception

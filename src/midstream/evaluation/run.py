@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter, tools_of
-from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Reward
 from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value

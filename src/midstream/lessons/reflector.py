@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from midstream.agents.rendering import PromptTemplate
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from midstream.core.answers import most_frequent
+from midstream.core.engine import Engine
 from midstream.core.errors import InfrastructureError, PromptTooLongError
 from midstream.core.metrics import tool_use
-from midstream.core.protocols import Engine
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task

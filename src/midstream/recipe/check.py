@@ -16,7 +16,7 @@ from midstream.components.component import Component, EngineConfig, RewardConfig
 from midstream.components.kinds import config_class, registered, rules
 from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig

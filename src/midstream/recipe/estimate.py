@@ -16,7 +16,7 @@ from typing import Any
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.providers import price_of, prices_used
 from midstream.evaluation.settings import SetConfig

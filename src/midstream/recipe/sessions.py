@@ -10,9 +10,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.components.component import Stage
+from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
-from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
 from midstream.evaluation.settings import SetConfig

@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import Field
 
+from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen, Settings
+from midstream.core.engine import Codec, Engine, LockstepEngine, Request
 from midstream.core.errors import BudgetError, EngineError, UsageError
 from midstream.core.metrics import Spent
-from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.runs.files import storage_errors

@@ -18,15 +18,17 @@ from typing import Any
 from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
-from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
+from midstream.core.tool import PerRun
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
+from midstream.training.protocols import Learner, LossStats
 from midstream.training.rows import RowBatch, build_rows, runs_of, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 

@@ -24,7 +24,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
-from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
@@ -41,13 +40,14 @@ from midstream.training.passes import (
     recompute_layers,
     require_plain_head,
 )
+from midstream.training.protocols import LossStats, Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 _RETURNED_FROM = 2**28  # bytes of weights
 
 
 class LocalLearner:
-    """A `core.protocols.Learner` over a model object that an in-process engine may share.
+    """A `training.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
     switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's

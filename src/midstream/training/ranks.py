@@ -25,12 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
-from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.forward import causal_lm
 from midstream.training import sharded
 from midstream.training.learner import LocalLearner, any_sampled
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import require_prompt
+from midstream.training.protocols import LossStats, Row
 from midstream.training.settings import LearnerConfig
 from midstream.training.shares import shares
 

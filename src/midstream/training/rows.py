@@ -24,12 +24,12 @@ from typing import TypeVar
 import torch
 
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
-from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import joined
 from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.own import Advantage
+from midstream.training.protocols import Row
 from midstream.training.settings import Baseline, TrainingConfig, Turns
 
 GroupT = TypeVar("GroupT")

@@ -23,8 +23,8 @@ from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
-from midstream.core.protocols import Learner, Student, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
@@ -33,6 +33,7 @@ from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_na
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.protocols import Learner, Student
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start

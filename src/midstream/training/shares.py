@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.tree import common_prefix
+from midstream.training.protocols import Row
 
 
 def shares(rows: Sequence[Row], ranks: int, cost: Cost, *, shared: bool) -> list[list[int]]:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.components.component import Component
+from midstream.core.engine import Request
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
-from midstream.core.protocols import Learner, Request, Row, Student, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import MakeEnvironment
@@ -21,6 +22,7 @@ from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
+from midstream.training.protocols import Learner, Row, Student
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.trainable import TrainableWorld
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of

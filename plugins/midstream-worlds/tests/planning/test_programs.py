@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.compact import SingleArgumentExecutor
+from midstream.core.agent import ModuleContext
 from midstream.core.lessons import lines
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory, MemoryRecord, Trajectory, Verdict
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout

@@ -19,8 +19,9 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from midstream.core.data import Settings, problems_of
+from midstream.core.engine import Engine
 from midstream.core.errors import TransientError
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.local_search import Span, best_spans, by_words, passages
