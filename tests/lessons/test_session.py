@@ -141,12 +141,6 @@ def test_updates_may_be_limited(whole, tmp_path):
     assert [one.step for one in run.evaluations.read()] == [0, 1]
 
 
-def test_patience_ends_a_run_that_accepts_nothing(tmp_path):
-    changes = {"lessons.patience": 1, "lessons.limits.max_tokens": 1}
-    assert "no change was accepted in the last 1 updates" in learn(tmp_path / "run", changes)
-    assert len(read_updates(RunDirectory.open(tmp_path / "run"))) == 1
-
-
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("limit", ["rollouts=25", "rollouts=9", "tokens=40000", "tokens=12000"])

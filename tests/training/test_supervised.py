@@ -102,7 +102,7 @@ def test_no_transcript_is_an_error_that_says_what_to_do():
 
 
 def test_the_learning_rate_rises_and_falls():
-    config = SupervisedConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_share=0.1)
+    config = WarmStartConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_share=0.1)
     rates = [learning_rate(config, step) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == pytest.approx(rates[9]) == pytest.approx(1 - 9 / 100)

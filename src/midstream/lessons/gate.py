@@ -185,8 +185,7 @@ class Trial:
         changed = applied(self.lesson_set, [self.changes[i] for i in places])
 
         def begin() -> Sequential:
-            config = self.config
-            return Sequential(level=self.level, min_effect=config.min_effect, futility=config.futility_rate)
+            return Sequential(level=self.level, min_effect=self.config.min_effect)
 
         test = begin()
         while test.verdict == "undecided" and not pairs.spent:

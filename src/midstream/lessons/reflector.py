@@ -50,7 +50,7 @@ from midstream.lessons.replies import (
     read_operations,
     read_summary,
 )
-from midstream.lessons.settings import ROLES, LessonsConfig
+from midstream.lessons.settings import LESSON_TOKENS, ROLES, LessonsConfig
 from midstream.rollout import Group
 
 T = TypeVar("T")
@@ -225,7 +225,6 @@ class Reflector:
 
 
 _CHARACTERS_PER_WORD = 6  # of English text with its space: models follow a limit in words better than one in tokens
-_WORDS = 60  # of one lesson, where the lesson set sets no bound
 _MODULES = {
     "planner": "decides in each turn which step and which tool come next, and what "
     "the tool is to be told",  # words: allow
@@ -245,17 +244,16 @@ _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and w
 
 def about_run(config: LessonsConfig) -> dict[str, str]:
     """The values that are equal in every prompt of a run: the length of a lesson, and the modules that may have one."""
-    bound = config.limits.lesson_tokens
     lines = [f"  - {name}: {_MODULES[name]}" if name in _MODULES else f"  - {name}" for name in config.modules]
     return {
-        "words": str(_words(bound) if bound else _WORDS),
+        "words": str(_words(LESSON_TOKENS)),
         "modules": neutral("\n".join(lines)),
         "module": config.modules[0],
         "changes": str(config.changes_per_group),
     }
 
 
-def about_lessons(lesson_set: LessonSet, max_tokens: int | None) -> str:
+def about_lessons(lesson_set: LessonSet, max_tokens: int) -> str:
     """One line of JSON a lesson, and how much more the lesson set may hold."""
     lines = []
     for lesson in lesson_set.lessons:
@@ -263,9 +261,8 @@ def about_lessons(lesson_set: LessonSet, max_tokens: int | None) -> str:
         lines.append(to_json(shown if lesson.state == "active" else {**shown, "state": lesson.state}))
     if not lesson_set.lessons:
         lines.append("(no lesson yet)")
-    if max_tokens is not None:
-        left = max_tokens - size(lesson_set)
-        lines.append(f"There is room for about {_words(left)} words more." if left > 0 else "It is full: add nothing.")
+    left = max_tokens - size(lesson_set)
+    lines.append(f"There is room for about {_words(left)} words more." if left > 0 else "It is full: add nothing.")
     return "\n".join(lines)
 
 

@@ -158,20 +158,11 @@ class LessonsSession(Session):
             )
 
     def reason_to_stop(self) -> str:
-        """Why no further update is made: the limit on updates, or `patience`."""
+        """Why no further update is made: the limit on updates."""
         config = self.parts.lessons
-        if len(self.updates) >= config.most_updates:
-            limited = config.most_updates < config.updates
-            allowed = f"{config.most_updates} of {config.updates} updates are allowed (lessons.budget.updates)"
-            return allowed if limited else ""
-        patience = config.patience
-        latest = self.updates[-patience:] if patience else []
-        accepted = any(change.fate == "accepted" for record in latest for change in record.changes)
-        if not patience or len(latest) < patience or accepted:
+        if len(self.updates) < config.most_updates or config.most_updates == config.updates:
             return ""
-        reason = f"no change was accepted in the last {patience} updates (lessons.patience)"
-        self.note(reason)
-        return reason
+        return f"{config.most_updates} of {config.updates} updates are allowed (lessons.budget.updates)"
 
     async def step(self, step: int) -> None:
         """Make one update of the newest lesson set, and commit it."""

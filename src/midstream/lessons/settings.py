@@ -13,6 +13,9 @@ from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
 
 ROLES = ("summariser", "critic", "merger")
+LESSON_TOKENS = 100
+NEAR = 0.85
+"""Similarity (cosine, 0 to 1) from which lessons of one module are near-duplicates."""
 
 
 class RoleConfig(Settings):
@@ -53,19 +56,15 @@ class EmbeddingConfig(Settings):
 
 
 class LessonLimits(Settings):
-    """What the lesson set may hold; None disables a limit or a check.
+    """What the lesson set may hold. One lesson has at most `LESSON_TOKENS`.
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        lesson_tokens: the most tokens of one lesson
-        likeness: lessons of this similarity (cosine, 0 to 1) or more are near-duplicates
         embedding: see `lessons.limits.embedding`; without it, similarity is that of hashed n-grams
         leak_guard: refuse lessons that copy a task's answer
     """
 
-    max_tokens: int | None = Field(default=2000, ge=1)
-    lesson_tokens: int | None = Field(default=100, ge=1)
-    likeness: float | None = Field(default=0.85, gt=0, le=1)
+    max_tokens: int = Field(default=2000, ge=1)
     embedding: EmbeddingConfig | None = None
     leak_guard: bool = True
 
@@ -80,7 +79,7 @@ class FeedbackConfig(Settings):
     """
 
     votes: Path = Path(".midstream/votes.sqlite")
-    near: float = Field(default=0.85, gt=0, le=1)
+    near: float = Field(default=NEAR, gt=0, le=1)
     embedding: EmbeddingConfig | None = None
 
     @model_validator(mode="before")
@@ -99,7 +98,6 @@ class GateConfig(Settings):
         enabled: `false`: every valid change is accepted, as in the paper
         tasks: validation tasks
         error_rate: the probability that a run accepts any change that does not help
-        futility_rate: the probability that a test gives up on an effect of `min_effect` or more
         min_effect: the smallest effect on the mean reward that is worth finding
         block: pairs of fresh validation rollouts between two looks of a test
         test_pairs: the most pairs of one test; an update makes at most two tests
@@ -109,7 +107,6 @@ class GateConfig(Settings):
     enabled: bool = True
     tasks: int = Field(default=100, ge=2)
     error_rate: float = Field(default=0.05, gt=0, lt=1)
-    futility_rate: float = Field(default=0.1, gt=0, lt=1)
     min_effect: float = Field(default=0.02, gt=0, lt=1)
     block: int = Field(default=32, ge=1)
     test_pairs: int = Field(default=600, ge=1)
@@ -152,7 +149,6 @@ class LessonsConfig(Settings):
         feedback: see `lessons.feedback`; by default no votes
         budget: as `[budget]`, which wins over it
         start: the first lesson set: a lesson run or a file
-        patience: stop after this many updates without an accepted change
         shuffle_rewards: a control: all rewards are permuted at random
         cache: a directory that keeps rollouts and replies for runs of equal settings
     """
@@ -176,7 +172,6 @@ class LessonsConfig(Settings):
     feedback: FeedbackConfig | None = None
     budget: BudgetConfig = BudgetConfig()
     start: Path | None = None
-    patience: int | None = Field(default=None, ge=1)
     shuffle_rewards: bool = False
     cache: Path | None = None
 

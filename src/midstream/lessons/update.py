@@ -40,7 +40,7 @@ from midstream.lessons.operations import Guard, Operation, OperationOutcome, Rul
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
 from midstream.lessons.runner import Match, Report, Runner
-from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
 from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
@@ -184,10 +184,10 @@ class LessonLearner:
     async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
         config, feedback = self.config.limits, self.config.feedback
-        bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
-        texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
-        similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
-        if similarity and config.embedding:
+        # What is too long for a lesson may be too long for the server.
+        texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
+        similarity: Similarity = ngram_similarity
+        if config.embedding:
             similarity = await embedding_similarity(
                 config.embedding, [*texts, *(lesson.text for lesson in lesson_set.lessons)]
             )
@@ -200,9 +200,9 @@ class LessonLearner:
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
-            lesson_tokens=config.lesson_tokens,
+            lesson_tokens=LESSON_TOKENS,
             similarity=similarity,
-            threshold=config.likeness or 1.0,
+            threshold=NEAR,
             leak=self._leak,
             feedback=held_back,
             subsets=self.config.gate.enabled,

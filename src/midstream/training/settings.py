@@ -143,48 +143,39 @@ class LearnerConfig(ComponentConfig):
         return self.offload in ("optimizer", "all")
 
 
-_COLLECTED_AT_ONCE = 500
-
-
 class SupervisedConfig(Settings):
     """Cross-entropy on recorded transcripts.
 
     Attributes:
         transcripts: trajectories of the teacher to record
         successes_only: only those of reward 1; of a reward with parts, those with every part in full
-        steps: updates (in `training.supervised`: `training.steps` x `training.minibatches`)
         batch_size: rows of an update
-        learning_rate: the peak; constant in `training.supervised`
-        warmup_steps: steps of linear rise (not in `training.supervised`)
-        hold: share of the steps after which the linear fall begins (not in `training.supervised`)
-        final_share: share of the peak at the end of the linear fall (not in `training.supervised`)
-        prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file` (not in
-            `training.supervised`)
+        learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
         similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
             replies differ
     """
 
     transcripts: int = Field(default=5000, ge=1)
     successes_only: bool = False
-    steps: int = Field(default=450, ge=0)
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2.5e-3, gt=0)
-    warmup_steps: int = Field(default=30, ge=1)
-    hold: float = Field(default=0.0, ge=0, lt=1)
-    final_share: float = Field(default=0.1, gt=0, le=1)
-    prompt_weight: float = Field(default=0.1, ge=0)
     similar: Literal["prompts", "rows"] = "prompts"
 
     @property
     def at_once(self) -> int:
         """Number of different tasks that are drawn at a time."""
-        return min(_COLLECTED_AT_ONCE, self.transcripts)
+        return min(500, self.transcripts)
 
 
 class WarmStartConfig(SupervisedConfig):
     """Supervised learning before reinforcement, on transcripts of the teacher of a `training.trainable.TrainableWorld`.
 
     Attributes:
+        steps: updates
+        warmup_steps: steps of linear rise
+        hold: share of the steps after which the linear fall begins
+        final_share: share of the peak at the end of the linear fall
+        prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file`
         file: a JSONL of transcripts in place of the teacher's; the world checks nothing
         seed: a separate seed, so that one warm start serves several training seeds; by default the run's
         policy: settings of the teacher
@@ -196,6 +187,11 @@ class WarmStartConfig(SupervisedConfig):
         degraded: tools by name that are worse for the teacher, with the settings of `[degraded.NAME]`
     """
 
+    steps: int = Field(default=450, ge=0)
+    warmup_steps: int = Field(default=30, ge=1)
+    hold: float = Field(default=0.0, ge=0, lt=1)
+    final_share: float = Field(default=0.1, gt=0, le=1)
+    prompt_weight: float = Field(default=0.1, ge=0)
     file: Path | None = None
     seed: Seed | None = None
     policy: dict[str, Any] = Field(default_factory=dict)

@@ -149,7 +149,7 @@ def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> l
     return rows
 
 
-def learning_rate(config: SupervisedConfig, step: int) -> float:
+def learning_rate(config: WarmStartConfig, step: int) -> float:
     """Linear rise, `hold`, then linear fall to `final_share` of the peak; steps count from 1."""
     rise = min(1.0, step / config.warmup_steps)
     fall = min(1.0, (1 - (step - 1) / max(1, config.steps)) / (1 - config.hold))
