@@ -26,7 +26,7 @@ from statistics import fmean
 from midstream.core.answers import most_frequent
 from midstream.core.engine import Engine
 from midstream.core.errors import InfrastructureError, PromptTooLongError
-from midstream.core.metrics import tool_use
+from midstream.core.metrics import Tally
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -157,7 +157,7 @@ class LessonLearner:
                 failed=proposal.failed,
                 mean_reward=fmean(rewards) if rewards else 0.0,
                 turns_mean=fmean(len(trajectory.turns) for trajectory in ended) if ended else 0.0,
-                tool_use=tool_use(trajectories),
+                tool_use=Tally(trajectories).tools(),
                 proposed=(*outcomes[len(pending) :], *proposal.left_out, *no_longer_sound),
                 changes=decision.changes,
                 tests=decision.tests,

@@ -17,7 +17,7 @@ from typing import Any
 
 from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
-from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
+from midstream.core.metrics import StepMetrics, Tally, tool_marks
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
@@ -289,6 +289,7 @@ class FlowGRPO:
         """Fields of `StepMetrics` about the trajectories and what they left to train on."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         scored = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+        tally = Tally(scored)
         by_family: dict[str, list[float]] = {}
         for trajectory in scored:
             value = trajectory.reward.value if trajectory.reward else 0.0
@@ -324,11 +325,11 @@ class FlowGRPO:
             "groups_broken": sum(batch.groups_broken for batch in batches),
             "samples_left_out": dict(sorted(left_out.items())),
             "turns_mean": fmean(len(trajectory.turns) for trajectory in scored) if scored else 0.0,
-            "reward_parts": reward_parts(scored),
-            "tool_use": tool_use(scored),
+            "reward_parts": tally.parts(),
+            "tool_use": tally.tools(),
             "tool_marks": tool_marks(trajectories),
             "schedules": self._schedules(),
-            "streams": stream_metrics(scored),
+            "streams": tally.streams(),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
