@@ -78,7 +78,7 @@ def vectors(asked: Asked) -> Any:
 
 
 def config(server: ApiServer, **more: Any) -> EmbeddingConfig:
-    return EmbeddingConfig(model="small", base_url=f"{server.url}/v1", timeout_s=5, **more)
+    return EmbeddingConfig(model="small", base_url=f"{server.url}/v1", **more)
 
 
 def test_vectors_are_asked_for_once_and_come_in_any_order():
@@ -136,7 +136,6 @@ def test_a_refusal_says_what_to_do():
         {"data": [{"embedding": []}]},
         {"data": [{"embedding": ["x"]}]},
         {"data": [{"embedding": [1.0], "index": [0]}]},
-        {"data": [{"embedding": [1e300]}]},
         {"data": [{"embedding": [1.0]}, {"embedding": [1.0]}]},
         {"data": [{"embedding": [1.0], "index": 0}, {"embedding": [1.0], "index": 0}]},
     ],

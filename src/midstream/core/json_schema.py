@@ -53,7 +53,6 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
         raise ToolServerError(
             f"a tool's schema cannot be used: {why}",
             code="tool-schema-invalid",
-            cause="it is not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
     return why or None

@@ -47,9 +47,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             result = await tool.call(arguments)
     except TimeoutError as failure:
         if not clock.expired():
-            raise ToolServerError(
-                f"{tool.name}: {failure!r}", code="tool-failed", cause="its back end timed out"
-            ) from failure
+            raise ToolServerError(f"{tool.name}: its back end timed out: {failure!r}", code="tool-failed") from failure
         return ToolResult(text=f"{tool.name} gave no result within {tool.timeout_s:g} s", ok=False)
     except asyncio.CancelledError as failure:
         caller = asyncio.current_task()

@@ -135,9 +135,8 @@ class LessonsSession(Session):
 
     def at_limit(self, error: BudgetError) -> str:
         """Finish with what was learned, and say how the run continues."""
-        resume = f"midstream resume {shlex.quote(str(self.run_directory.root))}"
-        fix = f"{resume} {error.fix}"
-        return super().at_limit(BudgetError(error.what, code=error.code, cause=error.cause, fix=fix))
+        fix = f"midstream resume {shlex.quote(str(self.run_directory.root))} {error.fix}"
+        return super().at_limit(BudgetError(error.what, code=error.code, fix=fix))
 
     def _warn_of_limit(self) -> None:
         """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""

@@ -46,13 +46,11 @@ class EmbeddingConfig(Settings):
         model: the embedding model
         base_url: the address of an OpenAI-compatible server
         api_key_env: the environment variable with its key
-        timeout_s: seconds of one request
     """
 
     model: str
     base_url: str
     api_key_env: str = ""
-    timeout_s: float = Field(default=60.0, gt=0)
 
 
 class LessonLimits(Settings):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-from pydantic_core import from_json
-
 from midstream.core.trajectory import Trajectory
-from midstream.runs.files import damaged, open_file, storage_errors
+from midstream.runs import results
+from midstream.runs.files import storage_errors
 from midstream.runs.journal import Journal, read_records
 
 FILE = "agent-runs.jsonl"  # in the run directory
@@ -34,13 +32,8 @@ class AgentRuns:
         start = self._starts.get(json.dumps(key))
         if journal is None or start is None:
             return None
-        with storage_errors(journal.path), open_file(journal.path) as file:
-            file.seek(start)
-            line = file.readline()
-        try:
-            return Trajectory.model_validate(from_json(line)["trajectory"])
-        except (ValidationError, ValueError, KeyError, TypeError) as error:
-            raise damaged(journal.path, f"byte {start} begins no agent run") from error
+        with storage_errors(journal.path):
+            return next(results.at(journal.path, [start]))
 
     def keep(self, ended: Trajectory, *key: str | int) -> None:
         """Keep an agent run: on return it survives the death of this process."""

@@ -228,7 +228,6 @@ class Budget:
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             code="budget-spent",
-            cause=f"budget.{limit} = {value}",
             fix=f'--budget "MORE {unit}"',
         )
 
@@ -418,7 +417,6 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
     """Raise the `BudgetError` that ended one of them."""
     for trajectory in trajectories:
         if trajectory.error is not None and ended_by_budget(trajectory):
-            # A trajectory keeps the text of its error: what happened, then labeled lines.
-            what, *more = trajectory.error.message.splitlines()
-            labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
+            # A trajectory keeps the text of its error.
+            what, _, fix = trajectory.error.message.partition("\n  fix: ")
+            raise BudgetError(what, code="budget-spent", fix=fix)

@@ -126,7 +126,6 @@ class Segments:
             raise RunError(
                 f"no trajectory {id_or_prefix!r} in {len(parts)} segments",
                 code="trajectory-not-found",
-                cause="the id is of another run, or was removed when the run resumed",
                 fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
             )
         if len(names) > 1:

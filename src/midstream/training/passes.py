@@ -121,7 +121,6 @@ def require_prompt(row: Row) -> None:
         raise TrainingError(
             f"a row of trajectory {row.trajectory_id} has no prompt",
             code="empty-prompt",
-            cause="no token comes before its first one, so nothing predicts it",
             fix="record at least one prompt token (the tokenizer's first one)",
         )
 

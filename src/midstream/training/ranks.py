@@ -161,15 +161,10 @@ class RankedLearner(LocalLearner):
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
-    @on_every_rank
-    def before_step(self, seed: int) -> None:
-        """As in one process."""
-        super().before_step(seed)
-
-    @on_every_rank
-    def optimizer_step(self, learning_rate: float) -> float:
-        """As in one process; with FSDP2, each rank changes its own part."""
-        return super().optimizer_step(learning_rate)
+    before_step = on_every_rank(LocalLearner.before_step)
+    # With FSDP2, each rank changes its own part, and restores what a run on any number of ranks has saved.
+    optimizer_step = on_every_rank(LocalLearner.optimizer_step)
+    load = on_every_rank(LocalLearner.load)
 
     @on_every_rank
     def rebase(self) -> None:
@@ -241,11 +236,6 @@ class RankedLearner(LocalLearner):
             sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
         elif self.rank == 0:
             super().save(directory)
-
-    @on_every_rank
-    def load(self, directory: Path) -> None:
-        """Restore what a run on any number of ranks has saved."""
-        super().load(directory)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
         if self._ddp is not None:
