@@ -256,7 +256,7 @@ def test_an_update_without_the_lesson_set_it_began_with_is_not_dropped(whole, tm
     made = MadeUpdate(before=1, lesson_set=LessonSet(), operations=(), record=record, duration_s=0.0)
     (run.ledger_dir / "update.json").write_text(made.model_dump_json())
     with pytest.raises(RunError, check=coded("no-lessons")):
-        Committer(run, cache=None, report=print).recover()
+        Committer(run, report=print).recover()
     assert (run.ledger_dir / "update.json").exists()
 
 
@@ -280,23 +280,6 @@ def test_a_damaged_update_is_reported(tmp_path):
         learn(tmp_path / "run", UNGATED)
     assert caught.value.code == "file-damaged"
     assert "update.json" in caught.value.what
-
-
-@pytest.mark.slow
-def test_a_second_run_of_the_same_settings_asks_nothing_with_a_cache(whole, tmp_path, monkeypatch):
-    cached = {"lessons.cache": f'"{tmp_path / "cache"}"'}
-    learn(tmp_path / "one", cached)
-    with counting(monkeypatch) as asked:
-        learn(tmp_path / "two", cached)
-    assert asked.calls == 0
-    assert trajectories(tmp_path / "one") == trajectories(tmp_path / "two") == trajectories(whole[0])
-    lesson_sets = [
-        (root / "lessons/lessons.json").read_bytes() for root in (tmp_path / "one", tmp_path / "two", whole[0])
-    ]
-    assert lesson_sets[0] == lesson_sets[1] == lesson_sets[2]
-    with counting(monkeypatch) as asked:
-        learn(tmp_path / "three", {**cached, "agent.planner.sampling.temperature": 0.6})
-    assert asked.calls == whole[1]
 
 
 # -- through real servers that fail ------------------------------------------------------------------------------------

@@ -164,11 +164,6 @@ def test_sets_that_are_only_evaluated_may_overlap():
             "engine-in-process",
             "lessons.reflector.engine = 'inside'",
         ),
-        (
-            ['engines.inside={type="tiny"}', "lessons.cache=kept"],
-            "setting-conflict",
-            "lessons.cache with engine 'inside'",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(changes, code, value):
@@ -181,17 +176,6 @@ def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
     assert parts("lessons.budget.cost_usd=1", hosted).lessons.budget.cost_usd == 1
     elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
     assert coded("setting-conflict", "lessons.budget.cost_usd = 1")(refused("lessons.budget.cost_usd=1", elsewhere))
-
-
-def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    changes = (f"lessons.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
-    parts(*changes).cache.keep_reply("a request", ())
-    (tmp_path / "prices.toml").write_text(
-        '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
-    )
-    monkeypatch.setenv("MIDSTREAM_PRICES", str(tmp_path / "prices.toml"))
-    assert parts(*changes).cache.reply("a request") == ()
 
 
 @pytest.mark.parametrize("setting", ["lessons.gate.tasks", "lessons.tasks"])

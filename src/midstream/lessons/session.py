@@ -30,9 +30,9 @@ from midstream.evaluation.session import Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import VoteFile
-from midstream.lessons.ledger import Cache, Ledger
+from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
-from midstream.lessons.runner import Report, RolloutJob
+from midstream.lessons.runner import Report, kept_with
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
 from midstream.rollout import Place
@@ -62,20 +62,19 @@ class LessonsParts:
     start: LessonSet
     identity: str
     budget: Budget
-    cache: Cache | None
     prepare: Prepare | None
     lessons: LessonsConfig
     evaluation: EvaluationConfig
 
 
 class LessonsSession(Session):
-    """One lesson run in one run directory. It closes budget, cache and votes; the caller closes the other parts."""
+    """One lesson run in one run directory. It closes budget and votes; the caller closes the other parts."""
 
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
         feedback = parts.lessons.feedback
         self.votes = VoteFile(feedback.votes) if feedback else None
-        self.committer = Committer(run, cache=parts.cache, report=self.note, votes=self.votes)
+        self.committer = Committer(run, report=self.note, votes=self.votes)
         self.updates: list[UpdateRecord] = []
         self.lessons = LessonLearner(
             config=parts.lessons,
@@ -102,8 +101,6 @@ class LessonsSession(Session):
             self.budget.close()
             if self.votes is not None:
                 self.votes.close()
-            if self.parts.cache is not None:
-                self.parts.cache.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
@@ -217,34 +214,29 @@ class EvaluationStore:
         self._what, self._done = "", 0  # of the evaluation under way
 
     def done(self, evaluation: SetEvaluation) -> Collection[Place]:
-        """The places of this evaluation in the ledger or its cache."""
-        found = self._job(evaluation).kept(self.ledger)
+        """The places of this evaluation in the ledger."""
+        lessons = dict.fromkeys((task.id for task in evaluation.tasks), self.lessons)
+        found = kept_with(self.ledger, _scope(evaluation), lessons)
         self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
         self._done = len(found)
         self.report(self._what)
         return found.keys()
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories in the ledger and its cache."""
-        self._job(evaluation).keep(trajectories, self.ledger)
+        """Keep trajectories in the ledger."""
+        self.ledger.keep(_scope(evaluation), trajectories)
         self._done += len(trajectories)
         self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
 
     def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
         """Trajectories in the ledger, in this order."""
-        kept = self.ledger.kept(f"evaluation-{evaluation.name}")
+        kept = self.ledger.kept(_scope(evaluation))
         return (kept[place] for place in places)
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Drop the trajectories from the ledger."""
-        self.ledger.forget(f"evaluation-{evaluation.name}")
+        self.ledger.forget(_scope(evaluation))
 
-    def _job(self, evaluation: SetEvaluation) -> RolloutJob:
-        return RolloutJob(
-            scope=f"evaluation-{evaluation.name}",
-            purpose=f"evaluation {sampling_name(evaluation.temperature)} {evaluation.chosen.model_dump_json()}",
-            tasks=evaluation.tasks,
-            group_size=evaluation.trials,
-            seed=evaluation.seed,
-            lessons=dict.fromkeys((task.id for task in evaluation.tasks), self.lessons),
-        )
+
+def _scope(evaluation: SetEvaluation) -> str:
+    return f"evaluation-{evaluation.name}"

@@ -148,7 +148,6 @@ class LessonsConfig(Settings):
         budget: as `[budget]`, which wins over it
         start: the first lesson set: a lesson run or a file
         shuffle_rewards: a control: all rewards are permuted at random
-        cache: a directory that keeps rollouts and replies for runs of equal settings
     """
 
     tasks: int = Field(default=100, ge=1)
@@ -171,7 +170,6 @@ class LessonsConfig(Settings):
     budget: BudgetConfig = BudgetConfig()
     start: Path | None = None
     shuffle_rewards: bool = False
-    cache: Path | None = None
 
     @model_validator(mode="after")
     def _groups_have_contrast(self) -> LessonsConfig:

@@ -357,14 +357,6 @@ def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
             fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
         )
     check_shown(recipe.agent, config.modules, "lessons.modules")
-    inside = [name for name in recipe.engines if in_process(recipe, name)]
-    if config.cache is not None and inside:
-        raise RecipeError(
-            f"lessons.cache with engine {inside[0]!r}, which samples in process",
-            code="setting-conflict",
-            cause="it samples in batches: an answer from the cache would change the rest of its batch",
-            fix="leave out `cache`: an engine in process costs nothing but time",
-        )
 
 
 def _check_priced(recipe: Recipe) -> None:
