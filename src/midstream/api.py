@@ -161,8 +161,7 @@ def resume(
 
     Args:
         run: the run directory, or its path.
-        overrides: `budget.LIMIT=VALUE` settings, of a lesson run `lessons.budget.LIMIT=VALUE` too; a run that ended
-            at a limit then continues.
+        overrides: `budget.LIMIT=VALUE` settings; a run that ended at a limit then continues.
         retry_errors: of an evaluation, run again what ended in an infrastructure error.
 
     Raises:
@@ -170,13 +169,12 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    changeable = ("budget.", "lessons.budget.") if kind == "lessons" else ("budget.",)
-    refused = [text for text in overrides if not text.startswith(changeable)]
+    refused = [text for text in overrides if not text.startswith("budget.")]
     if refused:
         raise UsageError(
             f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
-            fix=f"start over with another --out; only {changeable[0]}* may change",
+            fix="start over with another --out; only budget.* may change",
         )
     if changed := recipe_changes(run):
         raise UsageError(
@@ -186,8 +184,7 @@ def resume(
         )
     # Before any of it is imported.
     check_own(run, run_table(run))
-    # In the recipe of a lesson run, [lessons.budget] holds the limits of [budget] too: what is in [budget] wins.
-    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("lessons.") for text in overrides]))
+    recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
@@ -550,9 +547,9 @@ _new_roots: set[Path] = set()  # directories of this process, whose runs may beg
 
 def _budget_of(recipe: Recipe) -> Budget | None:
     """The budget of a run; None without limits: its requests are then not counted."""
-    if recipe.lessons is not None:
-        return Budget(recipe.lessons.budget)
-    return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
+    limits = recipe.budget or BudgetConfig()
+    # What a lesson run used is on record, also without a limit.
+    return Budget(limits) if limits.limits or recipe.lessons is not None else None
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class LessonsSession(Session):
         self.votes = VoteFile(feedback.votes) if feedback else None
         self.committer = Committer(run, report=self.note, votes=self.votes)
         self.updates: list[UpdateRecord] = []
+        self.most_updates = parts.lessons.most_updates(parts.budget.limits)
         self.lessons = LessonLearner(
             config=parts.lessons,
             tasks=parts.tasks,
@@ -114,9 +115,9 @@ class LessonsSession(Session):
             RunStarted(
                 recipe=self.run_directory.info().recipe_name,
                 directory=str(self.run_directory.root),
-                total=self.parts.lessons.most_updates,
+                total=self.most_updates,
                 done=len(self.updates),
-                limits=self.parts.lessons.budget.limits,
+                limits=self.budget.limits.limits,
             )
         )
         for record in self.updates:
@@ -128,7 +129,7 @@ class LessonsSession(Session):
             await self._evaluate(WITHOUT, 0)
             # The last evaluation must fit into the budget, too.
             self.budget.hold_back("evaluation 0")
-        return range(len(self.updates) + 1, self.parts.lessons.most_updates + 1)
+        return range(len(self.updates) + 1, self.most_updates + 1)
 
     def at_limit(self, error: BudgetError) -> str:
         """Finish with what was learned, and say how the run continues."""
@@ -137,7 +138,7 @@ class LessonsSession(Session):
 
     def _warn_of_limit(self) -> None:
         """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""
-        lessons, evaluation, limit = self.parts.lessons, self.parts.evaluation, self.parts.lessons.budget.rollouts
+        lessons, evaluation, limit = self.parts.lessons, self.parts.evaluation, self.budget.limits.rollouts
         if limit is None or self.updates or lessons.lessons_from != "rollouts":
             return
         evaluated = 0
@@ -155,10 +156,10 @@ class LessonsSession(Session):
 
     def reason_to_stop(self) -> str:
         """Why no further update is made: the limit on updates."""
-        config = self.parts.lessons
-        if len(self.updates) < config.most_updates or config.most_updates == config.updates:
+        planned = self.parts.lessons.updates
+        if len(self.updates) < self.most_updates or self.most_updates == planned:
             return ""
-        return f"{config.most_updates} of {config.updates} updates are allowed (lessons.budget.updates)"
+        return f"{self.most_updates} of {planned} updates are allowed (budget.updates)"
 
     async def step(self, step: int) -> None:
         """Make one update of the newest lesson set, and commit it."""

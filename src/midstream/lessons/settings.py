@@ -145,7 +145,6 @@ class LessonsConfig(Settings):
         limits: see `lessons.limits`
         gate: see `lessons.gate`
         feedback: see `lessons.feedback`; by default no votes
-        budget: as `[budget]`, which wins over it
         start: the first lesson set: a lesson run or a file
         shuffle_rewards: a control: all rewards are permuted at random
     """
@@ -167,7 +166,6 @@ class LessonsConfig(Settings):
     limits: LessonLimits = LessonLimits()
     gate: GateConfig = GateConfig()
     feedback: FeedbackConfig | None = None
-    budget: BudgetConfig = BudgetConfig()
     start: Path | None = None
     shuffle_rewards: bool = False
 
@@ -189,20 +187,18 @@ class LessonsConfig(Settings):
         """The number of updates in the whole schedule."""
         return self.epochs * -(-self.tasks // self.batch_size)
 
-    @property
-    def most_updates(self) -> int:
+    def most_updates(self, limits: BudgetConfig) -> int:
         """The number of updates that the schedule and the budget allow."""
-        return self.updates if self.budget.updates is None else min(self.updates, self.budget.updates)
+        return self.updates if limits.updates is None else min(self.updates, limits.updates)
 
-    @property
-    def most_tasks(self) -> int:
+    def most_tasks(self, limits: BudgetConfig) -> int:
         """The tasks of all updates, each counted as often as it occurs."""
-        epochs, rest = divmod(self.most_updates, self.updates // self.epochs)
+        epochs, rest = divmod(self.most_updates(limits), self.updates // self.epochs)
         return epochs * self.tasks + min(rest * self.batch_size, self.tasks)
 
-    def most_rollouts(self) -> dict[str, int]:
+    def most_rollouts(self, limits: BudgetConfig) -> dict[str, int]:
         """An upper bound of the rollouts by purpose: every test and every bisection of the gate runs to its end."""
-        tasks, updates = self.most_tasks, self.most_updates
+        tasks, updates = self.most_tasks(limits), self.most_updates(limits)
         learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
         what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
         found = {what: learning}
@@ -211,11 +207,11 @@ class LessonsConfig(Settings):
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
         return found
 
-    def most_requests(self) -> list[Requests]:
+    def most_requests(self, limits: BudgetConfig) -> list[Requests]:
         """An upper bound of the requests by role: every reply is requested as often as its role allows."""
-        counts = {"critic": self.most_tasks, "merger": self.most_updates}
+        counts = {"critic": self.most_tasks(limits), "merger": self.most_updates(limits)}
         if self.lessons_from == "rollouts":
-            counts = {"summariser": self.most_tasks * self.group_size, **counts}
+            counts = {"summariser": counts["critic"] * self.group_size, **counts}
         found = []
         for name, count in counts.items():
             role = self.role(name)

@@ -44,7 +44,7 @@ from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
 from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
-from midstream.runs.budget import Budget
+from midstream.runs.budget import Budget, BudgetConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class LessonLearner:
         report: Report = lambda text: None,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
-        self.identity, self.budget, self.ledger = identity, budget or Budget(config.budget), ledger
+        self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
         self.votes = votes
         self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)

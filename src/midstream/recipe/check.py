@@ -361,15 +361,13 @@ def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
 
 def _check_priced(recipe: Recipe) -> None:
     """Refuse a limit in dollars next to a hosted model or a function without a price: it would not count its costs."""
-    budgets = {"budget": recipe.budget, "lessons.budget": recipe.lessons and recipe.lessons.budget}
-    limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
-    for name, component in recipe.engines.items() if limits else ():
+    limit = recipe.budget.cost_usd if recipe.budget else None
+    for name, component in recipe.engines.items() if limit is not None else ():
         config = component.config
         if isinstance(config, EngineConfig) and not config.priced:
-            where, limit = next(iter(limits.items()))
             model = getattr(config, "model", component.type)
             raise RecipeError(
-                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
+                f"budget.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
                 fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
                 f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '
