@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from midstream.components import own
 from midstream.components.component import EngineConfig
 from midstream.components.kinds import MODULES
-from midstream.core import lessons
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
@@ -86,7 +86,7 @@ from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
-from midstream.training.trainable import TrainableWorld
+from midstream.training.protocols import TrainableWorld
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
@@ -589,7 +589,7 @@ def _new_root(name: str) -> Path:
 
 def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
     recipe = build.recipe
-    shown, votes = lessons.digest(build.lessons), _votes_digest(recipe)
+    shown, votes = lessons_digest(build.lessons), _votes_digest(recipe)
     info = collect_info(recipe.name, recipe.seed, build.resolved, asked, shown, votes)
     return RunDirectory.create(root, info, to_toml(build.resolved))
 
@@ -604,7 +604,7 @@ def _votes_digest(recipe: Recipe) -> str:
 def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
     """Check that lessons and votes are those that the run began with, and emit its first events."""
     run.require_whole()
-    held, now = run.info().lessons, lessons.digest(build.lessons)
+    held, now = run.info().lessons, lessons_digest(build.lessons)
     if held != now:
         raise RunError(
             f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",

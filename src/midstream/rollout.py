@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from midstream.core.agent import Agent, RunContext
+from midstream.core.agent import Agent, Lessons, RunContext, lessons_digest
 from midstream.core.data import Settings
 from midstream.core.engine import ORDER, Engine, LockstepEngine
 from midstream.core.errors import (
@@ -35,7 +35,6 @@ from midstream.core.errors import (
     UsageError,
 )
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.lessons import Lessons, digest
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue, Dialogues, Reward
@@ -324,7 +323,7 @@ class _Run:
                 "gold": self.task.answer,
                 "attempts": len(attempts),
                 "sandbox": self.environment.sandbox,
-                "lessons": digest(self.lessons),
+                "lessons": lessons_digest(self.lessons),
                 "earlier_errors": tuple(attempt.error for attempt in attempts[:-1]),
                 "cost_usd": sum(attempt.cost_usd for attempt in attempts),
                 "request_failures": sum(attempt.request_failures for attempt in attempts),

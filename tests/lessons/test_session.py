@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import EngineError, InfrastructureError, RecipeError, RunError
 from midstream.core.events import Note
-from midstream.core.lessons import digest
 from midstream.lessons.commit import Committer, History, MadeUpdate, read_updates
 from midstream.lessons.lesson_set import LessonSet, render_modules
 from midstream.report.run import next_steps
@@ -77,7 +77,7 @@ def test_learning_and_evaluation_have_the_lesson_sets_lessons_in_their_prompts(w
     updates = read_updates(run)
     assert {one.lessons for one in found["step-000001"]} == {""}
     assert {one.lessons for one in found["eval-test-T0.7-0"]} == {""}
-    after = [digest(render_modules(versions[update.version])) for update in updates]
+    after = [lessons_digest(render_modules(versions[update.version])) for update in updates]
     assert {one.lessons for one in found["step-000002"]} == {after[0]}
     assert {one.lessons for one in found["eval-test-T0.7-2"]} == {after[1]}
 
@@ -268,7 +268,7 @@ def test_a_run_begins_with_the_lesson_set_it_is_given(whole, tmp_path):
     assert first.by == "start"
     assert first.lesson_set == History(whole[0] / "lessons").current().lesson_set
     assert {trajectory.lessons for trajectory in trajectories(tmp_path / "run")["step-000001"]} == {
-        digest(render_modules(first.lesson_set))
+        lessons_digest(render_modules(first.lesson_set))
     }
     assert {trajectory.lessons for trajectory in trajectories(tmp_path / "run")["eval-test-T0.7-0"]} == {""}
 

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
-from midstream.core.lessons import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue
 from midstream.core.task import Task
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Trajectory, Verdict
+
+Lessons = Mapping[str, str]
+"""Lessons as an agent gets them: module -> text in its prompt. Modules without lessons are missing."""
+
+NO_LESSONS: Lessons = MappingProxyType({})
+
+
+def lessons_digest(lessons: Lessons) -> str:
+    """A short hash of the texts, equal for equal lessons; "" without lessons."""
+    if not lessons:
+        return ""
+    text = json.dumps(dict(lessons), sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

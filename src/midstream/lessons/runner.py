@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.lessons import Lessons, digest
+from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
@@ -31,7 +31,7 @@ def kept_with(ledger: Ledger, scope: str, lessons: Mapping[str, Lessons]) -> dic
 
     One with other lessons is from an attempt that took another path, and does not count.
     """
-    shown = {task_id: digest(of_task) for task_id, of_task in lessons.items()}
+    shown = {task_id: lessons_digest(of_task) for task_id, of_task in lessons.items()}
     kept = ledger.kept(scope).items()
     return {place: trajectory for place, trajectory in kept if shown.get(place[0]) == trajectory.lessons}
 

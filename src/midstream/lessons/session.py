@@ -17,10 +17,10 @@ import shlex
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from midstream.core.agent import NO_LESSONS, Lessons
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
-from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.metrics import malformed_example
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory

@@ -27,10 +27,9 @@ from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component, Sandbox
 from midstream.components.kinds import config_class, registered
 from midstream.components.tables import validate
-from midstream.core.agent import Agent
+from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
-from midstream.core.lessons import Lessons
 from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
@@ -48,11 +47,11 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
-from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
+from midstream.runs.results import AgentRuns
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
-from midstream.training.trainable import TrainableWorld
+from midstream.training.protocols import TrainableWorld
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 

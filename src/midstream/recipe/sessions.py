@@ -35,8 +35,8 @@ from midstream.recipe.lessons import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
+from midstream.training.protocols import TrainableWorld
 from midstream.training.settings import TrainingConfig, WarmStartConfig
-from midstream.training.trainable import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts

@@ -168,7 +168,7 @@ class SupervisedConfig(Settings):
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning before reinforcement, on transcripts of the teacher of a `training.trainable.TrainableWorld`.
+    """Supervised learning before reinforcement, on transcripts of the teacher of a `training.protocols.TrainableWorld`.
 
     Attributes:
         steps: updates

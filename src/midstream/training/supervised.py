@@ -22,9 +22,8 @@ from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
-from midstream.training.protocols import Learner, Row, Student
+from midstream.training.protocols import Learner, Row, Student, TrainableWorld
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
-from midstream.training.trainable import TrainableWorld
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
 _PROMPTED = ("planner", "executor", "verifier", "generator")
