@@ -27,7 +27,7 @@ class Settings(Frozen):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_meant(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
         types = classes_in(field.annotation)
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
@@ -38,7 +38,7 @@ class Settings(Frozen):
         return value
 
 
-def classes_in(annotation: Any) -> list[type]:
+def classes_in(annotation: object) -> list[type]:
     """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
     parts = get_args(annotation)
     if not parts:

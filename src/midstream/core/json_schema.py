@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
+from midstream.core.data import JsonSchema
 from midstream.core.errors import ToolServerError, did_you_mean
 
 UNFINISHED = "they take too many checks; write shorter or simpler values"
@@ -40,7 +41,7 @@ class _TooManyError(Exception):
     """The visits passed their limit."""
 
 
-def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+def schema_error(arguments: Mapping[str, object], schema: JsonSchema) -> str | None:
     """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
 
     Arguments that take too many checks are wrong (`UNFINISHED`).
@@ -58,13 +59,13 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
     return why or None
 
 
-def unusable_schema(schema: Mapping[str, Any]) -> str | None:
+def unusable_schema(schema: JsonSchema) -> str | None:
     """The reason why arguments cannot be checked under a schema, or None."""
     kind, why = _verdict({}, schema)
     return why if kind == "unusable" else None
 
 
-def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdict:
+def _verdict(arguments: Mapping[str, object], schema: JsonSchema) -> _Verdict:
     try:
         compiled = _compiled(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as failure:
@@ -135,14 +136,14 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             waiting += found.values() if isinstance(found := node.get(key), dict) else ()
 
 
-def _visits(root: dict[str, Any], value: Any, start: dict[str, Any] | None = None) -> int:
+def _visits(root: JsonSchema, value: object, start: JsonSchema | None = None) -> int:
     """How often a check of `value` would look at a schema, at most. Raises `_TooManyError` above the limit.
 
     Raises `ValueError` for a reference that is not a pointer into the schema, or leads back to where it stands.
     """
     count, begun = 0, set[tuple[int, int]]()
 
-    def visit(node: Any, value: Any) -> None:
+    def visit(node: Any, value: object) -> None:
         nonlocal count
         if not isinstance(node, dict):
             count += 1
@@ -206,7 +207,7 @@ def _target(schema: Any, reference: str) -> Any:
     return node
 
 
-def _explained(validator: Any, arguments: Mapping[str, Any]) -> str:
+def _explained(validator: Any, arguments: Mapping[str, object]) -> str:
     """The first error, with its place, and the word that a misspelt one may mean."""
     try:
         validator.validate(dict(arguments))

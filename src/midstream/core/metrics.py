@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -321,7 +321,7 @@ class StepMetrics(Frozen):
     warnings: tuple[str, ...] = ()  # shown at this step
 
     @model_serializer(mode="wrap")
-    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         empty = {name for name in ("limits", "rows_split", "tool_marks", "schedules") if not getattr(self, name)}
         return {name: value for name, value in dump(self).items() if name not in empty}
 
@@ -404,6 +404,6 @@ class EvaluationResult(Frozen):
     learned: str = ""  # why the agent knows these tasks ("runs/x: training"): no evidence of what it can do on new ones
 
     @model_serializer(mode="wrap")
-    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields = dump(self)
         return fields if self.learned else {name: value for name, value in fields.items() if name != "learned"}

@@ -9,7 +9,7 @@ noise = { start = 0.0, end = 0.5, shape = "success" }    as far as the agent suc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -53,7 +53,7 @@ class Schedule(Settings):
         return self.start + share * (self.end - self.start)
 
 
-def _from_number(value: Any) -> Any:
+def _from_number(value: object) -> object:
     return {"start": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -42,7 +42,7 @@ _KNOWN_FORM = re.compile(
 )
 
 
-def refuse_secrets(table: Mapping[str, Any]) -> None:
+def refuse_secrets(table: Mapping[str, object]) -> None:
     """Raise a `RecipeError` if a value of a recipe's table looks like a secret; it names the setting, not the value."""
     place = next(_places(table, "", ""), None)
     if place is not None:
@@ -60,7 +60,7 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(HIDDEN if _is_secret(name, word) else word for name, word in _with_names(words, ""))
 
 
-def _places(value: Any, where: str, name: str) -> Iterator[str]:
+def _places(value: object, where: str, name: str) -> Iterator[str]:
     """The places of secrets in a value at `where`, the setting `name`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():

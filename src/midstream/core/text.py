@@ -9,7 +9,6 @@ import re
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 # A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and what opens a token otherwise: [INST],
 # [/INST], [gMASK], [|user|], [e~[, ]~b], >>ANSWER<<. Patterns start with one set of characters, so that `re` skips all
@@ -182,10 +181,10 @@ def last_box(text: str) -> str:
     return ""
 
 
-def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
+def html_table(rows: Sequence[Mapping[str, object]], notes: Sequence[str] = ()) -> str:
     """Rows as an HTML table, whose columns are the keys of the first, and notes under it."""
 
-    def cell(tag: str, value: Any) -> str:
+    def cell(tag: str, value: object) -> str:
         text = "" if value is None else visible(str(value))
         return f'<{tag} style="text-align: left; white-space: pre-wrap">{html.escape(text)}</{tag}>'
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import unfit
+from midstream.core.data import JsonSchema, unfit
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.tool import Tool, ToolResult
 
@@ -25,7 +25,7 @@ _LONGEST_MESSAGE = 500  # characters of an exception
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def text_arguments(**descriptions: str) -> dict[str, Any]:
+def text_arguments(**descriptions: str) -> JsonSchema:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
     return {
         "type": "object",
@@ -88,7 +88,7 @@ def replace_blocks(text: str, replacement: Callable[[re.Match[str]], str]) -> st
     return _BLOCK.sub(replacement, calling + close) + rest
 
 
-def functions_in(value: Any) -> tuple[list[dict[str, str]], int]:
+def functions_in(value: object) -> tuple[list[dict[str, str]], int]:
     """(names and arguments of a block's calls as they are sent, number of calls that the agent reads there).
 
     A block's `value` is a call or a list of calls. None is sent if one of them is not a call.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
+from midstream.components.component import Component
 from midstream.core.metrics import EvaluationResult, FamilyResult, Tally, tools_of
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
@@ -27,7 +28,7 @@ class MakeEnvironment(Protocol):
     """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
 
     def __call__(
-        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
+        self, *, planner: Component | None = None, temperature: float | None = None, chosen: SetConfig | None = None
     ) -> Environment:
         """None leaves the recipe's own; `planner` is a table like `agent.planner`, `chosen` an evaluation set."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
@@ -89,7 +89,7 @@ class EvaluationConfig(Settings):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _over_the_default(cls, value: Any) -> Any:
+    def _over_the_default(cls, value: object) -> object:
         """A table with a name is whole, as in the recipes of runs, where it may be of a whole split."""
         if not isinstance(value, Mapping) or "name" in value:
             return value

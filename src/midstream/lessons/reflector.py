@@ -26,11 +26,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
 from midstream.agents.rendering import PromptTemplate
+from midstream.core.data import JsonSchema
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
@@ -156,7 +157,7 @@ class Reflector:
         return {**about_run(self.config), "lessons": text, **values}
 
     async def ask(
-        self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
+        self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: JsonSchema
     ) -> ParsedReply[T]:
         """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -82,7 +82,7 @@ class FeedbackConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_path(cls, value: Any) -> Any:
+    def _of_path(cls, value: object) -> object:
         return {"votes": value} if isinstance(value, str | Path) else value
 
 

@@ -66,11 +66,11 @@ def _stream(unit: list[nn.Module], device: torch.device) -> None:
     """Have a unit's weights on the device while the forward of its first module lasts, also if that fails."""
     held = [(module, name, weights) for module in unit for name, weights in module.named_parameters(recurse=False)]
 
-    def bring(*_: Any) -> None:
+    def bring(*_: object) -> None:
         for module, name, weights in held:
             setattr(module, name, nn.Parameter(_on_device(weights, device), requires_grad=False))
 
-    def free(*_: Any) -> None:
+    def free(*_: object) -> None:
         for module, name, weights in held:
             setattr(module, name, weights)
 

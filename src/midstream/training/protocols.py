@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from midstream.core.agent import Lessons
 from midstream.core.task import Task
+from midstream.rollout import Environment
 from midstream.training.losses import PolicyLoss
 
 if TYPE_CHECKING:
@@ -155,11 +156,11 @@ class TrainableWorld(Protocol):
         """
         ...
 
-    async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
+    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
         """Check a warm-started model before reinforcement; returns a line for the log.
 
         Args:
-            environment: a `rollout.Environment` around the model.
+            environment: around the model.
             tasks: the validation tasks.
             least: the lowest result that passes, in [0, 1] (`warm_start.min_copy_rate`).
             seed: seed of the rollouts.

@@ -164,10 +164,10 @@ class RankedLearner(LocalLearner):
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
-    before_step = on_every_rank(LocalLearner.before_step)
+    before_step = on_every_rank(LocalLearner.before_step)  # pyright: ignore[reportAssignmentType]
     # With FSDP2, each rank changes its own part, and restores what a run on any number of ranks has saved.
-    optimizer_step = on_every_rank(LocalLearner.optimizer_step)
-    load = on_every_rank(LocalLearner.load)
+    optimizer_step = on_every_rank(LocalLearner.optimizer_step)  # pyright: ignore[reportAssignmentType]
+    load = on_every_rank(LocalLearner.load)  # pyright: ignore[reportAssignmentType]
 
     @on_every_rank
     def rebase(self) -> None:

@@ -16,6 +16,7 @@ from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Learner
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
@@ -114,7 +115,7 @@ class LearnerConfig(ComponentConfig):
         """Return more lines for a dry run of a run in `root`."""
         return []
 
-    def learner(self, student: Any, *, sampled: bool) -> Any:
+    def learner(self, student: Any, *, sampled: bool) -> Learner:
         """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
         from torch import distributed
 
@@ -209,9 +210,10 @@ class WarmStartConfig(SupervisedConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _prompts_of_a_file(cls, table: Any) -> Any:
-        of_a_file = isinstance(table, Mapping) and table.get("file") is not None
-        return {"prompt_weight": 0.0, **table} if of_a_file else table
+    def _prompts_of_a_file(cls, table: object) -> object:
+        if isinstance(table, Mapping) and table.get("file") is not None:
+            return {"prompt_weight": 0.0, **table}
+        return table
 
 
 class ImitationConfig(SupervisedConfig):
@@ -359,10 +361,9 @@ class TrainingConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_variant(cls, table: Any) -> Any:
+    def _fill_from_variant(cls, table: object) -> object:
         """Put what the `variant` sets where the table does not set it itself."""
-        name = table.get("variant") if isinstance(table, Mapping) else None
-        if not isinstance(name, str):
+        if not isinstance(table, Mapping) or not isinstance(name := table.get("variant"), str):
             return table
         if name not in VARIANTS:
             raise UnsupportedError(
@@ -380,14 +381,14 @@ class TrainingConfig(Settings):
 
     @field_validator("algorithm", mode="before")
     @classmethod
-    def _no_variant(cls, name: Any) -> Any:
+    def _no_variant(cls, name: object) -> object:
         if isinstance(name, str) and name in VARIANTS:
             raise ValueError(f'it is a variant: set training.variant = "{name}"')
         return name
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _own_loss(cls, table: Any) -> Any:
+    def _own_loss(cls, table: object) -> object:
         if not isinstance(table, Mapping) or table.get("type") is None:
             return table
         named = located("loss", table["type"], "training.loss")
@@ -395,7 +396,7 @@ class TrainingConfig(Settings):
 
     @field_validator("advantage", mode="before")
     @classmethod
-    def _own_advantage(cls, table: Any) -> Any:
+    def _own_advantage(cls, table: object) -> object:
         table = {"type": table} if isinstance(table, str) else table
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.components.component import Component
@@ -25,6 +25,9 @@ from midstream.training.flow_grpo import StepOutcome
 from midstream.training.protocols import Learner, Row, Student, TrainableWorld
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PROMPTED = ("planner", "executor", "verifier", "generator")
 
@@ -138,7 +141,7 @@ def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> l
     for call in trajectory.calls:
         if call.role not in roles or not call.delivered:
             continue
-        end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
+        end = () if call.finish_reason == "length" else (cast(int, tokenizer.eos_token_id),)
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
         # A prompted module's reply, of which midstream wrote the opening.
         begun = call.role in _PROMPTED and bool(call.messages) and call.messages[-1].role == "assistant"
@@ -155,7 +158,7 @@ def learning_rate(config: WarmStartConfig, step: int) -> float:
     return config.learning_rate * rise * max(config.final_share, fall)
 
 
-def copying_rows(tokenizer: Any, seed: int) -> list[Row]:
+def copying_rows(tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Row]:
     """Rows of random tokens said twice, without marks; the second time is learned, but for its first token."""
     rng = random.Random(seed)
     ids = [token for token in range(len(tokenizer)) if token not in tokenizer.added_tokens_decoder]
