@@ -52,11 +52,6 @@ def test_a_new_process_finds_what_had_ended(tmp_path, ledger_at):
     assert again.gathered("gate-1-") == [ended(OTHER)]
     assert again.reply("critic/1/t") == (CALL, CALL)
     assert again.reply("critic/2/t") is None
-    again.forget("step-1")
-    again.keep("step-2", [ended()])
-    again.close()
-    assert ledger_at(tmp_path).kept("step-1") == {}
-    assert len(ledger_at(tmp_path).kept("step-2")) == 1
     again.clear()
     assert ledger_at(tmp_path).gathered("") == again.gathered("") == []
     assert ledger_at(tmp_path).reply("critic/1/t") is again.reply("critic/1/t") is None

@@ -103,13 +103,6 @@ class Ledger:
                 self._journal(self.directory / VOTES).append(ReadVotes(votes=self._votes))
         return self._votes
 
-    def forget(self, scope: str) -> None:
-        """Drop a piece of work, which is done and recorded."""
-        self._trajectories.pop(scope, None)
-        self.close()
-        if self.directory is not None:
-            results.keep(self.directory / ROLLOUTS, lambda name, failed: name != scope)
-
     def clear(self) -> None:
         """Drop everything: all work is done and recorded."""
         self.close()

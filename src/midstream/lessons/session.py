@@ -14,29 +14,26 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.agent import NO_LESSONS, Lessons
+from midstream.core.agent import NO_LESSONS, lessons_digest
 from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
-from midstream.core.metrics import malformed_example
+from midstream.core.metrics import EvaluationResult, malformed_example
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, SetEvaluation, every_set
-from midstream.evaluation.session import Session, evaluate_set
+from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import VoteFile
-from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
-from midstream.lessons.runner import Report, kept_with
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
-from midstream.rollout import Place
-from midstream.runs import RunDirectory
+from midstream.runs import RunDirectory, results
 from midstream.runs.budget import HELD_BACK, Budget
 
 WITHOUT, WITH = "no lessons", "with lessons"
@@ -75,6 +72,7 @@ class LessonsSession(Session):
         feedback = parts.lessons.feedback
         self.votes = VoteFile(feedback.votes) if feedback else None
         self.committer = Committer(run, report=self.note, votes=self.votes)
+        self.store = JournalStore(run.results_path, report=self.note)
         self.updates: list[UpdateRecord] = []
         self.most_updates = parts.lessons.most_updates(parts.budget.limits)
         self.lessons = LessonLearner(
@@ -99,6 +97,7 @@ class LessonsSession(Session):
             return await super().run()
         finally:
             self.committer.ledger.close()
+            self.store.close()
             self.budget.close()
             if self.votes is not None:
                 self.votes.close()
@@ -106,6 +105,7 @@ class LessonsSession(Session):
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
         self.committer.recover()
+        self.store.retain(lambda name, failed: not failed)
         record_learned(self.run_directory, "lessons", self.parts.tasks)
         record_learned(self.run_directory, "gate", self.parts.validation)
         if self.committer.history.current() is None:
@@ -184,7 +184,6 @@ class LessonsSession(Session):
         parts, run = self.parts, self.run_directory
         self.budget.phase = f"evaluation {step}"
         lessons = render_modules(self.committer.history.get().lesson_set) if policy == WITH else NO_LESSONS
-        store = EvaluationStore(self.committer.ledger, lessons, self._report)
         for work in every_set(
             parts.evaluation, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
         ):
@@ -198,46 +197,27 @@ class LessonsSession(Session):
                 result = first.model_copy(update={"policy": policy, "step": step})
                 run.evaluations.append(result)
             else:
-                result = await evaluate_set(run, work, store, note=self.note)
+                result = await self._evaluate_set(work)
             if result is not None:
                 self.listener(EvaluationFinished(result))
+
+    async def _evaluate_set(self, work: SetEvaluation) -> EvaluationResult | None:
+        what = f"evaluating {work.chosen.name}, {sampling_name(work.temperature)}"
+        shown = lessons_digest(work.environment.lessons)
+        kept = (result for result in results.read(self.run_directory.results_path) if result.set == work.name)
+        # A person may have changed the lessons since an interrupted attempt.
+        if any(result.trajectory.lessons != shown for result in kept):
+            self.store.forget(work)
+        done, total = len(self.store.done(work)), len(work.tasks) * work.trials
+        self._report(what)
+
+        def on_done(ended: Sequence[Trajectory]) -> None:
+            nonlocal done
+            done += len(ended)
+            self._report(f"{what}: {done}/{total}")
+
+        return await evaluate_set(self.run_directory, work, self.store, on_done=on_done, note=self.note)
 
     def _report(self, text: str) -> None:
         self.listener(Phase(text))
         self.listener(BudgetSpent(self.budget.spent()))
-
-
-class EvaluationStore:
-    """The ledger as the `Store` of evaluations with these lessons; reports the progress."""
-
-    def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
-        self.ledger, self.lessons, self.report = ledger, lessons, report
-        self._what, self._done = "", 0  # of the evaluation under way
-
-    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
-        """The places of this evaluation in the ledger."""
-        lessons = dict.fromkeys((task.id for task in evaluation.tasks), self.lessons)
-        found = kept_with(self.ledger, _scope(evaluation), lessons)
-        self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
-        self._done = len(found)
-        self.report(self._what)
-        return found.keys()
-
-    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories in the ledger."""
-        self.ledger.keep(_scope(evaluation), trajectories)
-        self._done += len(trajectories)
-        self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
-
-    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
-        """Trajectories in the ledger, in this order."""
-        kept = self.ledger.kept(_scope(evaluation))
-        return (kept[place] for place in places)
-
-    def forget(self, evaluation: SetEvaluation) -> None:
-        """Drop the trajectories from the ledger."""
-        self.ledger.forget(_scope(evaluation))
-
-
-def _scope(evaluation: SetEvaluation) -> str:
-    return f"evaluation-{evaluation.name}"
