@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.agent import lessons_digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Score, Trajectory
 from midstream.lessons.ledger import ROLLOUTS, Ledger
-from midstream.lessons.runner import kept_with
 
 TASK, OTHER = Task(id="t", question="How high ?", answer="7"), Task(id="u", question="How low ?", answer="8")
 CALL = Call(role="critic", completion="{}")
@@ -85,11 +83,3 @@ def test_a_torn_last_record_is_cut_off_and_said(tmp_path, ledger_at):
     again.close()
     assert "torn last record" in said[0]
     assert len(ledger_at(tmp_path).kept("step-1")) == 2
-
-
-def test_a_rollout_with_other_lessons_is_of_another_attempt():
-    ledger, lessons = Ledger(), {"planner": "- look first"}
-    ledger.keep("gate-1-kept", [ended(lessons=lessons_digest(lessons)), ended(index=1)])
-    assert list(kept_with(ledger, "gate-1-kept", {"t": lessons})) == [("t", 0)]
-    assert list(kept_with(ledger, "gate-1-kept", {"t": {}})) == [("t", 1)]
-    assert kept_with(ledger, "gate-1-kept", {"u": {}}) == {}

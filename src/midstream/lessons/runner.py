@@ -11,7 +11,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
-from midstream.rollout import Environment, Group, Place, rollout, shuffle_rewards
+from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 
 Report = Callable[[str], None]
@@ -24,16 +24,6 @@ class Match:
     task: Task
     first: LessonSet
     other: LessonSet
-
-
-def kept_with(ledger: Ledger, scope: str, lessons: Mapping[str, Lessons]) -> dict[Place, Trajectory]:
-    """The trajectories of a job in the ledger whose prompts held these lessons, given by task id.
-
-    One with other lessons is from an attempt that took another path, and does not count.
-    """
-    shown = {task_id: lessons_digest(of_task) for task_id, of_task in lessons.items()}
-    kept = ledger.kept(scope).items()
-    return {place: trajectory for place, trajectory in kept if shown.get(place[0]) == trajectory.lessons}
 
 
 @dataclass
@@ -79,7 +69,13 @@ class Runner:
         self, purpose: str, scope: str, tasks: Sequence[Task], lessons: Mapping[str, Lessons], group_size: int
     ) -> list[Group]:
         seed = derive_seed(self.seed, scope)
-        kept = kept_with(self.ledger, scope, lessons)
+        # A trajectory with other lessons in its prompts is from an attempt that took another path.
+        shown = {task_id: lessons_digest(of_task) for task_id, of_task in lessons.items()}
+        kept = {
+            place: trajectory
+            for place, trajectory in self.ledger.kept(scope).items()
+            if shown.get(place[0]) == trajectory.lessons
+        }
         done, total = len(kept), len(tasks) * group_size
         what = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
 
