@@ -187,7 +187,8 @@ async def run_each(
             if wave:
                 on_ended(await _run_wave(wave, engine))
         return
-    orders = iter(range(total))  # shared by the workers
+    # The workers share the iterator, so each place is taken once.
+    orders = iter(range(total))
 
     async def work() -> None:
         for order in orders:
@@ -210,7 +211,8 @@ async def _run_wave(wave: Sequence[_Run], engine: LockstepEngine) -> list[Ended]
     try:
         return await run_concurrently(finish(run) for run in wave)
     finally:
-        for run in wave:  # also those that were cancelled before they began
+        # Also those leave that were cancelled before they began.
+        for run in wave:
             engine.leave(run.order)
 
 
@@ -308,11 +310,13 @@ class _Run:
             error = trajectory.error
             if error is None or not error.retryable or len(attempts) == self.environment.config.max_attempts:
                 break
-            if completed is not None:  # its cost is counted once
+            # The cost of the run is counted once.
+            if completed is not None:
                 completed = completed.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
             elif self.listener is not None:
                 self.listener(TurnEvent(turn=0, role="", kind="restart", value=error))
-        if not getattr(self.environment.agent, "waits", False):  # callers fail alike where their machine dies
+        # Callers fail alike where their machine dies, so their failures do not count.
+        if not getattr(self.environment.agent, "waits", False):
             self.failures.add(failure, self.task)
         return trajectory.model_copy(
             update={
@@ -356,8 +360,10 @@ class _Run:
                     )
                 trajectory = trajectory.model_copy(update={"reward": reward})
         except (UsageError, RefusedError, StorageError):
-            raise  # the same for every trajectory: the run cannot work, or cannot store its results
-        except (Exception, SystemExit) as failure:  # parts of your own can raise SystemExit too
+            # These are the same for every trajectory: the run cannot work, or cannot store its results.
+            raise
+        except (Exception, SystemExit) as failure:
+            # Parts of your own can raise SystemExit, too.
             retryable = isinstance(failure, InfrastructureError) and failure.retryable
             if isinstance(failure, RewardError):
                 trajectory = _with_costs(trajectory, failure.calls)
@@ -373,7 +379,8 @@ class _Run:
         shown = task.without_answer()
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
-            shown = shown.model_copy(update={"metadata": {}})  # what it opens the dialogue from
+            # The metadata are what the dialogue is opened from.
+            shown = shown.model_copy(update={"metadata": {}})
 
         def tools_for(seed: int) -> list[Tool]:
             made_from = ToolRun(task=task, seed=seed, progress=environment.progress)

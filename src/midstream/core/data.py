@@ -61,7 +61,8 @@ def unfit(value: object) -> str | None:
         return f"more than {_MAX_DEPTH} levels"
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError as error:  # a number beyond floats, or half a surrogate pair
+    except ValueError as error:
+        # A number beyond floats, or half a surrogate pair.
         return str(error)
     return None
 

@@ -79,7 +79,8 @@ def _verdict(arguments: Mapping[str, object], schema: JsonSchema) -> _Verdict:
             return "wrong", _explained(validator, arguments) if visits <= _MOST_EXPLAINED else "they do not fit"
     except _TooManyError:
         return "wrong", UNFINISHED
-    except (TypeError, ValueError, RecursionError) as failure:  # no JSON
+    except (TypeError, ValueError, RecursionError) as failure:
+        # The arguments are no JSON.
         return "wrong", str(failure)[:300]
     known = schema.get("properties", {})
     open_ended = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
@@ -103,14 +104,16 @@ def _compile(schema: Any) -> tuple[Any, Any]:
     if not isinstance(schema, dict):
         raise ValueError("it is no object")
     if isinstance(named := schema.get("$schema"), str) and "json-schema.org" not in named:
-        del schema["$schema"]  # a dialect of somebody's own: read as the newest
+        # A dialect of somebody's own is read as the newest.
+        del schema["$schema"]
     patterns = visits = 0
     for node in _schemas(schema):
         if node is not schema and ("$id" in node or "id" in node):
             raise ValueError("a part of it has an id, from which references would count")
         patterns += ("pattern" in node) + len(node.get("patternProperties", ()))
         try:
-            visits += _visits(schema, None, node)  # finds references that lead nowhere or to themselves
+            # This raises for references that lead nowhere or to themselves.
+            visits += _visits(schema, None, node)
             if visits > _MOST_VISITS:
                 raise _TooManyError
         except _TooManyError:
@@ -186,7 +189,8 @@ def _visits(root: JsonSchema, value: object, start: JsonSchema | None = None) ->
 
     try:
         visit(root if start is None else start, value)
-    except (AttributeError, TypeError):  # a keyword of another type, which the validator names
+    except (AttributeError, TypeError):
+        # A keyword has another type, which the validator names.
         return 1
     return count
 

@@ -64,7 +64,8 @@ def _places(value: object, where: str, name: str) -> Iterator[str]:
     """The places of secrets in a value at `where`, the setting `name`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if _is_secret("", str(key)):  # then the place is the table
+            # The key itself is the secret, so the place is the table.
+            if _is_secret("", str(key)):
                 yield where
             yield from _places(inner, f"{where}.{key}".lstrip("."), str(key))
     elif isinstance(value, list | tuple):
@@ -72,7 +73,8 @@ def _places(value: object, where: str, name: str) -> Iterator[str]:
             yield from _places(item, where, option)
     elif isinstance(value, str | int) and not isinstance(value, bool):
         if any(part.endswith(("_env", "env_pass")) for part in where.split(".")):
-            if _NO_VARIABLE.fullmatch(str(value)) or _is_secret("", str(value)):  # the key in place of its name
+            # The key is there in place of its name.
+            if _NO_VARIABLE.fullmatch(str(value)) or _is_secret("", str(value)):
                 yield where
         elif _is_secret(name, str(value)):
             yield where

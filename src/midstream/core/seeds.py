@@ -14,7 +14,8 @@ SEED_MEANING = f"a seed is a whole number from 0 to {MOST_SEED}; equal seeds dra
 def _explained(value: object, validate: ValidatorFunctionWrapHandler) -> int:
     try:
         return validate(value)
-    except ValueError:  # pydantic's own says neither what a seed is nor its range
+    except ValueError:
+        # Pydantic's own message says neither what a seed is nor its range.
         raise ValueError(SEED_MEANING) from None
 
 

@@ -57,7 +57,8 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
     except MidstreamError:
         raise
-    except Exception as failure:  # a tool, or a library that it uses, may raise anything
+    except Exception as failure:
+        # A tool, or a library that it uses, may raise anything.
         frames = traceback.extract_tb(failure.__traceback__)
         # The line in the tool's own code, which says more than the one in a library that it calls.
         own = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), frames[-1])
@@ -84,7 +85,8 @@ _BLOCK = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 def replace_blocks(text: str, replacement: Callable[[re.Match[str]], str]) -> str:
     """The text with each block of a call replaced; group 1 of a match is what stands between its marks."""
-    calling, close, rest = text.rpartition(CLOSE)  # `sub` would search the rest once for each mark that opens a call
+    # `sub` would search the rest once for each mark that opens a call.
+    calling, close, rest = text.rpartition(CLOSE)
     return _BLOCK.sub(replacement, calling + close) + rest
 
 

@@ -206,7 +206,8 @@ class Summary:
                 self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
         else:
             self.errors += 1
-        self._dialogues |= bool(trial.outcome)  # its last words are no answer
+        # The last words of a dialogue are no answer.
+        self._dialogues |= bool(trial.outcome)
         if self.first_malformed is None and "malformed" in tools_of(trial):
             self.first_malformed = trial
         self._tally.add(trial)

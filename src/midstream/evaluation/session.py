@@ -102,7 +102,8 @@ async def evaluate_set(
     `BudgetError` if a limit ended some: the others are kept in `store`.
     """
     if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
-        store.forget(evaluation)  # left by a crash between the two writes below
+        # A crash between the two writes below left the trajectories.
+        store.forget(evaluation)
         return None
 
     refused: list[Trajectory] = []
@@ -131,7 +132,8 @@ async def evaluate_set(
             for trajectory in group.trajectories:
                 write(trajectory)
             summary.add(group)
-            await asyncio.sleep(0)  # here Ctrl-C takes effect
+            # Here Ctrl-C takes effect.
+            await asyncio.sleep(0)
     if summary.first_error is not None and summary.errors == summary.trajectories:
         store.forget(evaluation)
         raise InfrastructureError(
@@ -200,7 +202,8 @@ async def evaluate_sets(
         listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], done=len(done)))
         for trajectory in store.read(part, done):
             listener(TrajectoriesFinished([trajectory], earlier=True))
-            await asyncio.sleep(0)  # here Ctrl-C takes effect
+            # Here Ctrl-C takes effect.
+            await asyncio.sleep(0)
         try:
             result = await evaluate_set(
                 run,
@@ -211,7 +214,8 @@ async def evaluate_sets(
             )
         except (RefusedError, BudgetError):
             raise
-        except RepeatedError:  # a resumed run makes them again, with a component that was corrected
+        except RepeatedError:
+            # A resumed run makes them again, with a component that was corrected.
             store.retain(lambda name, failed: not failed)
             raise
         except InfrastructureError as error:

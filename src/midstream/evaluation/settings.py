@@ -100,7 +100,8 @@ class EvaluationConfig(Settings):
     def _names_differ(self) -> EvaluationConfig:
         """Results are identified by the names of their set and their temperature."""
         names = [chosen.name for chosen in (*self.sets, self.validation)]
-        taken = Counter(map(str.casefold, names))  # some file systems know no capitals
+        # Some file systems know no capitals.
+        taken = Counter(map(str.casefold, names))
         if twice := [name for name in names if taken[name.casefold()] > 1]:
             raise ValueError(f"two evaluation sets have the same name: {', '.join(twice)}")
         samplings = list(map(sampling_name, self.temperatures))

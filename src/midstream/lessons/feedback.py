@@ -183,7 +183,8 @@ class FilteredAgent:
         similarity: Callable[[str, str], float] = ngram_similarity
         if self.config.embedding is not None:
             try:
-                async with self._making_vectors:  # once, however many runs are under way
+                # The vectors are made once, however many runs are under way.
+                async with self._making_vectors:
                     votes = [vote.text for vote in self.votes]
                     self._vectors = (await embedding_similarity(self.config.embedding, votes, self._vectors)).vectors
                 similarity = await embedding_similarity(self.config.embedding, [found.answer], self._vectors)

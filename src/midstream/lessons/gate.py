@@ -252,7 +252,8 @@ async def halved(
         # The cost of a choice: the mean distance by which a normal truth lies on the other side of the threshold.
         expected_loss = 0.0
         for mean, error in _estimates(signed, total):
-            if error:  # 0 where the squares of all differences underflow
+            # It is 0 where the squares of all differences underflow.
+            if error:
                 z = abs(mean - threshold) / error
                 expected_loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
     return Halved(

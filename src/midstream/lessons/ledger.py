@@ -59,7 +59,8 @@ class Ledger:
             return
         with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        if retry_errors:  # before reading: the file must not keep what memory has dropped
+        # Before reading: the file must not keep what memory has dropped.
+        if retry_errors:
             results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
             self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory

@@ -233,7 +233,8 @@ def identity(resolved: Table, weights: str = "") -> str:
             # A prompt file counts by its text, not by its path.
             settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
         modules[name] = _with_model(settings, engines)
-    if not modules:  # an agent of your own
+    # An agent of your own has no modules.
+    if not modules:
         own = {key: value for key, value in agent.items() if key not in ("sampling", "lessons")}
         modules["agent"] = _with_model(own, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]

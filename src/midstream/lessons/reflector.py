@@ -311,7 +311,8 @@ def transcript(trajectory: Trajectory) -> str:
 def _turn(turn: Turn) -> dict[str, JsonValue]:
     shown: dict[str, JsonValue] = {"turn": turn.index}
     action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
-    if action is None:  # an agent without actions
+    # An agent without actions has only its replies.
+    if action is None:
         shown["said"] = [spoken(call.completion) for call in turn.calls]
     else:
         # The decision in the words of the planner or the policy where it is a model.

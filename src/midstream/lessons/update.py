@@ -349,7 +349,8 @@ class LessonLearner:
         proposed = [operation for lesson in lessons for operation in lesson.operations]
         if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
             return _Suggestion(operations=proposed)
-        proposals = Proposals(proposed)  # equal proposals of several groups are one
+        # Equal proposals of several groups are one.
+        proposals = Proposals(proposed)
         try:
             answer = await self.reflector.merge(step, proposals, lesson_set)
         except PromptTooLongError as failure:

@@ -71,7 +71,8 @@ def parse_limits(text: str) -> dict[str, float]:
     for part in str(text).split(","):
         number, _, unit = part.strip().lower().partition(" ")
         try:
-            name = UNITS.get(unit.strip()) or UNITS[f"{unit.strip()}s"]  # "1 rollout" too
+            # "1 rollout" is a limit, too.
+            name = UNITS.get(unit.strip()) or UNITS[f"{unit.strip()}s"]
             value = float(number) if name in ("cost_usd", "time_s") else int(number)
             if name in limits or not 0 <= value < math.inf:
                 raise ValueError(part)
@@ -251,7 +252,8 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """What a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
-    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}  # the use after the reservation
+    # A later line of a number is the use after its reservation.
+    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}
     found = defaultdict[tuple[str, str], list[Entry]](list)
     for entry in latest.values():
         found[entry.phase, entry.role].append(entry)
@@ -309,7 +311,8 @@ class BudgetedEngine:
         except BudgetError as error:
             asked.refused.append(error)
             raise
-        used: Spent | None = None  # a canceled request may have used all of it
+        # A canceled request may have used all that was reserved.
+        used: Spent | None = None
         try:
             call = await self.engine.sample(request)
             usage = call.usage

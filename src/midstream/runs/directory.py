@@ -89,7 +89,8 @@ class RunDirectory:
         with storage_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         with run.lock():
-            if run.info_path.exists():  # another process was faster
+            # Another process was faster.
+            if run.info_path.exists():
                 raise _taken(root)
             with storage_errors(root):
                 run.trajectories.root.mkdir(exist_ok=True)

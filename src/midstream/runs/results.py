@@ -157,7 +157,8 @@ class AgentRuns:
     def _opened(self) -> Journal | None:
         if self._journal is None and self._directory is not None:
             path = self._directory / AGENT_RUNS
-            Journal(path).close()  # cuts off what a kill has left of a record
+            # Opening it cuts off what a kill has left of a record.
+            Journal(path).close()
             self._starts, self._end = {}, 0
             for _, line, record in read_records(path):
                 self._starts[json.dumps(record["key"])] = self._end

@@ -66,7 +66,8 @@ class Segments:
 
     def parts(self) -> dict[str, Segment]:
         """Every segment, by name."""
-        paths = sorted(self.root.glob(f"[!.]*{SUFFIX}"))  # others are being written
+        # Names that begin with a dot are being written.
+        paths = sorted(self.root.glob(f"[!.]*{SUFFIX}"))
         return {path.name.removesuffix(SUFFIX): Segment(path) for path in paths}
 
     @contextmanager

@@ -223,7 +223,8 @@ class FlowGRPO:
     def _batches(self, groups: list[Group], step: int) -> list[RowBatch]:
         """The rows of each mini-batch of whole groups."""
         if not groups:
-            return []  # all rewards were equal in every group, and in those drawn in their place
+            # All rewards were equal in every group, and in those drawn in their place.
+            return []
         config, seed = self.config, derive_seed(self.seed, "update", step)
         trained = [group.trajectories for group in groups]
         if config.shuffle_rewards:

@@ -227,7 +227,8 @@ class PassPlan:
         with recompute_layers(model):
             forward = self._forward(model, stage, past)
         chunks = self._chunks(stage)
-        if len(chunks) == 1 and not stage.below:  # nothing to add up
+        # There is nothing to add up.
+        if len(chunks) == 1 and not stage.below:
             hidden = forward.hidden[self._places(forward, stage, chunks[0])]
             loss(chunks[0], self._choice_logprobs(model, hidden, chunks[0])).backward()
             return
@@ -299,7 +300,8 @@ class PassPlan:
 def _leaf(given: torch.Tensor) -> torch.Tensor:
     """The same numbers as a leaf of the graph, to gather their gradient."""
     leaf = given.detach().contiguous().requires_grad_()
-    leaf.register_hook(torch.Tensor.contiguous)  # it comes in slices of a gradient, which cannot be added to
+    # The gradient comes in slices of another one, which cannot be added to.
+    leaf.register_hook(torch.Tensor.contiguous)
     return leaf
 
 

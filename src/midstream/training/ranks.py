@@ -49,7 +49,8 @@ def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
 
     @wraps(method)
     def announced(self: RankedLearner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self.inside:  # called by a method that all ranks run
+        # The caller is a method that all ranks run already.
+        if self.inside:
             return method(self, *args, **kwargs)
         self.inside = True
         try:
@@ -100,7 +101,8 @@ class RankedLearner(LocalLearner):
             super().__init__(model, config)
             self._ddp = DistributedDataParallel(self.model)
             return
-        super().__init__(model, config.model_copy(update={"masters": False}))  # they are the divided weights themselves
+        # With FSDP2 the masters are the divided weights themselves.
+        super().__init__(model, config.model_copy(update={"masters": False}))
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
         _divide(self.model, masters=config.masters)
@@ -159,7 +161,8 @@ class RankedLearner(LocalLearner):
 
     def _own(self, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
-            require_prompt(row)  # here, where every rank finds it: later, one would stop while the others wait for it
+            # Every rank checks all rows here: later, one would stop while the others wait for it.
+            require_prompt(row)
         return [rows[i] for i in self._shares(rows)[self.rank]]
 
     # -- the learner --------------------------------------------------------------------------------------------------
@@ -184,7 +187,8 @@ class RankedLearner(LocalLearner):
             if any_sampled(own):
                 return super(RankedLearner, self).forward_backward(own, loss)
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
-                pass  # what the others gather
+                # This rank has no rows, but takes part in what the others gather.
+                pass
             with self._accumulate():
                 return LossStats()
 
@@ -208,7 +212,8 @@ class RankedLearner(LocalLearner):
     ) -> float:
         """As in one process."""
         own, update = self._own(rows), super().supervised_step
-        return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]  # all have the sum
+        # All ranks have the sum.
+        return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]
 
     @on_every_rank
     def export_weights(self, directory: Path, state: Any = None) -> None:
@@ -219,7 +224,8 @@ class RankedLearner(LocalLearner):
             return
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
-            own = [name for name, _ in self.model.named_parameters()]  # each tensor once: a tied head has two names
+            # Each tensor is written once: a tied head has two names.
+            own = [name for name, _ in self.model.named_parameters()]
             kind = self._kind if self._masters else None
             state = {name: state[name].to(kind) for name in own if name in state}
             super().export_weights(directory, state)
@@ -277,7 +283,8 @@ class RankedLearner(LocalLearner):
         divided: Any = self.model if self._ddp is None else None
         earlier = [parameter.grad for parameter in self.parameters]
         if divided is None:
-            self.optimizer.zero_grad()  # or what is the sum of all ranks already would be summed again
+            # Else what is the sum of all ranks already would be summed again.
+            self.optimizer.zero_grad()
         else:
             divided.set_requires_gradient_sync(False)
         with _gather(self.model):
@@ -291,7 +298,8 @@ class RankedLearner(LocalLearner):
         if divided is None:
             for parameter, before in zip(self.parameters, earlier, strict=True):
                 assert parameter.grad is not None
-                parameter.grad.mul_(self.ranks)  # DDP takes the mean
+                # DDP takes the mean over the ranks, and the sum is wanted.
+                parameter.grad.mul_(self.ranks)
                 if before is not None:
                     parameter.grad += before
 
@@ -336,10 +344,12 @@ def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:
     root: Any = model
     root.set_reshard_after_backward(False)
     for part in _parts(model):
-        part.set_gradient_divide_factor(1.0)  # the sum over the ranks; gloo cannot scale as it sums
+        # The sum over the ranks is wanted; gloo cannot scale as it sums.
+        part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     with torch.no_grad(), _gather(model):
-        model(input_ids=_token(model), use_cache=False)  # before the passes: what runs first becomes FSDP2's root
+        # The whole model runs before the passes, because what runs first becomes FSDP2's root.
+        model(input_ids=_token(model), use_cache=False)
 
 
 def _parts(model: torch.nn.Module) -> list[FSDPModule]:

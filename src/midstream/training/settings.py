@@ -375,7 +375,8 @@ class TrainingConfig(Settings):
         filled = {"turns": "merged", **VARIANTS[name], **table}
         loss = table.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
-        if isinstance(given, Mapping):  # anything else fails validation
+        # Anything else fails validation.
+        if isinstance(given, Mapping):
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
 

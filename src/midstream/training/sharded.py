@@ -58,7 +58,8 @@ def load_state(
     if other:
         raise KeyError(min(other))
     with warnings.catch_warnings(), _own_errors():
-        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")  # one process needs none
+        # One process needs no process group.
+        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")
         load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"], options=_TRAINED)
     if reference is not None:

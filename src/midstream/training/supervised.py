@@ -121,7 +121,8 @@ async def collect(
             if trajectory.status == "ok" and (success or not config.successes_only):
                 if template is None:
                     rows += _rows(trajectory, student, roles)
-                elif transcript := transcript_of(trajectory, template):  # None where nothing was written
+                elif transcript := transcript_of(trajectory, template):
+                    # It is None where the policy wrote nothing.
                     rows.append(row_of_transcript(transcript, student.codec, trajectory.id))
     if broken > config.transcripts * MAX_BROKEN:
         raise TrainingError(

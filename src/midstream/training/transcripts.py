@@ -121,7 +121,8 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     if not any(call.completion for call in calls):
         return None
     first, last = calls[0], calls[-1]
-    offered = first.sent.get("tools")  # `Interleaved` records them where the template offers them in the model's form
+    # `Interleaved` records the tools where the template offers them in the model's form.
+    offered = first.sent.get("tools")
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
     ended = last.finish_reason != "length"
     if template.appends == "message":
