@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.continuous import ContinuousLocal
 from midstream.engines.local.engine import TransformersLocal, generate

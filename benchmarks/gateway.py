@@ -36,7 +36,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.components.agent_record import RunRecord
-from midstream.core.protocols import Engine, Request, RunContext
+from midstream.core.agent import RunContext
+from midstream.core.engine import Engine, Request
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway import chat_completions

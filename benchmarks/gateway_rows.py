@@ -31,11 +31,11 @@ from update_measure import Taken, measure
 from update_peers import MICRO_BATCH_ROWS, Midstream, PaddingFree, recorded
 from update_shapes import FIRST_ID, SIZES, inputs_of, make_model
 
-from midstream.core.protocols import Row
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Call
 from midstream.prefix_tree.tree import tree_of
 from midstream.training.learner import LocalLearner
+from midstream.training.protocols import Row
 from midstream.training.rows import row_of
 from midstream.training.settings import LearnerConfig
 

@@ -26,7 +26,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from update_shapes import SHORT, short_warm_start
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import engine as transformers_local

@@ -1,4 +1,4 @@
-"""How evenly `training/shares.py` divides a batch: the work of the worst rank over the mean, by simulation.
+"""How evenly `training/ranks.py` divides a batch: the work of the worst rank over the mean, by simulation.
 
     python benchmarks/ranks.py                      # made batches, for the sizes of a 7B model; half a minute
     python benchmarks/ranks.py --demo               # and a step of flow-grpo-tiny on real tools; a minute more
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 from update_shapes import SIZES, Shape, comparable, make_rows, recipe_rows
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.cost import CALL, Cost
 from midstream.prefix_tree.tree import tree_of
-from midstream.training.shares import shares
+from midstream.training.protocols import Row
+from midstream.training.ranks import shares
 
 RANKS = (2, 8, 64)
 VOCABULARY = 152_064

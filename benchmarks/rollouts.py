@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig, rollout

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from midstream.components.component import Sandbox
 from midstream.core.errors import UnsupportedError
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.sandbox.tiers import Sandbox, choose
+from midstream.sandbox.tiers import choose
 
 BARE, PRIMED = (), ("numpy", "sympy")
 # sympy caches results, and a primed worker has integrated x**2: this one is new to it.

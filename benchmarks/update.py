@@ -49,8 +49,8 @@ from update_shapes import (
 )
 from update_trl import Trl
 
-from midstream.core.protocols import Row
 from midstream.training.learner import LocalLearner
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig
 
 PEERS = ("padding-free", "midstream", "TRL")

@@ -39,10 +39,10 @@ from update_peers import Midstream, PaddingFree, Peer, recorded
 from update_shapes import SHAPES, Shape, Work, flops, make_model, make_rows, rows_work, trie_work
 from update_trl import Trl
 
-from midstream.core.protocols import Row
 from midstream.recipe.memory import GIB, shape_of
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_extra import memory
 

@@ -24,10 +24,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from update_shapes import Work, inputs_of, rows_work
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.forward import causal_lm
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Row
 
 MICRO_BATCH_ROWS, MICRO_BATCH_TOKENS = 8, 8192
 KL = 0.001  # the paper's

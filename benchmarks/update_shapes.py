@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.recipe.build import Build
@@ -26,6 +25,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream.training.losses import row_weights
+from midstream.training.protocols import Row
 from midstream.training.rows import build_rows
 from midstream.training.session import Parts
 from midstream.training.supervised import warm_start

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from update_peers import KL, MICRO_BATCH_ROWS, micro_batches, reference, training
 
-from midstream.core.protocols import Row
+from midstream.training.protocols import Row
 
 
 class Trl:

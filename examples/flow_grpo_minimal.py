@@ -29,8 +29,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.agent import ModuleContext
 from midstream.core.task import Task
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Memory, MemoryRecord, Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool

@@ -19,7 +19,8 @@ from midstream.agents.prompted import (
     PromptedVerifier,
     VerifierConfig,
 )
-from midstream.core.protocols import Engine, Request, RunContext
+from midstream.core.agent import RunContext
+from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
 from midstream_worlds.planning.programs import VerifiedResultGenerator

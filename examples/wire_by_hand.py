@@ -15,7 +15,7 @@ import json
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.core.protocols import Engine, Request
+from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine

@@ -26,7 +26,7 @@ from midstream import api
 from midstream.components.tables import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
-from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
+from midstream.core.metrics import EvaluationResult, Tally, ToolUse
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text_file import read_toml
@@ -313,7 +313,7 @@ def summed(
     groups = {ALL: trajectories, **families}
     return Measured(
         result=result,
-        tools={name: tool_use(members) for name, members in groups.items()},
+        tools={name: Tally(members).tools() for name, members in groups.items()},
         costs={name: cost for name, members in groups.items() if (cost := _cost(members, costs or {}, best or {}))},
     )
 
@@ -323,7 +323,7 @@ def _cost(trajectories: Sequence[Trajectory], costs: Mapping[str, float], best: 
     right = [one for one in trajectories if one.task_id in best and one.reward and one.reward.value == 1]
     if not costs or not right:
         return None
-    calls = tool_use(right).calls
+    calls = Tally(right).tools().calls
     return Cost(
         spent=sum(costs[tool] * count for tool, count in calls.items()) / len(right),
         best=fmean(best[one.task_id] for one in right),

@@ -23,7 +23,7 @@ from midstream.cli import options as shared
 from midstream.components.component import RewardConfig
 from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory

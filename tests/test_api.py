@@ -199,8 +199,8 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
 
 def test_a_lesson_run_without_updates_has_finished_zero_of_them(tmp_path):
     small = [f"{key}={value}" for key, value in LESSONS_TABLE.items()]
-    changes = [*small, "lessons.budget.updates=0", "evaluation.sets=[]"]
+    changes = [*small, "budget.updates=0", "evaluation.sets=[]"]
     run = api.train(load_recipe("lessons-simulated", changes), tmp_path / "run")
     assert (run.status().state, run.status().step) == ("finished", 0)
-    more = ["lessons.budget.updates=1"]
+    more = ["budget.updates=1"]
     assert api.resume(run, overrides=more).status().step == 1, "a limit ended it: it continues with another"

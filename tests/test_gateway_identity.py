@@ -13,7 +13,8 @@ from hashlib import sha256
 import aiohttp
 import pytest
 
-from midstream.core.protocols import Engine, Generator, RunContext
+from midstream.core.agent import Generator, RunContext
+from midstream.core.engine import Engine
 from midstream.core.trajectory import Score
 from midstream.engines.local.engine import TransformersLocal
 from midstream.gateway.server import Gateway

@@ -14,8 +14,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.components.kinds import MODULES as AGENTS_MODULES
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import RecipeError
-from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.settings import result_name
@@ -122,7 +122,7 @@ def test_learning_evaluation_deployment_and_recipe_show_the_same_lessons(server,
     code, out, _ = quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--lessons", f"{run.root}@2", "--json")
     assert (code, shown(server)) == (0, EXPECTED)
     seen.append(json.loads(out)["lessons"])
-    assert seen == [digest(RENDERED)] * 4
+    assert seen == [lessons_digest(RENDERED)] * 4
 
 
 def test_a_lesson_run_is_evaluated_and_deployed_with_what_it_learned(server, run, tmp_path, capsys):
@@ -130,7 +130,7 @@ def test_a_lesson_run_is_evaluated_and_deployed_with_what_it_learned(server, run
     assert shown(server) == EXPECTED
     evaluation = RunDirectory.open(tmp_path / "e")
     assert evaluation.info().resolved["agent"]["lessons"] == f"{run.root}@2"
-    assert evaluation.info().lessons == digest(RENDERED)
+    assert evaluation.info().lessons == lessons_digest(RENDERED)
     assert "lessons" not in evaluation.info().resolved
     assert quietly(capsys, "solve", QUESTION, "--planner", run.root, "--quiet")[1] == "62\n"
     assert shown(server) == EXPECTED

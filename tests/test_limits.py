@@ -17,8 +17,8 @@ from pydantic import JsonValue
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.rendering import smaller_memories
-from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.rewards.exact_match import ExactMatch

@@ -27,7 +27,7 @@ COMMANDS = [line for line in LINES if re.match(r"(OPENAI_API_KEY=\S+ )?midstream
 STEP = ["training.steps=1", "training.tasks_per_step=2", "evaluation.sets=[]"]
 STEP += ["evaluation.validation={name='validation',split='validation',per_family=1}"]
 WARM = ["warm_start.steps=2", "warm_start.transcripts=20", "warm_start.min_copy_rate=0"]
-LESSONS_TABLE = ["lessons.budget.updates=1", "lessons.tasks=4", "lessons.batch_size=2", "lessons.gate.enabled=false"]
+LESSONS_TABLE = ["budget.updates=1", "lessons.tasks=4", "lessons.batch_size=2", "lessons.gate.enabled=false"]
 
 
 def test_it_is_short():

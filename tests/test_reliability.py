@@ -20,8 +20,9 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.engine import Engine
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Call, Sampling, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.rewards.exact_match import ExactMatch

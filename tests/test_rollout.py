@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from midstream.core.agent import RunContext, lessons_digest
 from midstream.core.errors import (
     EngineError,
     PromptTooLongError,
@@ -20,8 +21,6 @@ from midstream.core.errors import (
     StorageError,
     ToolServerError,
 )
-from midstream.core.lessons import digest
-from midstream.core.protocols import RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage
@@ -104,7 +103,7 @@ def test_lessons_are_the_environments_unless_a_task_has_others():
     others = {"t1": {"executor": "- Round up."}, "t2": {}}
     done = flat(run(emitted, tasks=TASKS[:3], lessons=others))
     assert [agent.lessons[one.question] for one in TASKS[:3]] == [emitted.lessons, *others.values()]
-    assert [one.lessons for one in done] == [digest(emitted.lessons), digest(others["t1"]), ""]
+    assert [one.lessons for one in done] == [lessons_digest(emitted.lessons), lessons_digest(others["t1"]), ""]
     assert len({one.lessons for one in done}) == 3
 
 

@@ -13,9 +13,10 @@ from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.compact import SingleArgumentExecutor
+from midstream.core.engine import Engine, LockstepEngine, Request
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
-from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
 from midstream.core.task import Task
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig

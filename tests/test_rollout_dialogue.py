@@ -10,8 +10,9 @@ import pytest
 from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.own_agent import own_agent
+from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import OVER, Dialogues, RunContext, UserTurn
+from midstream.core.source import OVER, Dialogues, UserTurn
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
 from midstream.recipe.check import check

@@ -21,8 +21,9 @@ from midstream.core.version import __version__ as __version__
 
 # Names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
+    "core.engine": "Engine",
     "core.errors": "InfrastructureError MidstreamError UsageError",
-    "core.protocols": "Engine Tool ToolResult",
+    "core.tool": "Tool ToolResult",
     "core.task": "Task",
     "core.trajectory": "Score Trajectory Turn",
     "gateway.session": "Outcome",
@@ -37,8 +38,10 @@ _NAMES = {
 }
 # Names for components of your own, and for work without these functions.
 _MORE = {
+    "core.agent": "Agent Executor Generator ModuleContext Planner RunContext Verifier",
+    "core.engine": "Request",
     "core.errors": "EngineError RecipeError RewardError ToolServerError TrainingError",
-    "core.protocols": "Agent Executor Generator ModuleContext Planner Request Reward RunContext Verifier",
+    "core.source": "Reward",
     "core.trajectory": "Action Call Command Memory Message Observation Sampling Verdict",
     "engines.openai.engine": "OpenAICompatibleEngine",
     "recipe.build": "Build",
@@ -61,11 +64,18 @@ if TYPE_CHECKING:
         MidstreamError as MidstreamError, RecipeError as RecipeError, RewardError as RewardError,
         ToolServerError as ToolServerError, TrainingError as TrainingError, UsageError as UsageError,
     )
-    from midstream.core.protocols import (
-        Agent as Agent, Engine as Engine, Executor as Executor, Generator as Generator,
-        ModuleContext as ModuleContext, Planner as Planner, Request as Request, Reward as Reward,
-        RunContext as RunContext, Tool as Tool, ToolResult as ToolResult, Verifier as Verifier,
+    from midstream.core.agent import (
+        Agent as Agent,
+        Executor as Executor,
+        Generator as Generator,
+        ModuleContext as ModuleContext,
+        Planner as Planner,
+        RunContext as RunContext,
+        Verifier as Verifier,
     )
+    from midstream.core.engine import Engine as Engine, Request as Request
+    from midstream.core.source import Reward as Reward
+    from midstream.core.tool import Tool as Tool, ToolResult as ToolResult
     from midstream.core.task import Task as Task
     from midstream.core.trajectory import (
         Action as Action, Call as Call, Command as Command, Memory as Memory, Message as Message,

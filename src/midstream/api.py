@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from midstream.components import own
 from midstream.components.component import EngineConfig
 from midstream.components.kinds import MODULES
-from midstream.core import lessons
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunLoads, Work
 from midstream.core.metrics import Spent
@@ -86,7 +86,7 @@ from midstream.runs.info import collect_info, differing_settings
 from midstream.sources.finite import Finite
 from midstream.torchrun import joined, leave_to_rank_0, rank
 from midstream.trackers import Track, tracked, trackers_of
-from midstream.training.trainable import TrainableWorld
+from midstream.training.protocols import TrainableWorld
 from midstream.view.bundle import AT_END, write_report
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def resume(
 
     Args:
         run: the run directory, or its path.
-        overrides: `budget.LIMIT=VALUE` settings, of a lesson run `lessons.budget.LIMIT=VALUE` too; a run that ended
-            at a limit then continues.
+        overrides: `budget.LIMIT=VALUE` settings; a run that ended at a limit then continues.
         retry_errors: of an evaluation, run again what ended in an infrastructure error.
 
     Raises:
@@ -170,13 +169,12 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    changeable = ("budget.", "lessons.budget.") if kind == "lessons" else ("budget.",)
-    refused = [text for text in overrides if not text.startswith(changeable)]
+    refused = [text for text in overrides if not text.startswith("budget.")]
     if refused:
         raise UsageError(
             f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
-            fix=f"start over with another --out; only {changeable[0]}* may change",
+            fix="start over with another --out; only budget.* may change",
         )
     if changed := recipe_changes(run):
         raise UsageError(
@@ -186,8 +184,7 @@ def resume(
         )
     # Before any of it is imported.
     check_own(run, run_table(run))
-    # In the recipe of a lesson run, [lessons.budget] holds the limits of [budget] too: what is in [budget] wins.
-    recipe = parse_recipe(with_overrides(run_table(run), [text.removeprefix("lessons.") for text in overrides]))
+    recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, track=track, listener=listener)
     if retry_errors:
@@ -550,9 +547,9 @@ _new_roots: set[Path] = set()  # directories of this process, whose runs may beg
 
 def _budget_of(recipe: Recipe) -> Budget | None:
     """The budget of a run; None without limits: its requests are then not counted."""
-    if recipe.lessons is not None:
-        return Budget(recipe.lessons.budget)
-    return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
+    limits = recipe.budget or BudgetConfig()
+    # What a lesson run used is on record, also without a limit.
+    return Budget(limits) if limits.limits or recipe.lessons is not None else None
 
 
 @contextmanager
@@ -592,7 +589,7 @@ def _new_root(name: str) -> Path:
 
 def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
     recipe = build.recipe
-    shown, votes = lessons.digest(build.lessons), _votes_digest(recipe)
+    shown, votes = lessons_digest(build.lessons), _votes_digest(recipe)
     info = collect_info(recipe.name, recipe.seed, build.resolved, asked, shown, votes)
     return RunDirectory.create(root, info, to_toml(build.resolved))
 
@@ -607,7 +604,7 @@ def _votes_digest(recipe: Recipe) -> str:
 def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
     """Check that lessons and votes are those that the run began with, and emit its first events."""
     run.require_whole()
-    held, now = run.info().lessons, lessons.digest(build.lessons)
+    held, now = run.info().lessons, lessons_digest(build.lessons)
     if held != now:
         raise RunError(
             f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",

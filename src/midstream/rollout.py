@@ -16,7 +16,9 @@ from typing import TypeVar
 
 from pydantic import Field
 
+from midstream.core.agent import Agent, Lessons, RunContext, lessons_digest
 from midstream.core.data import Settings
+from midstream.core.engine import ORDER, Engine, LockstepEngine
 from midstream.core.errors import (
     BudgetError,
     DeadlineError,
@@ -33,23 +35,11 @@ from midstream.core.errors import (
     UsageError,
 )
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.lessons import Lessons, digest
-from midstream.core.protocols import (
-    ORDER,
-    Agent,
-    Dialogue,
-    Dialogues,
-    Engine,
-    LockstepEngine,
-    PerRun,
-    Reward,
-    RunContext,
-    Tool,
-    ToolRun,
-)
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Dialogue, Dialogues, Reward
 from midstream.core.task import Task
+from midstream.core.tool import PerRun, Tool, ToolRun
 from midstream.core.trajectory import Call, ErrorInfo, Sampling, Trajectory
 
 T = TypeVar("T")
@@ -197,7 +187,8 @@ async def run_each(
             if wave:
                 on_ended(await _run_wave(wave, engine))
         return
-    orders = iter(range(total))  # shared by the workers
+    # The workers share the iterator, so each place is taken once.
+    orders = iter(range(total))
 
     async def work() -> None:
         for order in orders:
@@ -220,7 +211,8 @@ async def _run_wave(wave: Sequence[_Run], engine: LockstepEngine) -> list[Ended]
     try:
         return await run_concurrently(finish(run) for run in wave)
     finally:
-        for run in wave:  # also those that were cancelled before they began
+        # Also those leave that were cancelled before they began.
+        for run in wave:
             engine.leave(run.order)
 
 
@@ -318,11 +310,13 @@ class _Run:
             error = trajectory.error
             if error is None or not error.retryable or len(attempts) == self.environment.config.max_attempts:
                 break
-            if completed is not None:  # its cost is counted once
+            # The cost of the run is counted once.
+            if completed is not None:
                 completed = completed.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
             elif self.listener is not None:
                 self.listener(TurnEvent(turn=0, role="", kind="restart", value=error))
-        if not getattr(self.environment.agent, "waits", False):  # callers fail alike where their machine dies
+        # Callers fail alike where their machine dies, so their failures do not count.
+        if not getattr(self.environment.agent, "waits", False):
             self.failures.add(failure, self.task)
         return trajectory.model_copy(
             update={
@@ -333,7 +327,7 @@ class _Run:
                 "gold": self.task.answer,
                 "attempts": len(attempts),
                 "sandbox": self.environment.sandbox,
-                "lessons": digest(self.lessons),
+                "lessons": lessons_digest(self.lessons),
                 "earlier_errors": tuple(attempt.error for attempt in attempts[:-1]),
                 "cost_usd": sum(attempt.cost_usd for attempt in attempts),
                 "request_failures": sum(attempt.request_failures for attempt in attempts),
@@ -366,8 +360,10 @@ class _Run:
                     )
                 trajectory = trajectory.model_copy(update={"reward": reward})
         except (UsageError, RefusedError, StorageError):
-            raise  # the same for every trajectory: the run cannot work, or cannot store its results
-        except (Exception, SystemExit) as failure:  # parts of your own can raise SystemExit too
+            # These are the same for every trajectory: the run cannot work, or cannot store its results.
+            raise
+        except (Exception, SystemExit) as failure:
+            # Parts of your own can raise SystemExit, too.
             retryable = isinstance(failure, InfrastructureError) and failure.retryable
             if isinstance(failure, RewardError):
                 trajectory = _with_costs(trajectory, failure.calls)
@@ -383,7 +379,8 @@ class _Run:
         shown = task.without_answer()
         if environment.dialogues is not None:
             dialogue = environment.dialogues.open(task, seed=self.seed)
-            shown = shown.model_copy(update={"metadata": {}})  # what it opens the dialogue from
+            # The metadata are what the dialogue is opened from.
+            shown = shown.model_copy(update={"metadata": {}})
 
         def tools_for(seed: int) -> list[Tool]:
             made_from = ToolRun(task=task, seed=seed, progress=environment.progress)

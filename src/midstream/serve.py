@@ -18,8 +18,8 @@ from typing import Any, Unpack
 from midstream import api
 from midstream.core.errors import RewardError, StorageError, needs_extra
 from midstream.core.events import Listener, Note, TurnEvent
-from midstream.core.protocols import Reward
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from midstream.components.component import ComponentConfig, Context, Kind
 from midstream.components.own_settings import class_settings, object_settings
@@ -34,9 +34,33 @@ from midstream.core.events import (
     StepFinished,
     UpdateFinished,
 )
-from midstream.core.protocols import Tracker
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Receives the metrics of a run, as an experiment tracker does; see docs/tracking.md.
+
+    Its methods are called in one thread, in this order: `start`, any number of `log`, `finish`. One that raises is off
+    from then on, and the run continues.
+    """
+
+    def start(self, run: Mapping[str, Any]) -> str | None:
+        """Begin: `run` has `name`, `directory`, `kind`, `recipe`, `seed`, `settings` (every setting) and `id`.
+
+        What it returns is kept in the run directory and is the `id` when the run is resumed; before, `id` is None.
+        """
+        ...
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log metrics, by name, of a training step or an update; 0 is the evaluation before the first."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """End, with "finished", "interrupted" or "failed"."""
+        ...
+
 
 Track = str | Tracker | type[Tracker] | Sequence[str | Tracker | type[Tracker]]
 _WAITING = 1000  # logs that a slow tracker may be behind

@@ -13,11 +13,12 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
+from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.protocols import ModuleContext, RunContext, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import (
     Action,
     Call,

@@ -13,9 +13,9 @@ from pydantic import JsonValue
 
 from midstream.agents.calls import WrittenCall, read_calls, tools_by_name
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ToolResult
 from midstream.core.stream import Block
 from midstream.core.stream_template import Template, load_template
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Command
 
 TEXT = load_template("artist-math")

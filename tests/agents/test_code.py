@@ -22,8 +22,8 @@ from midstream.agents.prompted import (
     VerifierConfig,
     parse_program,
 )
+from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Trajectory
 from midstream.engines.scripted import ScriptedEngine

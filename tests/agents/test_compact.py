@@ -20,7 +20,9 @@ from midstream.agents.compact import (
     parse_line,
     render_steps,
 )
-from midstream.core.protocols import ModuleContext, Request, Tool
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Request
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.schema import load_recipe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.metrics import tool_use
+from midstream.core.metrics import Tally
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.schema import load_recipe
 from support.errors import coded, printed
@@ -84,7 +84,7 @@ def test_a_call_outside_its_marks_is_no_answer(capsys: pytest.CaptureFixture[str
 
     with LLMServer(reply) as server:
         trajectory = solved(capsys, server, "--tools", "python", "--set", f"agent.stray_calls={setting}")
-    use = tool_use([trajectory])
+    use = Tally([trajectory]).tools()
     assert trajectory.answer == "62"
     expected = ({"malformed": 1.0}, 1.0) if setting == "malformed" else ({"python": 1.0}, 0)
     assert (use.share, use.error_rate) == expected

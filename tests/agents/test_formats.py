@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from midstream.agents import formats
 from midstream.agents.formats import parse_action, parse_answer, parse_verdict
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Action, Command, Verdict
 
 SEARCH_SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

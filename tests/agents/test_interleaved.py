@@ -11,6 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
+from midstream.core.agent import RunContext
 from midstream.core.errors import (
     DeadlineError,
     EngineError,
@@ -20,10 +21,10 @@ from midstream.core.errors import (
     UnsupportedError,
 )
 from midstream.core.events import TurnEvent
-from midstream.core.protocols import RunContext, ToolResult
 from midstream.core.stream import is_strict, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Call, Command, ErrorInfo, Trajectory, Usage, without_clocks
 from midstream.engines.scripted import ScriptedEngine
 from support.http_engine import engine_for

@@ -13,8 +13,9 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.core.protocols import RunContext, Tool, ToolResult
+from midstream.core.agent import RunContext
 from midstream.core.task import Task
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.llm_server import Body, LLMServer, prompt_of

@@ -25,8 +25,10 @@ from midstream.agents.prompted import (
     VerifierConfig,
 )
 from midstream.agents.rendering import render_memory, render_tools
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Request
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import ModuleContext, Request, ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.scripted import ScriptedEngine

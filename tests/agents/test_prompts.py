@@ -12,8 +12,10 @@ from pydantic import JsonValue
 
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
-from midstream.core.protocols import Request, RunContext, Tool, ToolResult
+from midstream.core.agent import RunContext
+from midstream.core.engine import Request
 from midstream.core.task import Task
+from midstream.core.tool import Tool, ToolResult
 from midstream.engines.scripted import ScriptedEngine
 
 PAGE = Path(__file__).parent / "prompts.md"

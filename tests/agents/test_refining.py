@@ -16,16 +16,17 @@ from studies.refinement import expected_accuracy
 
 from midstream.agents.refining import Refining
 from midstream.agents.strategy import Strategy
+from midstream.core.agent import RunContext
 from midstream.core.errors import EngineError
 from midstream.core.events import TurnEvent
-from midstream.core.protocols import OVER, RunContext
+from midstream.core.source import OVER
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import wilson
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, rollout
-from midstream.runs.agent_runs import AgentRuns
+from midstream.runs.results import AgentRuns
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import tool
 from support.errors import raises

@@ -16,7 +16,7 @@ from midstream.agents.prompted import PlannerConfig
 from midstream.agents.released import ReleasedPlanner, ReleasedPlannerConfig
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Tool
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Trajectory
 from midstream.recipe.build import Build
@@ -191,7 +191,7 @@ def test_an_alias_is_a_name_that_no_other_tool_has(alias: str, code: str):
 def test_an_alias_renames_any_tool(tmp_path: Path):
     """A tool of one's own whose name is a property, or that has slots, cannot be changed in place."""
     (tmp_path / "mine.py").write_text(
-        "from midstream.core.protocols import ToolResult\n"
+        "from midstream.core.tool import ToolResult\n"
         "class Slotted:\n"
         "    __slots__ = ()\n"
         "    name = property(lambda self: 'own')\n"

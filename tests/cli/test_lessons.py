@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import UsageError
-from midstream.core.lessons import digest
 from midstream.lessons.commit import History
 from midstream.lessons.editing import to_draft, to_json
 from midstream.lessons.lesson_set import Bundle, Effect, Lesson, LessonSet, identity, proven, render_modules
@@ -423,7 +423,7 @@ def test_a_validation_of_a_run_is_a_version_and_its_rollouts_stay(lesson_set, wo
     assert "run@2, spent " in out
     kept = run.trajectories.read("validation-2")
     assert f"spent {len(kept):,} rollouts" in out
-    assert {one.lessons for one in kept} >= {"", digest(render_modules(workshop[0]))}
+    assert {one.lessons for one in kept} >= {"", lessons_digest(render_modules(workshop[0]))}
     assert not (run.root / "validation").exists()
 
 

@@ -11,7 +11,7 @@ from midstream.core.keyed_file import KeyedFile
 
 
 def keyed(path, application=7):
-    return KeyedFile(path, application=application, version=1, table="kept", what="cache", setting="lessons.cache")
+    return KeyedFile(path, application=application, version=1, table="kept", what="cache", setting="reward.cache")
 
 
 def test_the_first_text_of_a_key_stays_and_others_see_it(tmp_path):
@@ -24,7 +24,7 @@ def test_the_first_text_of_a_key_stays_and_others_see_it(tmp_path):
     first.close()
     with pytest.raises(StorageError) as failed:
         first.find("a")
-    assert "lessons.cache" in failed.value.fix
+    assert "reward.cache" in failed.value.fix
     second.close()
 
 
@@ -33,7 +33,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     with pytest.raises(UsageError) as refused:
         keyed(tmp_path / "f", application=8)
     assert refused.value.code == "file-invalid"
-    assert "lessons.cache" in refused.value.fix
+    assert "reward.cache" in refused.value.fix
 
 
 def test_what_the_value_column_is_called_does_not_matter(tmp_path):

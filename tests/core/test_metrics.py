@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.metrics import StepMetrics, StreamMetrics, ToolUse, malformed_example, tool_use
+from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse, malformed_example
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn
 
 
@@ -37,6 +37,10 @@ def malformed(text: str) -> Turn:
 
 def trajectory(*turns: Turn) -> Trajectory:
     return Trajectory(id="a", task_id="a", turns=turns)
+
+
+def tool_use(trajectories: list[Trajectory]) -> ToolUse:
+    return Tally(trajectories).tools()
 
 
 def test_counts_tools_malformed_turns_and_errors():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.metrics import StepMetrics, StreamMetrics, ToolUse, stream_metrics
+from midstream.core.metrics import StepMetrics, StreamMetrics, Tally, ToolUse
 from midstream.core.trajectory import Action, Call, Observation, Trajectory, Turn
 
 
@@ -23,7 +23,7 @@ def run(*turns: Turn, closing: str = "done", stop: str = "answered", **more: obj
 
 
 def measured(*runs: Trajectory) -> StreamMetrics:
-    found = stream_metrics(runs)
+    found = Tally(runs).streams()
     assert found is not None
     return found
 
@@ -87,9 +87,9 @@ def test_without_a_call_there_is_no_mean():
 
 def test_other_agents_and_broken_runs_are_not_measured():
     planner = Call(role="planner", completion="x")
-    assert stream_metrics([Trajectory(id="t", task_id="t", turns=(turn("x", planner),))]) is None
-    assert stream_metrics([run(turn("x", call("x", 1)), status="error")]) is None
-    assert stream_metrics([]) is None
+    assert Tally([Trajectory(id="t", task_id="t", turns=(turn("x", planner),))]).streams() is None
+    assert Tally([run(turn("x", call("x", 1)), status="error")]).streams() is None
+    assert Tally([]).streams() is None
 
 
 def test_the_length_of_an_interleaved_policys_reply():

@@ -12,7 +12,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.core.errors import RefusedError, ToolServerError
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation
 from support.errors import coded

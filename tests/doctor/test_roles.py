@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.cli.main import main
+from midstream.core.engine import Request
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, MemoryRecord
 from midstream.doctor import checks
 from midstream.doctor.cases import Cases, equal, holds, load_cases, memory_of, plain

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message
 from midstream.engines.scripted import ScriptedEngine
 from support.errors import coded

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from midstream.core.agent import RunContext
 from midstream.core.errors import EngineError
 from midstream.core.metrics import EvaluationResult, FamilyResult
-from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
 from midstream.evaluation.run import SetEvaluation, evaluate

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from midstream.core.agent import RunContext
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, RunError, StorageError
 from midstream.core.events import Note, RunEvent, RunFinished
-from midstream.core.protocols import RunContext
 from midstream.core.trajectory import Action, Call, Trajectory, Turn
 from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, check_unchanged, evaluate_set

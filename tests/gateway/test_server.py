@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from midstream.components.agent_record import RunRecord
+from midstream.core.agent import RunContext
 from midstream.core.errors import UsageError
-from midstream.core.protocols import RunContext
 from midstream.gateway.server import Gateway
 from midstream.gateway.session import AgentSession, SessionSettings
 from midstream.gateway.settings import ServeConfig

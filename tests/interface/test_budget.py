@@ -9,7 +9,6 @@ import pytest
 import midstream as ms
 from midstream.cli.main import main
 from midstream.recipe.overrides import agent_recipe
-from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.budget import read_spent
 from support.counting import counting, write_questions
@@ -135,11 +134,3 @@ def test_the_command_line_has_the_same_limits(tmp_path, capsys):
     assert main(["resume", "part", "--budget", "20 rollouts", "--quiet"]) == 0
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--budget", "two usd"])
-
-
-def test_a_table_for_every_run_and_that_of_lessons_only():
-    table = {**load_recipe("lessons-simulated").table(), "budget": {"tokens": 9, "rollouts": 5}}
-    table["lessons"]["budget"] = {"tokens": 1, "cost_usd": 3.0}
-    recipe = parse_recipe(table)
-    assert recipe.lessons.budget.limits == {"tokens": 9, "rollouts": 5, "cost_usd": 3.0}
-    assert "budget" not in load_recipe("lessons-simulated").table()

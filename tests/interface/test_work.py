@@ -94,10 +94,10 @@ def test_a_recipe_keeps_its_settings_with_other_tasks(agent, tmp_path):
     engine = {key: agent.table()["engines"]["model"][key] for key in ("model", "base_url")}
     head = f'extends = "direct"\nname = "mine"\n[engines.model]\nmodel = "{engine["model"]}"\n'
     head += f'base_url = "{engine["base_url"]}"\n[evaluation]\ntrials = 3\n'
-    recipe.write_text(head + "[lessons]\nbatch_size = 2\npatience = 9\nreflector.engine = 'model'\n")
+    recipe.write_text(head + "[lessons]\nbatch_size = 2\nepochs = 9\nreflector.engine = 'model'\n")
     run = ms.learn_lessons(recipe, own, budget="0 rollouts", quiet=True)
     table = run.directory.info().resolved
-    assert (table["lessons"]["batch_size"], table["lessons"]["patience"]) == (2, 9)
+    assert (table["lessons"]["batch_size"], table["lessons"]["epochs"]) == (2, 9)
     assert table["lessons"]["tasks"] + table["lessons"]["gate"]["tasks"] == len(own)
     assert table["evaluation"]["trials"] == 3
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.api import evaluate, resume, train
+from midstream.core.agent import RunContext
 from midstream.core.errors import RunError, UsageError
-from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.lessons.commit import read_updates
@@ -405,12 +405,12 @@ def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
 def test_lessons_that_vote_in_the_file_of_its_filter_is_resumed(tmp_path, votes_at):
     votes_at(votes=of_runs(3))
     path = f'"{tmp_path}/votes.sqlite"'
-    changes = {**SMALL, "agent.filter": path, "lessons.feedback.votes": path, "lessons.budget.updates": 1}
+    changes = {**SMALL, "agent.filter": path, "lessons.feedback.votes": path, "budget.updates": 1}
     run = train(
         load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), tmp_path / "run"
     )
     assert any(found.by == "gate" for found in read_votes(tmp_path / "votes.sqlite"))
-    resume(run, overrides=["lessons.budget.updates=2"])
+    resume(run, overrides=["budget.updates=2"])
     assert len(read_updates(run)) == 2
 
 

@@ -8,7 +8,6 @@ shuffles that do nothing                       test_update.py: every task comes 
 failed rollouts that vanish                    test_lessons.py: failed rollouts are named and are no reward
 equal questions merged                         test_lessons.py: equal questions stay two tasks
 replies that cannot be parsed and are lost     test_lessons.py: a merger that fails loses no proposal
-a cache without the configuration in its key   test_ledger.py: other settings are another key
 other prompts in deployment than in learning   ../test_lessons_parity.py
 """
 
@@ -20,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.core.protocols import RunContext
+from midstream.core.agent import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, evaluate

@@ -91,8 +91,8 @@ def test_the_critic_sees_lesson_set_question_answer_and_every_rollout():
 
 def test_the_rules_of_a_lesson_are_in_the_prompts():
     for role in ("critic", "merger"):
-        system = shown(modules=("executor",), limits={"lesson_tokens": 30})[role][0].content
-        assert "At most 20 words" in system
+        system = shown(modules=("executor",))[role][0].content
+        assert "At most 66 words" in system
         assert "- executor: " in system
         assert '"module": "executor"' in system
         assert "No answer" in system or "no answer" in system

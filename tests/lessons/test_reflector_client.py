@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, RecipeError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.lessons.ledger import Ledger

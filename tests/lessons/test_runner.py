@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from midstream.core.agent import lessons_digest
 from midstream.core.errors import BudgetError
-from midstream.core.lessons import digest
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import Lesson, LessonSet, render_modules
 from midstream.lessons.runner import Match, Runner
@@ -18,7 +18,7 @@ from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat
 
 LESSONS = LessonSet(lessons=(Lesson(id="L1", text="look first"),))
-SEEN = digest(render_modules(LESSONS))
+SEEN = lessons_digest(render_modules(LESSONS))
 
 
 def runner(answers, ledger=None, *, limit=None, **named):

@@ -6,6 +6,9 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.lessons.settings import LessonsConfig
+from midstream.runs.budget import BudgetConfig
+
+NO_LIMIT = BudgetConfig()
 
 
 def config(**more):
@@ -18,25 +21,25 @@ def config(**more):
     ("limit", "made", "seen"), [(None, 6, 20), (9, 6, 20), (6, 6, 20), (5, 5, 18), (3, 3, 10), (1, 1, 4), (0, 0, 0)]
 )
 def test_updates_and_their_tasks(limit, made, seen):
-    one = config(budget={"updates": limit})
-    assert (one.most_updates, one.most_tasks) == (made, seen)
+    one, limits = config(), BudgetConfig(updates=limit)
+    assert (one.most_updates(limits), one.most_tasks(limits)) == (made, seen)
 
 
 def test_rollouts_and_requests():
     one = config(gate={"test_pairs": 30, "bisect_pairs": 40}, critic={"engine": "k", "asks": 1})
-    assert list(one.most_rollouts().values()) == [60, 6 * 2 * (30 + 30 + 40)]
-    asked = {role.role: (role.engine, role.count, role.max_tokens) for role in one.most_requests()}
+    assert list(one.most_rollouts(NO_LIMIT).values()) == [60, 6 * 2 * (30 + 30 + 40)]
+    asked = {role.role: (role.engine, role.count, role.max_tokens) for role in one.most_requests(NO_LIMIT)}
     assert asked == {"summariser": ("m", 180, 4096), "critic": ("k", 20, 4096), "merger": ("m", 18, 4096)}
 
 
 def test_without_rollouts_and_without_a_gate():
     one = config(lessons_from="model", gate={"enabled": False})
-    assert one.most_rollouts() == {"learning, without rollouts": 0}
-    assert [role.role for role in one.most_requests()] == ["critic", "merger"]
+    assert one.most_rollouts(NO_LIMIT) == {"learning, without rollouts": 0}
+    assert [role.role for role in one.most_requests(NO_LIMIT)] == ["critic", "merger"]
 
 
 def test_the_dry_run_says_it(capsys):
-    changes = ["lessons.gate.enabled=false", "lessons.budget.tokens=5000", "engines.reflector.price_completion_usd=2"]
+    changes = ["lessons.gate.enabled=false", "budget.tokens=5000", "engines.reflector.price_completion_usd=2"]
     words = [word for change in changes for word in ("--set", change)]
     assert main(["train", "lessons-simulated", "--dry-run", *words]) == 0
     said = capsys.readouterr().out

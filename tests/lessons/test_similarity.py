@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 
 from midstream.core.errors import EngineError
-from midstream.lessons.settings import EmbeddingConfig, LessonLimits
+from midstream.lessons.settings import NEAR, EmbeddingConfig
 from midstream.lessons.similarity import embedding_similarity, ngram_similarity
 from support.api_server import Answer, ApiServer, Asked
 from support.lesson_sets import texts
-
-THRESHOLD = LessonLimits().likeness or 1.0
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ THRESHOLD = LessonLimits().likeness or 1.0
     ],
 )
 def test_near_duplicates(one: str, other: str):
-    assert ngram_similarity(one, other) >= THRESHOLD
+    assert ngram_similarity(one, other) >= NEAR
 
 
 @pytest.mark.parametrize(
@@ -52,7 +50,7 @@ def test_near_duplicates(one: str, other: str):
     ],
 )
 def test_what_claims_something_else_is_never_alike(one: str, other: str):
-    assert ngram_similarity(one, other) < THRESHOLD
+    assert ngram_similarity(one, other) < NEAR
 
 
 @given(texts, texts)
@@ -80,7 +78,7 @@ def vectors(asked: Asked) -> Any:
 
 
 def config(server: ApiServer, **more: Any) -> EmbeddingConfig:
-    return EmbeddingConfig(model="small", base_url=f"{server.url}/v1", timeout_s=5, **more)
+    return EmbeddingConfig(model="small", base_url=f"{server.url}/v1", **more)
 
 
 def test_vectors_are_asked_for_once_and_come_in_any_order():
@@ -138,7 +136,6 @@ def test_a_refusal_says_what_to_do():
         {"data": [{"embedding": []}]},
         {"data": [{"embedding": ["x"]}]},
         {"data": [{"embedding": [1.0], "index": [0]}]},
-        {"data": [{"embedding": [1e300]}]},
         {"data": [{"embedding": [1.0]}, {"embedding": [1.0]}]},
         {"data": [{"embedding": [1.0], "index": 0}, {"embedding": [1.0], "index": 0}]},
     ],

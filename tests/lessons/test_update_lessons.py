@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import BudgetError, EngineError, PromptTooLongError
-from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine

@@ -9,7 +9,6 @@ import torch
 
 from midstream.components.kinds import registered
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
-from midstream.core.protocols import Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation.settings import SetConfig
@@ -18,6 +17,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Row
 from support.errors import coded
 
 

@@ -17,7 +17,7 @@ from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import check_work, lessons_parts_of
 from midstream.runs import RunDirectory
-from midstream.runs.budget import Budget, BudgetedAgent, BudgetedEngine
+from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, BudgetedEngine
 from midstream.runs.info import collect_info
 from midstream_worlds.gazetteer.tasks import Gazetteer
 from support.errors import coded
@@ -29,7 +29,7 @@ PLAIN = ["lessons.tasks=6", "lessons.gate.tasks=4"]
 
 def parts(*changes):
     recipe = load_recipe("lessons-simulated", [*PLAIN, *changes])
-    with Build(recipe, budget=Budget(recipe.lessons.budget)) as build:
+    with Build(recipe, budget=Budget(recipe.budget or BudgetConfig())) as build:
         return lessons_parts_of(build)
 
 
@@ -148,11 +148,6 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["training.steps=1"], "setting-conflict", "[training] and [lessons]"),
         (["lessons.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
         (["lessons.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
-        (
-            ["lessons.budget.cost_usd=1", HOSTED],
-            "setting-conflict",
-            "lessons.budget.cost_usd = 1",
-        ),
         (["budget.cost_usd=1", HOSTED], "setting-conflict", "budget.cost_usd = 1"),
         (
             ['lessons.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
@@ -164,11 +159,6 @@ def test_sets_that_are_only_evaluated_may_overlap():
             "engine-in-process",
             "lessons.reflector.engine = 'inside'",
         ),
-        (
-            ['engines.inside={type="tiny"}', "lessons.cache=kept"],
-            "setting-conflict",
-            "lessons.cache with engine 'inside'",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(changes, code, value):
@@ -178,20 +168,9 @@ def test_what_cannot_work_is_refused(changes, code, value):
 def test_a_limit_in_dollars_needs_no_price_of_a_listed_model(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     hosted = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}'
-    assert parts("lessons.budget.cost_usd=1", hosted).lessons.budget.cost_usd == 1
+    assert parts("budget.cost_usd=1", hosted).budget.limits.cost_usd == 1
     elsewhere = 'engines.hosted={type="openai_compatible", model="gpt-4o-mini", base_url="https://proxy.example/v1"}'
-    assert coded("setting-conflict", "lessons.budget.cost_usd = 1")(refused("lessons.budget.cost_usd=1", elsewhere))
-
-
-def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    changes = (f"lessons.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
-    parts(*changes).cache.keep_reply("a request", ())
-    (tmp_path / "prices.toml").write_text(
-        '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
-    )
-    monkeypatch.setenv("MIDSTREAM_PRICES", str(tmp_path / "prices.toml"))
-    assert parts(*changes).cache.reply("a request") == ()
+    assert coded("setting-conflict", "budget.cost_usd = 1")(refused("budget.cost_usd=1", elsewhere))
 
 
 @pytest.mark.parametrize("setting", ["lessons.gate.tasks", "lessons.tasks"])
@@ -234,7 +213,7 @@ def words(changes):
 def spent_run(tmp_path_factory):
     """A run that its budget ended within its second update."""
     root = tmp_path_factory.mktemp("learned") / "run"
-    limited = {**SMALL, "lessons.budget.rollouts": 80, "tasks.test": 20}
+    limited = {**SMALL, "budget.rollouts": 80, "tasks.test": 20}
     assert main(["train", "lessons-simulated", "--quiet", "--out", str(root), *words(limited)]) == 0
     return root
 
@@ -251,7 +230,7 @@ def test_a_finished_run_is_left_alone_unless_its_limits_change(spent_run, tmp_pa
     before = read_updates(RunDirectory(root))
     assert main(["resume", str(root), "--quiet"]) == 0
     assert read_updates(RunDirectory(root)) == before
-    assert main(["resume", str(root), "--quiet", "--set", "lessons.budget.rollouts=9000"]) == 0
+    assert main(["resume", str(root), "--quiet", "--set", "budget.rollouts=9000"]) == 0
     run = RunDirectory(root)
     assert (len(before), len(read_updates(run))) == (1, 2)
     assert (run.status().state, run.status().message, run.status().step) == ("finished", "", 2)
@@ -268,7 +247,7 @@ def test_an_evaluation_resumes_with_its_own_settings_alone(tmp_path, capsys):
     root = tmp_path / "evaluation"
     sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
     assert main(["eval", "lessons-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
-    assert main(["resume", str(root), "--set", "lessons.budget.rollouts=9"]) == 2
+    assert main(["resume", str(root), "--set", "lessons.tasks=9"]) == 2
     assert "error[inputs-changed]" in capsys.readouterr().err
 
 
@@ -293,7 +272,7 @@ def test_lessons_warms_its_planner_up_once_a_run(tmp_path):
     recipe = load_recipe("lessons-tiny", changes)
     weights, reported = [], []
     for _ in range(2):
-        with Build(recipe, budget=Budget(recipe.lessons.budget)) as build:
+        with Build(recipe, budget=Budget(recipe.budget or BudgetConfig())) as build:
             found = lessons_parts_of(build)
             root = tmp_path / "run"
             info = collect_info(recipe.name, recipe.seed, build.resolved)

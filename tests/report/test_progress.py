@@ -77,7 +77,7 @@ def learn_lessons(listener: Progress, done: int = 0) -> None:
             listener(BudgetSpent(record.spent))
         listener(Phase("gate: whole, 48 pairs, evidence 2.1 of 4.8"))
         listener(record.event)
-    listener(Note("lessons.budget.updates = 4 were [bold]made[/bold]"))
+    listener(Note("budget.updates = 4 were [bold]made[/bold]"))
     listener(EvaluationFinished(of_aime(5, "with lessons", 4)))
     listener(RunFinished())
 
@@ -131,7 +131,7 @@ def test_a_lesson_run_writes_each_update_once_and_never_wraps():
     assert [line.split(" | ")[0] for line in log if line.startswith("update")] == [f"update {k}/4" for k in range(1, 5)]
     assert sum(line.startswith("rollouts") for line in log) == 4, "one a phase, not one a counter"
     assert "evaluation aime/test T=1 (no lessons): success 30.0% of 10 tasks" in log
-    assert "warning: lessons.budget.updates = 4 were [bold]made[/bold]" in log
+    assert "warning: budget.updates = 4 were [bold]made[/bold]" in log
     third = next(line for line in log if line.startswith("update 3/4"))
     spent = "1,050 of 3,000 rollouts, 1.23M tokens, $0.6300 of $5.00"
     assert f"changes 3 accepted, 2 rejected, 2 refused | lessons 4 | spent {spent}" in third

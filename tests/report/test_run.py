@@ -15,7 +15,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.budget import BudgetConfig
 from midstream.runs.info import collect_info
 from support import evaluations
-from support.lesson_runs import CONFIG, MadeUp, made_up, write_run
+from support.lesson_runs import MadeUp, made_up, write_run
 from support.pages import found, keys, texts
 
 
@@ -107,8 +107,8 @@ def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
 
 def test_a_limit_that_was_passed_was_raised(tmp_path):
     made = made_up(2)  # 700 rollouts
-    config = CONFIG.model_copy(update={"budget": BudgetConfig(rollouts=500, tokens=10_000_000)})
-    data = read_lesson_run(write_run(tmp_path / "run", made, config=config))
+    budget = BudgetConfig(rollouts=500, tokens=10_000_000)
+    data = read_lesson_run(write_run(tmp_path / "run", made, budget=budget))
     assert (data.budget.rollouts, data.budget.tokens) == (None, 10_000_000)
 
 

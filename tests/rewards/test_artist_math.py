@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
+from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError
-from midstream.core.metrics import StreamMetrics, stream_metrics
-from midstream.core.protocols import RunContext
+from midstream.core.metrics import StreamMetrics, Tally
 from midstream.core.stream import escape_marks
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -193,7 +193,7 @@ def test_runs_of_the_real_loop_are_scored_the_same():
     )
     refused = play(THINK + CALL, THINK + CALL, max_turns=1)  # the second call is never run
     assert score(refused).parts["total"] == pytest.approx(0.375 + 1)
-    assert stream_metrics([solved, slip, refused]) == StreamMetrics(
+    assert Tally([solved, slip, refused]).streams() == StreamMetrics(
         trajectories=3, replies=7, calls=4, correct=3, reasoning_per_call=2, unit="words",
         answered=2, steps_to_answer=1.5,
     )  # fmt: skip

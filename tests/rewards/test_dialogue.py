@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import RewardError
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score

@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.components.kinds import rules
+from midstream.core.agent import RunContext
 from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
-from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory, Usage
 from midstream.evaluation.settings import SetConfig

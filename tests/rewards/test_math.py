@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.components.component import Sandbox
 from midstream.core.errors import RecipeError, RewardError, SandboxError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards import math
 from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.tiers import Sandbox
 from support.errors import coded
 from support.forms import misjudged
 from support.sandboxes import sandbox

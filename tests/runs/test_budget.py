@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.agent import RunContext
+from midstream.core.engine import LockstepEngine, Request
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.metrics import Spent
-from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
 from midstream.runs.budget import Budget, BudgetConfig, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
 from midstream.runs.journal import read_models

@@ -20,13 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import EngineError, SandboxError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Observation
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import NOTHING, CodeRunnerConfig, ProgramRunner, function_name
-from midstream.sandbox.settings import Tier
-from midstream.sandbox.tiers import Sandbox
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonConfig, PythonTool
 from support.errors import raises
@@ -464,7 +463,7 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
     sandbox(tier)  # skips
     pids = tmp_path / "pids"
     script = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom midstream.core.protocols import ToolResult\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom midstream.core.tool import ToolResult\n"
         "from midstream.sandbox.code_runner import CodeRunnerConfig, ProgramRunner\n"
         "from support.sandboxes import processes, sandbox\n"
         "class Record:\n    name, description, parameters = 'record', '', {'properties': {}}\n"

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from midstream.components.component import Sandbox
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.sandbox.tiers import Sandbox, choose
+from midstream.sandbox.tiers import choose
 from support.hostile_corpus import CORPUS, HONEST, parse
 from support.hostile_run import NOT_CONFINED, UNSUPPORTED, make_sure
 from support.hostile_watch import Watch, descendants, parent_of, within

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.components.component import Sandbox
 from midstream.sandbox import launch
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.sandbox.tiers import Sandbox, attempt, choose
+from midstream.sandbox.tiers import attempt, choose
 from support.errors import raises
 
 LIMITS = CodeLimits(memory_mb=100, disk_mb=7, libraries=())

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import SandboxError
 from midstream.sandbox import worker as worker_module
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import CodeLimits, Tier
-from midstream.sandbox.tiers import Sandbox
+from midstream.sandbox.settings import CodeLimits
 from midstream.sandbox.worker import PythonResult, Worker
 from support.errors import raises
 from support.processes import gone

@@ -24,8 +24,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.components.kinds import register
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, UnsupportedError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model

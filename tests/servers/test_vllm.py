@@ -26,8 +26,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from midstream.cli.main import main
 from midstream.components.kinds import register
 from midstream.components.own_settings import OwnFunction
+from midstream.core.agent import RunContext
+from midstream.core.engine import Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.protocols import Request, RunContext, Weights
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.sources.finite import Finite
 from support.errors import coded

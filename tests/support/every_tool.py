@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.task import Task
 from support.api_server import Answer, ApiServer
 from support.llm_server import LLMServer, prompt_of

@@ -27,9 +27,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from midstream.core.protocols import Row
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig
 
 VOCABULARY = 48

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 

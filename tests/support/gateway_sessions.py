@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 
 from midstream.agents.own_agent import own_agent
-from midstream.core.protocols import Engine, Request, RunContext
+from midstream.core.agent import RunContext
+from midstream.core.engine import Engine, Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine

@@ -14,10 +14,11 @@ import sys
 import time
 from typing import Any
 
+from midstream.components.component import Sandbox
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.sandbox.tiers import Sandbox, choose
+from midstream.sandbox.tiers import choose
 from support.hostile_corpus import CORPUS, DISK_MB, HONEST, MEMORY_MB, Snippet
 from support.hostile_watch import Watch, descendants, within
 

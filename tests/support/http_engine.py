@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Call, Message
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.llm_server import Body, LLMServer, prompt_of

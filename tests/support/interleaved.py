@@ -12,9 +12,12 @@ from pydantic import JsonValue
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
-from midstream.core.protocols import Engine, Request, RunContext, Tool, ToolResult, UserTurn
+from midstream.core.agent import RunContext
+from midstream.core.engine import Engine, Request
+from midstream.core.source import UserTurn
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Message, Trajectory
 
 QUESTION = "What is 2 + 3 ?"

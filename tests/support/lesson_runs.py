@@ -118,7 +118,7 @@ def write_run(
     before: float = 0.4,
     after: float = 0.6,
     tasks: int = 40,
-    config: LessonsConfig = CONFIG,
+    budget: BudgetConfig = BudgetConfig(),  # noqa: B008  # immutable
     finished: bool = True,
     engine: str = "openai",
 ) -> RunDirectory:
@@ -126,7 +126,12 @@ def write_run(
 
     `before` and `after` are the shares of its test tasks that were right.
     """
-    resolved = {"lessons": config.model_dump(mode="json"), "engines": {"base": {"type": engine}}, "tools": {}}
+    resolved = {
+        "lessons": CONFIG.model_dump(mode="json"),
+        "budget": budget.limits,
+        "engines": {"base": {"type": engine}},
+        "tools": {},
+    }
     run = RunDirectory.create(root, collect_info("lessons-made-up", 3, resolved), 'name = "lessons-made-up"\n')
     _write_journal(run.updates_path, made.updates)
     run.lessons_dir.mkdir()

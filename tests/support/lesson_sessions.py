@@ -21,7 +21,7 @@ from midstream.recipe.files import to_toml
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import lessons_parts_of
 from midstream.runs import Journal, RunDirectory
-from midstream.runs.budget import Budget
+from midstream.runs.budget import Budget, BudgetConfig
 from midstream.runs.info import collect_info
 from midstream_worlds.simulated import SimulatedEngine
 
@@ -101,7 +101,7 @@ def learn(
     sets = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     recipe = load_recipe("lessons-simulated", [*sets, 'evaluation.sets=[{name="test",split="test",count=3}]'])
     assert recipe.lessons is not None
-    with Build(recipe, budget=Budget(recipe.lessons.budget)) as build:
+    with Build(recipe, budget=Budget(recipe.budget or BudgetConfig())) as build:
         parts = lessons_parts_of(build)
         run = RunDirectory(root)
         if not run.info_path.exists():

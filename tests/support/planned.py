@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
-from midstream.core.protocols import Dialogues, Request
+from midstream.core.engine import Request
+from midstream.core.source import Dialogues
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import midstream as ms
+from midstream.core.agent import RunContext
 from midstream.core.errors import ToolServerError
-from midstream.core.protocols import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 

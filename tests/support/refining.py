@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from midstream.core.protocols import RunContext
+from midstream.core.agent import RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Trajectory, Turn
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstream.core.agent import RunContext
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from midstream.components.component import Sandbox, Tier
 from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import CodeLimits, Tier
-from midstream.sandbox.tiers import Sandbox, attempt
+from midstream.sandbox.settings import CodeLimits
+from midstream.sandbox.tiers import attempt
 
 ON_THIS_MACHINE: tuple[Tier, ...] = ("strong", "standard", "unsafe")
 

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from midstream.components.component import Context, RewardConfig
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory
 from midstream.engines.local.engine import generate

@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
-from midstream.core.protocols import Request, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Message
 from midstream.tools.base_generator import BaseGenerator, BaseGeneratorConfig
 
@@ -85,7 +86,7 @@ def test_a_request_too_long_for_the_model_is_an_answer():
 
 def test_trajectories_ask_the_reference_in_this_process_in_one_batch(tmp_path):
     """Neither waits for the other, and what each gets depends on its request alone."""
-    from midstream.core.protocols import ORDER
+    from midstream.core.engine import ORDER
     from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
     from midstream.engines.local.pretrained import load_model
     from support.hf_models import save_chat_model

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from midstream.core.protocols import ToolResult, ToolRun
 from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult, ToolRun
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig, build_index
 
 TEXTS = ["Amberbank height 105", "Amberbank age 40", "Coldmere height 77", "Coldmere height 78"]

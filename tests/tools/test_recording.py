@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import SandboxError, StorageError, ToolServerError, UsageError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Usage
 from midstream.tools.recording import FILE, RecordedTool, Recording, RecordingOrigin, request_key
@@ -410,7 +410,7 @@ def test_a_directory_with_odd_characters(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.tools.recording import Recording
 file = Recording(Path(sys.argv[1]), write=True)
 number = 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from midstream.core.answers import holds
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import PerRun, Tool, ToolRun
 from midstream.core.schedule import RunProgress
 from midstream.core.task import Task
+from midstream.core.tool import PerRun, Tool, ToolRun
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from midstream.components.component import Stage
+from midstream.core.engine import Request
 from midstream.core.errors import RewardError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
 from midstream.prefix_tree.tree import tree_of
 from midstream.recipe.sessions import parts_of

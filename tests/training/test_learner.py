@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from midstream.core.errors import UnsupportedError
-from midstream.core.protocols import Row
 from midstream.training import learner as learner_module
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_worlds.tiny_model import attach_redraw
 from support.errors import raises

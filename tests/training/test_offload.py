@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.protocols import Request, Row
+from midstream.core.engine import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.decoding import generate
 from midstream.engines.local.prefill import Prefill
@@ -19,6 +19,7 @@ from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.offload import StreamedAdamW, streamed_copy
 from midstream.training.passes import head
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_worlds.tiny_model import attach_redraw
 from support.errors import raises

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import tree_of
 from midstream.training.passes import padded_chunks, plan_of
+from midstream.training.protocols import Row
 from midstream.training.settings import LOGITS, LearnerConfig
 
 LARGE = Cost(token=10**8, pair=10**4, predicted=10**7, call=10**7, vocabulary=1000)

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.tree import tree_of
 from midstream.training.learner import LocalLearner
+from midstream.training.ranks import shares
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.training.shares import shares
 from support import ranked
 from support.errors import raises
 from support.exact import LOSS, model_of, ragged_rows

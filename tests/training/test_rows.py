@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Score, Trajectory, Turn
 from midstream.engines.local.engine import TransformersLocal
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.agents.rendering import prompt_text
+from midstream.core.agent import ModuleContext, Planner
 from midstream.core.metrics import StepMetrics
-from midstream.core.protocols import ModuleContext, Planner
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Score
@@ -24,6 +23,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
+from midstream.training.protocols import Row
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.training.transcripts import supervised_row
@@ -102,7 +102,7 @@ def test_no_transcript_is_an_error_that_says_what_to_do():
 
 
 def test_the_learning_rate_rises_and_falls():
-    config = SupervisedConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_share=0.1)
+    config = WarmStartConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_share=0.1)
     rates = [learning_rate(config, step) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == pytest.approx(rates[9]) == pytest.approx(1 - 9 / 100)

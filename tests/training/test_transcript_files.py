@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.sequences import joined
 from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Call, Message

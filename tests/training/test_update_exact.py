@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.protocols import Row
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.exact import LOSS, VOCABULARY, Expected, expected, learner_of, model_of, near_policy, ragged_rows
 from support.tries import prefixes

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from midstream.core.protocols import Row
 from midstream.training.losses import PolicyLoss, row_weights
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig
 from support.exact import VOCABULARY, learner_of, model_of, near_policy
 

@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from midstream.agents.calls import read_calls
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Dialogues, Tool
+from midstream.core.source import Dialogues
 from midstream.core.stream import Block
 from midstream.core.stream_template import load_template
+from midstream.core.tool import Tool
 from midstream.sources.functions import Invocation
 from midstream_benchmarks import bfcl_package
 from midstream_benchmarks.bfcl_package import CATEGORIES, package, parse_call

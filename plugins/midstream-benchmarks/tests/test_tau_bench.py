@@ -14,8 +14,9 @@ import pytest
 
 from midstream.core.errors import EngineError, RecipeError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Dialogues, Tool
+from midstream.core.source import Dialogues
 from midstream.core.task import Task
+from midstream.core.tool import Tool
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.protocols import Row
 from midstream.prefix_tree.stages import stages_of
 from midstream.prefix_tree.tree import tree_of
 from midstream.recipe.memory import GIB, SHAPES, SLACK, WIDTHS, activation_share, promised_bytes, shape_of
@@ -20,6 +19,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 from midstream.training.offload import on_host
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_extra.memory import (
     Part,

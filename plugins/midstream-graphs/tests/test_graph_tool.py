@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networkx.algorithms.link_analysis.pagerank_alg import _pagerank_python
 
+from midstream.components.component import Sandbox
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError, UnsupportedError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Tool
 from midstream.core.text import visible
+from midstream.core.tool import Tool
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult
 from midstream_graphs.algorithms import ALGORITHMS, MAX_RESULTS, Answer, answer, work
 from midstream_graphs.reading import Mistake, read_graph, turned

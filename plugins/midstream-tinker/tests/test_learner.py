@@ -14,12 +14,13 @@ import torch
 
 pytest.importorskip("tinker", reason="the extra tinker is not installed: pip install -e '.[train,dev]'")
 
+from midstream.core.engine import Request
 from midstream.core.errors import CheckpointError, EngineError, RefusedError, UnsupportedError
-from midstream.core.protocols import Request, Row
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.pretrained import load_model
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream_tinker.engine import TinkerEngine
 from midstream_tinker.learner import STATE, TinkerLearner

@@ -24,8 +24,8 @@ import pytest
 import torch
 from peft import PeftModel
 
+from midstream.core.engine import Request
 from midstream.core.errors import CheckpointError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.pretrained import load_model
 from midstream.training.learner import LocalLearner

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.codec import TokenizerCodec
 from midstream_verl.engine import VerlEngine

@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.protocols import Row
 from midstream.core.trajectory import Call, Trajectory
+from midstream.training.protocols import Row
 from midstream_verl.rows import idle_row, layout, outputs_of, rows_per_rank
 
 

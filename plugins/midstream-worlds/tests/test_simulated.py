@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, without_clocks
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe

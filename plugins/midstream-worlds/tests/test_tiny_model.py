@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.lessons import lines
 from midstream.core.trajectory import Action, Memory, MemoryRecord
 from midstream.engines.local.pretrained import load_model
 from midstream.recipe.build import Build
@@ -18,7 +17,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream_worlds.planning.compact import render_action, render_prompt
-from midstream_worlds.planning.lessons import KNOWN
+from midstream_worlds.planning.lessons import KNOWN, lines
 from midstream_worlds.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, redraw, redrawn_ranges
 
 WORLD = (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Message
 from midstream.engines.local.codec import TokenizerCodec

@@ -20,19 +20,11 @@ from pydantic import Field
 
 from midstream.agents.rendering import ResultForm, fit_observation, result_writer, smaller_memories
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
+from midstream.core.agent import Analyst, Executor, Generator, ModuleContext, Planner, RunContext, Verifier
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError
-from midstream.core.protocols import (
-    Analyst,
-    Executor,
-    Generator,
-    ModuleContext,
-    Planner,
-    RunContext,
-    Tool,
-    Verifier,
-)
 from midstream.core.task import Task
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Turn
 from midstream.sandbox.code_runner import ProgramRunner
 
@@ -62,7 +54,7 @@ class LoopConfig(Settings):
 
 @dataclass(kw_only=True, eq=False)
 class AgentFlowLoop(RecordedAgent):
-    """The four modules of AgentFlow as one agent (`core.protocols.Agent`)."""
+    """The four modules of AgentFlow as one agent (`core.agent.Agent`)."""
 
     planner: Planner
     executor: Executor

@@ -24,9 +24,9 @@ from midstream.core.answers import extract
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import Template
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import functions_in, parsed
 from midstream.core.trajectory import Action, Command
 

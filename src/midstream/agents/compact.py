@@ -25,8 +25,9 @@ from midstream.agents.formats import json_objects, parse_answer, repaired_object
 from midstream.agents.prompted import ModuleConfig, PromptedModule
 from midstream.agents.rendering import prompt_text
 from midstream.components.component import ComponentConfig
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.agent import ModuleContext
 from midstream.core.text import fill, neutral, spoken, to_json
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
 
 _SEARCHES = ("local_search", "web_search", "wikipedia")
@@ -56,7 +57,7 @@ class CompactModule(PromptedModule):
 
 
 class JsonLinePlanner(CompactModule):
-    """`core.protocols.Planner` on an engine: a line of JSON with `tool` and `input`; anything else costs the turn."""
+    """`core.agent.Planner` on an engine: a line of JSON with `tool` and `input`; anything else costs the turn."""
 
     role, layout = "planner", ("tools", "query", "memory")
 
@@ -137,7 +138,7 @@ class SingleArgumentConfig(ComponentConfig):
 
 
 class ResultVerifier(CompactModule):
-    """`core.protocols.Verifier`: an error is never valid, and the result of a tool in `ends` ends the run.
+    """`core.agent.Verifier`: an error is never valid, and the result of a tool in `ends` ends the run.
 
     Of other results an engine says whether they suffice; without one, they do not.
     """
@@ -182,7 +183,7 @@ class ResultConfig(ModuleConfig, ComponentConfig):
 
 
 class LastResultGenerator(CompactModule):
-    """`core.protocols.Generator`: the last valid result is the answer if it is one short value.
+    """`core.agent.Generator`: the last valid result is the answer if it is one short value.
 
     Otherwise an engine reads the answer off the memory; without one, the last valid result is the answer as it stands.
     """

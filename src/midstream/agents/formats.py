@@ -30,8 +30,8 @@ from typing import Any
 from midstream.core.answers import extract
 from midstream.core.data import unfit
 from midstream.core.json_schema import UNFINISHED, schema_error
-from midstream.core.protocols import Tool
 from midstream.core.text import spoken
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Command, Verdict
 
 _LABELS = {

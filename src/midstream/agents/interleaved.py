@@ -23,14 +23,16 @@ from midstream.agents.calls import WrittenCall, read_calls, stray_calls, tools_b
 from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
+from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
-from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Dialogue, UserTurn
 from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.text import neutral, render_lessons, to_json
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
@@ -61,7 +63,7 @@ class StreamConfig(Settings):
 
 
 class InterleavedLoop(RecordedAgent):
-    """A policy and its template as an agent (`core.protocols.Agent`)."""
+    """A policy and its template as an agent (`core.agent.Agent`)."""
 
     dialogues = True
 

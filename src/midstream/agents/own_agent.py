@@ -1,4 +1,4 @@
-"""An agent of your own: a function that asks a model and calls tools, or a class with `run` (`core.protocols.Agent`).
+"""An agent of your own: a function that asks a model and calls tools, or a class with `run` (`core.agent.Agent`).
 
     async def checked(question, tools, model):
         first = await model(f"Answer in one word. {question}")
@@ -22,12 +22,14 @@ from midstream.agents.rendering import ResultForm, result_writer
 from midstream.components.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
 from midstream.components.component import ComponentConfig, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
+from midstream.core.agent import Agent, RunContext
+from midstream.core.engine import LockstepEngine, Request
 from midstream.core.errors import PromptTooLongError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Agent, LockstepEngine, Request, RunContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import to_json
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
 from midstream.gateway.session_agent import GIVEN as SESSION_GIVEN
 from midstream.gateway.session_agent import session_agent

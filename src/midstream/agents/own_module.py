@@ -3,7 +3,7 @@
     def plan(question, tools, memory) -> Action:
         return Action(sub_goal="calculate", tool="python", context=question)
 
-It receives by name what the method of `core/protocols.py` receives, and returns its result, with or without calls.
+It receives by name what the method of `core/agent.py` receives, and returns its result, with or without calls.
 A class or object with that method receives all of it, and returns the same.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from midstream.agents.stream_policy import StreamPolicy
 from midstream.components.component import ComponentConfig, Context, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object
-from midstream.core.protocols import Analyst, Executor, Generator, Planner, Verifier
+from midstream.core.agent import Analyst, Executor, Generator, Planner, Verifier
 from midstream.core.trajectory import Action, Call, Command, Verdict
 
 # By kind: its protocol, the method, and what the method's result is, next to the calls.

@@ -24,11 +24,13 @@ from pydantic import JsonValue
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
 from midstream.components.component import ComponentConfig
+from midstream.core.agent import ModuleContext
 from midstream.core.data import Settings
+from midstream.core.engine import Request
 from midstream.core.errors import InfrastructureError, RecipeError
-from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.text import find_program, neutral, render_lessons, spoken, to_json
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Message, Sampling, Verdict
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
@@ -145,7 +147,7 @@ class PromptedModule:
 
 
 class PromptedPlanner(PromptedModule):
-    """`core.protocols.Planner` on an engine. A malformed reply is an action with `error`, without a second ask."""
+    """`core.agent.Planner` on an engine. A malformed reply is an action with `error`, without a second ask."""
 
     role, layout = "planner", ("tools", "query", "memory")
 
@@ -176,7 +178,7 @@ class PlannerConfig(ModuleConfig, ComponentConfig):
 
 
 class PromptedExecutor(PromptedModule):
-    """`core.protocols.Executor` on an engine: it sees the action, the tools and its lessons, never query or memory.
+    """`core.agent.Executor` on an engine: it sees the action, the tools and its lessons, never query or memory.
 
     A command is JSON arguments, validated against the tool's schema. With `mode = "code"` it is a short program around
     the action's tool, so that calls can be chained, branched on and post-processed within one turn (arXiv 2510.05592,
@@ -263,7 +265,7 @@ def parse_program(text: str, tool: str) -> Command:
 
 
 class PromptedVerifier(PromptedModule):
-    """`core.protocols.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
+    """`core.agent.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
     role, layout = "verifier", ("tools", "query", "memory")
 
@@ -307,7 +309,7 @@ class VerifierConfig(ModuleConfig, ComponentConfig):
 
 
 class PromptedGenerator(PromptedModule):
-    """`core.protocols.Generator` on an engine. Two replies without any answer give None."""
+    """`core.agent.Generator` on an engine. Two replies without any answer give None."""
 
     role, layout = "generator", ("query", "memory")
 
@@ -331,7 +333,7 @@ class GeneratorConfig(ModuleConfig, ComponentConfig):
 
 
 class PromptedAnalyst(PromptedModule):
-    """`core.protocols.Analyst` on an engine. Two empty replies give no analysis."""
+    """`core.agent.Analyst` on an engine. Two empty replies give no analysis."""
 
     role, layout = "analyst", ("tools", "query")
 

@@ -19,21 +19,21 @@ from dataclasses import dataclass, field, replace
 
 from midstream.agents.rendering import prompt_text
 from midstream.agents.strategy import Strategy, is_decided, winner
+from midstream.core.agent import Agent, RunContext
 from midstream.core.errors import BudgetError, DeadlineError, UnsupportedError
 from midstream.core.events import TurnEvent
-from midstream.core.protocols import Agent, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, shorten
 from midstream.core.trajectory import ErrorInfo, Refinement, Trajectory, Turn
-from midstream.runs.agent_runs import AgentRuns
+from midstream.runs.results import AgentRuns
 
 AnswerKey = Callable[[str, str | None], Hashable | None]  # (question, answer) -> what equal answers have in common
 _SHOWN = 80  # characters of an answer in an event
 
 
 class Refining:
-    """An agent (`core.protocols.Agent`) that runs another one K(1 + 2T) times on a task, and votes.
+    """An agent (`core.agent.Agent`) that runs another one K(1 + 2T) times on a task, and votes.
 
     The trajectory has the turns of all agent runs in the order of chains and rounds, whatever the order in which they
     ended, and a `Refinement`. It depends on that order only in which chains an early stop has cut short, never in the

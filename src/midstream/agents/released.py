@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner
 from midstream.agents.rendering import render_tools
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.agent import ModuleContext
 from midstream.core.text import neutral, to_json
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling
 
 _SHOW = "\nprint(execution)"  # ends a program, whose result is what it prints
@@ -30,7 +31,7 @@ _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool
 
 
 class ReleasedPlanner(PromptedPlanner):
-    """`core.protocols.Planner` on an engine that serves the released weights."""
+    """`core.agent.Planner` on an engine that serves the released weights."""
 
     layout = ("query", "names", "tools", "memory")
 
@@ -58,7 +59,7 @@ class ReleasedPlannerConfig(PlannerConfig):
 
 
 class ReleasedExecutor(PromptedExecutor):
-    """`core.protocols.Executor` whose commands are written as the released planner reads them in its memory."""
+    """`core.agent.Executor` whose commands are written as the released planner reads them in its memory."""
 
     def __init__(self, config: ReleasedExecutorConfig) -> None:
         super().__init__(config, code_prompt="executor_released")

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midstream.core.errors import RecipeError, needs_extra
-from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Message, Observation
 

@@ -13,11 +13,13 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from midstream.components.component import ComponentConfig
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Codec, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Codec, ModuleContext, Request, Tool
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.text import neutral
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Sampling
 

@@ -21,7 +21,7 @@ from midstream.components.kinds import registered
 from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Tool
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.process import event_loop
 from midstream.recipe.build import Build

@@ -12,11 +12,12 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from midstream.components.component import ComponentConfig
+from midstream.core.agent import RunContext
 from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError, RefusedError, UnsupportedError
 from midstream.core.events import Emit
-from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.text import spoken
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import (
     Action,
@@ -139,7 +140,7 @@ class AgentSettings(ComponentConfig):
 
 
 class RecordedAgent:
-    """An agent (`core.protocols.Agent`) whose runs are recorded; a subclass implements `work`."""
+    """An agent (`core.agent.Agent`) whose runs are recorded; a subclass implements `work`."""
 
     name: str
     dialogues = False  # whether it holds dialogues

@@ -18,14 +18,16 @@ them. A component of your own needs neither: `type` may name a function, a class
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
 from midstream.core.data import Settings
+from midstream.core.engine import Engine
 from midstream.core.errors import UnsupportedError
-from midstream.core.protocols import Engine, Reward, TaskSource
+from midstream.core.source import Reward, TaskSource
 from midstream.core.stream_template import Template
 
 Kind = Literal[
@@ -33,13 +35,20 @@ Kind = Literal[
     "advantage", "loss", "learner", "tracker",
 ]  # fmt: skip
 Table = dict[str, Any]
+Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sandbox:
+    """A tier of the sandbox that works here; `mechanisms` names what holds code back, for people to read."""
+
+    tier: Tier
+    mechanisms: str = ""
+    image: str = ""
 
 
 class Context(Protocol):
-    """What a component may use while it is built: the rest of its recipe, each object built once.
-
-    The packages of sandbox and gateway are above this one, so their classes are named in words.
-    """
+    """What a component may use while it is built: the rest of its recipe, each object built once."""
 
     @property
     def name(self) -> str:
@@ -57,8 +66,8 @@ class Context(Protocol):
         ...
 
     @property
-    def sandbox(self) -> Any:
-        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
+    def sandbox(self) -> Sandbox:
+        """The sandbox for code that a model writes."""
         ...
 
     @property
@@ -77,7 +86,7 @@ class Context(Protocol):
         ...
 
     @property
-    def gateway(self) -> Any:
+    def gateway(self) -> object:
         """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
         ...
 
@@ -120,7 +129,7 @@ class ComponentConfig(Settings):
 
     @property
     def needs_world(self) -> bool:
-        """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
+        """Whether the component needs the facts or names of the recipe's world (`core.source.World`)."""
         return False
 
     def check_recipe(self, where: str, recipe: Any) -> None:
@@ -167,8 +176,8 @@ class TasksConfig(ComponentConfig):
     """
 
     endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
-    dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.protocols.Dialogues`)
-    world: ClassVar[bool] = False  # it has its own facts (`core.protocols.World`)
+    dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.source.Dialogues`)
+    world: ClassVar[bool] = False  # it has its own facts (`core.source.World`)
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
     parts_kind: ClassVar[Kind] = "tasks"

@@ -188,7 +188,7 @@ def _complete(kind: Kind, reference: str, value: Any, protocol: type) -> Any:
             raise RecipeError(
                 f"{reference}: `{name}` of {_article(kind)} {kind} is called with ({shown}), and here: {error}",
                 code="component-invalid",
-                fix=f"give it these parameters (core/protocols.py, {protocol.__name__})",
+                fix=f"give it these parameters ({protocol.__module__}.{protocol.__name__})",
             ) from error
     return value
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo, field_validator
 
 JsonObject = dict[str, JsonValue]
+JsonSchema = Mapping[str, Any]
 _MAX_DEPTH = 32
 
 
@@ -25,7 +27,7 @@ class Settings(Frozen):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_meant(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
         types = classes_in(field.annotation)
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
@@ -36,7 +38,7 @@ class Settings(Frozen):
         return value
 
 
-def classes_in(annotation: Any) -> list[type]:
+def classes_in(annotation: object) -> list[type]:
     """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
     parts = get_args(annotation)
     if not parts:
@@ -59,7 +61,8 @@ def unfit(value: object) -> str | None:
         return f"more than {_MAX_DEPTH} levels"
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError as error:  # a number beyond floats, or half a surrogate pair
+    except ValueError as error:
+        # A number beyond floats, or half a surrogate pair.
         return str(error)
     return None
 

@@ -69,7 +69,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError):  # a date that datetime cannot hold
+        except (ValueError, OverflowError):
+            # It is a date that datetime cannot hold, or none.
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
@@ -95,7 +96,8 @@ def _certificates(file: str | None, directory: str | None) -> ssl.SSLContext:
             context = ssl.create_default_context(cafile=file, capath=directory)
         else:  # what the system trusts, also where OpenSSL does not find it (macOS, Windows)
             context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    except OSError as failure:  # an ssl.SSLError is one
+    except OSError as failure:
+        # An `ssl.SSLError` is an `OSError`.
         raise UsageError(
             f"the certificates in SSL_CERT_FILE={file!r} cannot be read: {failure}",
             code="certificates-invalid",
@@ -111,7 +113,8 @@ def proxy_of(url: URL) -> URL | None:
     named = proxies.get(url.scheme) or proxies.get("all")
     if not named or proxy_bypass(f"{host}:{url.port}"):
         return None
-    for entry in map(str.strip, proxies.get("no", "").split(",")):  # `proxy_bypass` does not know *.org, 10.0.0.0/8
+    # `proxy_bypass` knows neither *.org nor 10.0.0.0/8.
+    for entry in map(str.strip, proxies.get("no", "").split(",")):
         if entry == "*" or (entry.startswith("*.") and host.endswith(entry[1:])):
             return None
         with suppress(ValueError):
@@ -122,7 +125,8 @@ def proxy_of(url: URL) -> URL | None:
         plain = proxy.path == "/" and named.isprintable() and ":" not in (proxy.user or "")
         if plain and proxy.scheme in ("http", "https") and proxy.host and proxy.port:
             return proxy
-    raise UnsupportedError(  # without the address: of a misspelled one, any part may hold the password
+    # The error is without the address: of a misspelled one, any part may hold the password.
+    raise UnsupportedError(
         "the proxy that the environment names cannot be used",
         code="proxy-invalid",
         cause="http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT: it is a SOCKS "
@@ -152,7 +156,8 @@ async def _send(
     credentials: str | None, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Send a request, with its proxy's credentials, and once: aiohttp would repeat a GET if its connection breaks."""
-    if credentials and request.is_ssl():  # for the tunnel alone: the server behind it must not see them
+    # They are for the tunnel alone: the server behind it must not see them.
+    if credentials and request.is_ssl():
         request.proxy_headers = CIMultiDict({"Proxy-Authorization": credentials})
     elif credentials:
         request.headers["Proxy-Authorization"] = credentials

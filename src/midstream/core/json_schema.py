@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
+from midstream.core.data import JsonSchema
 from midstream.core.errors import ToolServerError, did_you_mean
 
 UNFINISHED = "they take too many checks; write shorter or simpler values"
@@ -40,7 +41,7 @@ class _TooManyError(Exception):
     """The visits passed their limit."""
 
 
-def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+def schema_error(arguments: Mapping[str, object], schema: JsonSchema) -> str | None:
     """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
 
     Arguments that take too many checks are wrong (`UNFINISHED`).
@@ -53,19 +54,18 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
         raise ToolServerError(
             f"a tool's schema cannot be used: {why}",
             code="tool-schema-invalid",
-            cause="it is not a JSON schema that is complete in itself",
             fix="correct the tool's `parameters`",
         )
     return why or None
 
 
-def unusable_schema(schema: Mapping[str, Any]) -> str | None:
+def unusable_schema(schema: JsonSchema) -> str | None:
     """The reason why arguments cannot be checked under a schema, or None."""
     kind, why = _verdict({}, schema)
     return why if kind == "unusable" else None
 
 
-def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdict:
+def _verdict(arguments: Mapping[str, object], schema: JsonSchema) -> _Verdict:
     try:
         compiled = _compiled(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as failure:
@@ -79,7 +79,8 @@ def _verdict(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> _Verdic
             return "wrong", _explained(validator, arguments) if visits <= _MOST_EXPLAINED else "they do not fit"
     except _TooManyError:
         return "wrong", UNFINISHED
-    except (TypeError, ValueError, RecursionError) as failure:  # no JSON
+    except (TypeError, ValueError, RecursionError) as failure:
+        # The arguments are no JSON.
         return "wrong", str(failure)[:300]
     known = schema.get("properties", {})
     open_ended = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
@@ -103,14 +104,16 @@ def _compile(schema: Any) -> tuple[Any, Any]:
     if not isinstance(schema, dict):
         raise ValueError("it is no object")
     if isinstance(named := schema.get("$schema"), str) and "json-schema.org" not in named:
-        del schema["$schema"]  # a dialect of somebody's own: read as the newest
+        # A dialect of somebody's own is read as the newest.
+        del schema["$schema"]
     patterns = visits = 0
     for node in _schemas(schema):
         if node is not schema and ("$id" in node or "id" in node):
             raise ValueError("a part of it has an id, from which references would count")
         patterns += ("pattern" in node) + len(node.get("patternProperties", ()))
         try:
-            visits += _visits(schema, None, node)  # finds references that lead nowhere or to themselves
+            # This raises for references that lead nowhere or to themselves.
+            visits += _visits(schema, None, node)
             if visits > _MOST_VISITS:
                 raise _TooManyError
         except _TooManyError:
@@ -136,14 +139,14 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             waiting += found.values() if isinstance(found := node.get(key), dict) else ()
 
 
-def _visits(root: dict[str, Any], value: Any, start: dict[str, Any] | None = None) -> int:
+def _visits(root: JsonSchema, value: object, start: JsonSchema | None = None) -> int:
     """How often a check of `value` would look at a schema, at most. Raises `_TooManyError` above the limit.
 
     Raises `ValueError` for a reference that is not a pointer into the schema, or leads back to where it stands.
     """
     count, begun = 0, set[tuple[int, int]]()
 
-    def visit(node: Any, value: Any) -> None:
+    def visit(node: Any, value: object) -> None:
         nonlocal count
         if not isinstance(node, dict):
             count += 1
@@ -186,7 +189,8 @@ def _visits(root: dict[str, Any], value: Any, start: dict[str, Any] | None = Non
 
     try:
         visit(root if start is None else start, value)
-    except (AttributeError, TypeError):  # a keyword of another type, which the validator names
+    except (AttributeError, TypeError):
+        # A keyword has another type, which the validator names.
         return 1
     return count
 
@@ -207,7 +211,7 @@ def _target(schema: Any, reference: str) -> Any:
     return node
 
 
-def _explained(validator: Any, arguments: Mapping[str, Any]) -> str:
+def _explained(validator: Any, arguments: Mapping[str, object]) -> str:
     """The first error, with its place, and the word that a misspelt one may mean."""
     try:
         validator.validate(dict(arguments))

@@ -63,14 +63,16 @@ class SqliteFile:
             if write:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
                 self._connection.execute("BEGIN IMMEDIATE")
-                with self._connection:  # commits, or rolls back
+                # The connection's context commits, or rolls back.
+                with self._connection:
                     if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
                         for statement in schema:
                             self._connection.execute(statement)
                         self._connection.execute(f"PRAGMA application_id = {application}")
                         self._connection.execute(f"PRAGMA user_version = {version}")
             found = self._connection.execute("SELECT * FROM pragma_application_id, pragma_user_version").fetchone()
-        except sqlite3.OperationalError as error:  # a problem of the machine, not of the file's content
+        except sqlite3.OperationalError as error:
+            # This is a problem of the machine, not of the file's content.
             self._connection.close()
             raise self.unusable(error) from error
         except sqlite3.Error as error:
@@ -103,7 +105,8 @@ class SqliteFile:
             with self._lock:
                 if write:
                     self._connection.execute("BEGIN IMMEDIATE")
-                with self._connection:  # commits or rolls back a transaction, if there is one
+                # The connection's context commits or rolls back a transaction, if there is one.
+                with self._connection:
                     yield self._connection
         except sqlite3.Error as error:
             raise self.unusable(error) from error

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -21,6 +21,7 @@ from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Call, Trajectory, Turn
 
 _MARK = re.compile(r"</?[\w|-]+>")
+_FLAGS = ("timed_out", "right_as_number")  # parts of a reward that are there only where they are 1
 
 
 class ToolUse(Frozen):
@@ -60,86 +61,6 @@ def tools_of(trajectory: Trajectory) -> Iterator[str]:
             yield turn.action.tool if not turn.action.error else "malformed"
 
 
-class ToolCounter:
-    """Counts tools, calls, errors, recoveries and repeats over all turns of the trajectories added."""
-
-    def __init__(self) -> None:
-        self._tools: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._errors = self._followed = self._recoveries = self._repeats = 0
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count one trajectory."""
-        self._tools.update(tools_of(trajectory))
-        failures: set[str] = set()
-        before: Turn | None = None
-        for turn in trajectory.turns:
-            if turn.action is None or turn.error:
-                continue
-            if turn.command is not None and not turn.command.error and turn.observation is not None:
-                if turn.command.code is None:
-                    self._calls[turn.command.tool] += 1
-                else:
-                    self._calls.update(call.tool for call in turn.observation.tool_calls)
-            failed, attempt = _failed(turn), _attempt(turn)
-            if before is not None and _failed(before):
-                self._followed += 1
-                self._recoveries += not failed and turn.observation is not None and attempt != _attempt(before)
-            if failed:
-                self._errors += 1
-                self._repeats += attempt in failures
-                failures.add(attempt)
-            before = turn
-
-    def result(self) -> ToolUse:
-        """The counts so far."""
-        turns = self._tools.total()
-        return ToolUse(
-            turns=turns,
-            errors=self._errors,
-            error_rate=self._errors / turns if turns else 0.0,
-            share={name: count / turns for name, count in sorted(self._tools.items())},
-            calls=dict(sorted(self._calls.items())),
-            errors_followed=self._followed,
-            recoveries=self._recoveries,
-            recovery_rate=self._recoveries / self._followed if self._followed else None,
-            repeats=self._repeats,
-            repeat_rate=self._repeats / turns if turns else 0.0,
-        )
-
-
-def tool_use(trajectories: Iterable[Trajectory]) -> ToolUse:
-    """Count over all turns of `trajectories`."""
-    counter = ToolCounter()
-    for trajectory in trajectories:
-        counter.add(trajectory)
-    return counter.result()
-
-
-def tool_marks(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Results of simulated and degraded tools in these trajectories, by mark."""
-    turns = (turn for trajectory in trajectories for turn in trajectory.turns)
-    counts = Counter(mark for turn in turns if turn.observation for mark in turn.observation.marks)
-    return dict(sorted(counts.items()))
-
-
-def _failed(turn: Turn) -> bool:
-    return turn.observation is not None and turn.observation.status == "error"
-
-
-def _attempt(turn: Turn) -> str:
-    """What a turn tried, as text that is equal for equal attempts; a sub-goal only describes the attempt.
-
-    This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
-    has its body there), or the planner's text if that was malformed.
-    """
-    if turn.command is not None and turn.command.error is None:
-        return turn.command.model_dump_json()
-    action = turn.action or Action()
-    texts = [call.completion for call in turn.calls if call.role == "planner"] if action.error else []
-    return texts[-1] if texts else action.model_dump_json(exclude={"sub_goal"})
-
-
 class StreamMetrics(Frozen):
     """Counts and means over the finished trajectories of interleaved policies. Means of nothing are None."""
 
@@ -163,28 +84,107 @@ class StreamMetrics(Frozen):
         return self.calls / max(1, self.trajectories)
 
 
-class StreamCounter:
-    """Measures the finished trajectories of interleaved policies among those added."""
+class Tally:
+    """Sums up trajectories, given or added one at a time: their tools, their streams, the parts of their rewards."""
 
-    def __init__(self) -> None:
-        self._trajectories = self._replies = self._calls = self._correct = 0
-        self._to_answer: list[int] = []  # calls of the trajectories with an answer
+    def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
+        self._tools: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # by field of `ToolUse`
+        self._streams: Counter[str] = Counter()  # by field of `StreamMetrics`
+        self._to_answer: list[int] = []  # calls of the streams with an answer
         # What was said besides the tool calls of each stretch, in words and in tokens.
         self._words: list[int] = []
         self._tokens: list[float] = []
         self._has_ids = True
+        self._scored = 0
+        self._parts: dict[str, list[float]] = {}
+        for trajectory in trajectories:
+            self.add(trajectory)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Measure one trajectory."""
+        """Count one trajectory."""
+        self._add_tools(trajectory)
+        if trajectory.status != "ok":
+            return
+        self._add_stream(trajectory)
+        if trajectory.reward:
+            self._scored += 1
+            for name, value in trajectory.reward.parts.items():
+                self._parts.setdefault(name, []).append(value)
+
+    def tools(self) -> ToolUse:
+        """The turns with an action, of all trajectories."""
+        turns, counts = self._tools.total(), self._counts
+        followed = counts["errors_followed"]
+        return ToolUse(
+            turns=turns,
+            errors=counts["errors"],
+            error_rate=counts["errors"] / turns if turns else 0.0,
+            share={name: count / turns for name, count in sorted(self._tools.items())},
+            calls=dict(sorted(self._calls.items())),
+            errors_followed=followed,
+            recoveries=counts["recoveries"],
+            recovery_rate=counts["recoveries"] / followed if followed else None,
+            repeats=counts["repeats"],
+            repeat_rate=counts["repeats"] / turns if turns else 0.0,
+        )
+
+    def streams(self) -> StreamMetrics | None:
+        """The finished trajectories of interleaved policies; None without any."""
+        counts, besides = self._streams, self._tokens if self._has_ids else self._words
+        if not counts["trajectories"]:
+            return None
+        calls = counts["calls"]
+        return StreamMetrics(
+            trajectories=counts["trajectories"],
+            replies=counts["replies"],
+            calls=calls,
+            correct=counts["correct"],
+            reasoning_per_call=sum(besides) / calls if calls else None,
+            unit="tokens" if self._has_ids else "words",
+            answered=len(self._to_answer),
+            steps_to_answer=sum(self._to_answer) / len(self._to_answer) if self._to_answer else None,
+        )
+
+    def parts(self) -> dict[str, float]:
+        """The mean of each named part of the rewards of finished trajectories.
+
+        It is over the rewards that have the part: the tasks of one set may have different rewards. A part that is there
+        only where it is 1 ("timed_out") is a share of all rewards.
+        """
+        return {
+            name: fsum(values) / (self._scored if name.endswith(_FLAGS) else len(values))
+            for name, values in self._parts.items()
+        }
+
+    def _add_tools(self, trajectory: Trajectory) -> None:
+        self._tools.update(tools_of(trajectory))
+        failures: set[str] = set()
+        before: Turn | None = None
+        for turn in trajectory.turns:
+            if turn.action is None or turn.error:
+                continue
+            if turn.command is not None and not turn.command.error and turn.observation is not None:
+                made = turn.observation.tool_calls
+                self._calls.update([turn.command.tool] if turn.command.code is None else [call.tool for call in made])
+            failed, attempt = _failed(turn), _attempt(turn)
+            if before is not None and _failed(before):
+                other = not failed and turn.observation is not None and attempt != _attempt(before)
+                self._counts.update(errors_followed=1, recoveries=int(other))
+            if failed:
+                self._counts.update(errors=1, repeats=int(attempt in failures))
+                failures.add(attempt)
+            before = turn
+
+    def _add_stream(self, trajectory: Trajectory) -> None:
         replies = sum(call.role == POLICY and call.error is None for call in trajectory.calls)
-        if trajectory.status != "ok" or not replies:
+        if not replies:
             return
         # Other turns answer a user.
         calling = [turn for turn in trajectory.turns if turn.observation is not None]
-        self._trajectories += 1
-        self._replies += replies
-        self._calls += len(calling)
-        self._correct += sum(turn.observation is not None and turn.observation.status == "ok" for turn in calling)
+        correct = sum(turn.observation is not None and turn.observation.status == "ok" for turn in calling)
+        self._streams.update(trajectories=1, replies=replies, calls=len(calling), correct=correct)
         if trajectory.stop_reason == "answered":
             self._to_answer.append(len(calling))
         for calls, bodies in _stretches(calling):
@@ -197,29 +197,22 @@ class StreamCounter:
             self._tokens.append(tokens * max(0, said - called) / max(1, len(text)))
             self._has_ids &= all(call.completion_ids for call in calls)
 
-    def result(self) -> StreamMetrics | None:
-        """The measurements so far; None without any."""
-        if not self._trajectories:
-            return None
-        besides, to_answer = self._tokens if self._has_ids else self._words, self._to_answer
-        return StreamMetrics(
-            trajectories=self._trajectories,
-            replies=self._replies,
-            calls=self._calls,
-            correct=self._correct,
-            reasoning_per_call=sum(besides) / self._calls if self._calls else None,
-            unit="tokens" if self._has_ids else "words",
-            answered=len(to_answer),
-            steps_to_answer=sum(to_answer) / len(to_answer) if to_answer else None,
-        )
+
+def _failed(turn: Turn) -> bool:
+    return turn.observation is not None and turn.observation.status == "error"
 
 
-def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
-    """Measure the finished trajectories of interleaved policies; None without any."""
-    counter = StreamCounter()
-    for trajectory in trajectories:
-        counter.add(trajectory)
-    return counter.result()
+def _attempt(turn: Turn) -> str:
+    """What a turn tried, as text that is equal for equal attempts; a sub-goal only describes the attempt.
+
+    This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
+    has its body there), or the planner's text if that was malformed.
+    """
+    if turn.command is not None and turn.command.error is None:
+        return turn.command.model_dump_json()
+    action = turn.action or Action()
+    texts = [call.completion for call in turn.calls if call.role == "planner"] if action.error else []
+    return texts[-1] if texts else action.model_dump_json(exclude={"sub_goal"})
 
 
 def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
@@ -236,40 +229,11 @@ def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
     return found
 
 
-class PartsCounter:
-    """Averages the named parts of the rewards of the trajectories added.
-
-    Each over the rewards that have it: the tasks of one set may have different rewards. A part that is there only
-    where it is 1 ("timed_out") is a share of all rewards.
-    """
-
-    _FLAGS = ("timed_out", "right_as_number")
-
-    def __init__(self) -> None:
-        self._scored = 0
-        self._values: dict[str, list[float]] = {}
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count one trajectory, if it has a reward."""
-        if trajectory.reward:
-            self._scored += 1
-            for name, value in trajectory.reward.parts.items():
-                self._values.setdefault(name, []).append(value)
-
-    def result(self) -> dict[str, float]:
-        """The mean of each part."""
-        return {
-            name: fsum(values) / (self._scored if name.endswith(self._FLAGS) else len(values))
-            for name, values in self._values.items()
-        }
-
-
-def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Average the named parts of the rewards of `trajectories`."""
-    counter = PartsCounter()
-    for trajectory in trajectories:
-        counter.add(trajectory)
-    return counter.result()
+def tool_marks(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Results of simulated and degraded tools in these trajectories, by mark."""
+    turns = (turn for trajectory in trajectories for turn in trajectory.turns)
+    counts = Counter(mark for turn in turns if turn.observation for mark in turn.observation.marks)
+    return dict(sorted(counts.items()))
 
 
 def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, answered: bool = True) -> str:
@@ -323,7 +287,7 @@ class StepMetrics(Frozen):
     policy_version: int  # of the weights that sampled
     reward_mean: float
     reward_by_family: dict[str, float] = {}
-    reward_parts: dict[str, float] = {}  # mean of each named part of the rewards, as `PartsCounter` averages it
+    reward_parts: dict[str, float] = {}  # mean of each named part of the rewards, as `Tally.parts` has it
     trajectories: int = 0
     trajectories_error: int = 0  # those that ended in an error
     trajectories_retried: int = 0  # those that failed at least once before they ended
@@ -357,7 +321,7 @@ class StepMetrics(Frozen):
     warnings: tuple[str, ...] = ()  # shown at this step
 
     @model_serializer(mode="wrap")
-    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         empty = {name for name in ("limits", "rows_split", "tool_marks", "schedules") if not getattr(self, name)}
         return {name: value for name, value in dump(self).items() if name not in empty}
 
@@ -440,6 +404,6 @@ class EvaluationResult(Frozen):
     learned: str = ""  # why the agent knows these tasks ("runs/x: training"): no evidence of what it can do on new ones
 
     @model_serializer(mode="wrap")
-    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields = dump(self)
         return fields if self.learned else {name: value for name, value in fields.items() if name != "learned"}

@@ -9,7 +9,7 @@ noise = { start = 0.0, end = 0.5, shape = "success" }    as far as the agent suc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -28,22 +28,20 @@ class RunProgress:
 class Schedule(Settings):
     """A probability over training.
 
-    With i the step and m the number of steps, `exponential` is p_s + (b^(i/m) - 1)/(b - 1) (p_e - p_s), where p_s is
-    `start` and p_e `end` (ZeroSearch, arXiv 2505.04588, which has b = 4). It reaches a third of the way at half the
-    steps. `linear` is p_s + i/m (p_e - p_s). `success` puts the agent's running success, from 0 to 1, in the place of
-    i/m: the probability rises only as far as the agent copes with it.
+    With i the step and m the number of steps, `exponential` is p_s + (4^(i/m) - 1)/3 (p_e - p_s), where p_s is
+    `start` and p_e `end` (ZeroSearch, arXiv 2505.04588): a third of the way at half the steps. `linear` is
+    p_s + i/m (p_e - p_s). `success` puts the agent's running success, from 0 to 1, in the place of i/m: the probability
+    rises only as far as the agent copes with it.
 
     Attributes:
         start: the probability before the first step
         end: the probability at the last step; without it, `start` at every step
         shape: `exponential`, `linear` or `success`
-        base: b of `exponential`
     """
 
     start: float = Field(default=0.0, ge=0, le=1)
     end: float | None = Field(default=None, ge=0, le=1)
     shape: Literal["exponential", "linear", "success"] = "exponential"
-    base: float = Field(default=4.0, gt=1)
 
     def at(self, progress: RunProgress | None) -> float:
         """The probability at a step; outside training (None) that of the end."""
@@ -51,11 +49,11 @@ class Schedule(Settings):
             return self.start if self.end is None else self.end
         share = progress.success if self.shape == "success" else min(1.0, progress.step / max(1, progress.steps))
         if self.shape == "exponential":
-            share = (self.base**share - 1) / (self.base - 1)
+            share = (4.0**share - 1) / 3
         return self.start + share * (self.end - self.start)
 
 
-def _from_number(value: Any) -> Any:
+def _from_number(value: object) -> object:
     return {"start": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -42,7 +42,7 @@ _KNOWN_FORM = re.compile(
 )
 
 
-def refuse_secrets(table: Mapping[str, Any]) -> None:
+def refuse_secrets(table: Mapping[str, object]) -> None:
     """Raise a `RecipeError` if a value of a recipe's table looks like a secret; it names the setting, not the value."""
     place = next(_places(table, "", ""), None)
     if place is not None:
@@ -60,11 +60,12 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(HIDDEN if _is_secret(name, word) else word for name, word in _with_names(words, ""))
 
 
-def _places(value: Any, where: str, name: str) -> Iterator[str]:
+def _places(value: object, where: str, name: str) -> Iterator[str]:
     """The places of secrets in a value at `where`, the setting `name`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if _is_secret("", str(key)):  # then the place is the table
+            # The key itself is the secret, so the place is the table.
+            if _is_secret("", str(key)):
                 yield where
             yield from _places(inner, f"{where}.{key}".lstrip("."), str(key))
     elif isinstance(value, list | tuple):
@@ -72,7 +73,8 @@ def _places(value: Any, where: str, name: str) -> Iterator[str]:
             yield from _places(item, where, option)
     elif isinstance(value, str | int) and not isinstance(value, bool):
         if any(part.endswith(("_env", "env_pass")) for part in where.split(".")):
-            if _NO_VARIABLE.fullmatch(str(value)) or _is_secret("", str(value)):  # the key in place of its name
+            # The key is there in place of its name.
+            if _NO_VARIABLE.fullmatch(str(value)) or _is_secret("", str(value)):
                 yield where
         elif _is_secret(name, str(value)):
             yield where

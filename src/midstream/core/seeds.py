@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -11,10 +11,11 @@ MOST_SEED = 2**63 - 1
 SEED_MEANING = f"a seed is a whole number from 0 to {MOST_SEED}; equal seeds draw the same random numbers"
 
 
-def _explained(value: Any, validate: ValidatorFunctionWrapHandler) -> int:
+def _explained(value: object, validate: ValidatorFunctionWrapHandler) -> int:
     try:
         return validate(value)
-    except ValueError:  # pydantic's own says neither what a seed is nor its range
+    except ValueError:
+        # Pydantic's own message says neither what a seed is nor its range.
         raise ValueError(SEED_MEANING) from None
 
 

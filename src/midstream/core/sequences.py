@@ -148,7 +148,8 @@ def _why(ours: Call, theirs: Call, shared: int, extended: Call | None) -> Why:
     if extended is not None:
         return "branch" if extended.sampling.temperature == ours.sampling.temperature else "temperature changed"
     if shared == len(ours.prompt_ids):
-        return "branch"  # the same was asked again, or an earlier point
+        # The same was asked again, or an earlier point.
+        return "branch"
     new, old = ours.messages, theirs.messages
     if not new or not old:
         same_text = theirs.prompt and ours.prompt.startswith(theirs.prompt)
@@ -165,7 +166,8 @@ def _why(ours: Call, theirs: Call, shared: int, extended: Call | None) -> Why:
         # Behind a branch nothing was sampled yet; a history that was edited has replies of its own.
         return "history changed" if any(one.role == "assistant" for one in (*new[same:], old[same])) else "branch"
     if new[same].role != "assistant":
-        return "history changed"  # the reply is gone
+        # The reply is gone.
+        return "history changed"
     back = new[same]
     intact = back.content.strip() == theirs.completion.strip() and not back.fields.get("tool_calls")
     in_reply = shared >= len(theirs.prompt_ids) - _REPLY_OPENING

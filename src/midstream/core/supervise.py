@@ -39,7 +39,8 @@ def main() -> int:
     command = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
     while command.poll() is None:
         ready = select.select([sys.stdin, reading], [], [])[0]
-        if sys.stdin in ready:  # nothing is ever written: this is its end
+        # Nothing is ever written to standard input, so this is its end.
+        if sys.stdin in ready:
             break
         os.read(reading, 1 << 16)
         _reap(command)
@@ -47,7 +48,8 @@ def main() -> int:
         until, asked = time.monotonic() + within_s, set[int]()
         while (left := _left(command)) and time.monotonic() < until:
             for pid in left:
-                if pid not in asked:  # once: a second signal could end a handler of the first
+                # Each gets a signal once: a second one could end its handler of the first.
+                if pid not in asked:
                     with suppress(ProcessLookupError, PermissionError):
                         (os.kill if _LINUX else os.killpg)(pid, number)
             asked |= set(left)

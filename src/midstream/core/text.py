@@ -9,7 +9,6 @@ import re
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 # A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and what opens a token otherwise: [INST],
 # [/INST], [gMASK], [|user|], [e~[, ]~b], >>ANSWER<<. Patterns start with one set of characters, so that `re` skips all
@@ -122,7 +121,8 @@ def find_program(text: str) -> tuple[str | None, str]:
     If any block is marked as Python, only these count. Code that is indented as a whole is moved to the left. If
     nothing compiles, the result is (None, problem of the first).
     """
-    if _compile_error(text) is None:  # a fence in it stands in a string
+    # If the whole compiles, a fence in it stands in a string.
+    if _compile_error(text) is None:
         return text, ""
     blocks = _fenced(text)
     marked = [code for language, code in blocks if language in _PYTHON]
@@ -158,14 +158,17 @@ def _compile_error(code: str) -> str | None:
         return f"its {len(code)} characters are more than {_MAX_CODE}"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as "\d" in a string of the model's code
-            ast.parse(code)  # not compile(): nested `finally` blocks double its work each time
+            # Such as for "\d" in a string of the model's code.
+            warnings.simplefilter("ignore")
+            # Not compile(): nested `finally` blocks double its work each time.
+            ast.parse(code)
     except SyntaxError as error:
         lines = code.split("\n")
         number = error.lineno or 0
         shown = f": {lines[number - 1].strip()[:200]}" if 0 < number <= len(lines) else ""
         return f"{type(error).__name__}: {error.msg} (line {number}{shown})"
-    except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes; nested too deeply
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        # The code has null bytes, or is nested too deeply.
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -182,10 +185,10 @@ def last_box(text: str) -> str:
     return ""
 
 
-def html_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
+def html_table(rows: Sequence[Mapping[str, object]], notes: Sequence[str] = ()) -> str:
     """Rows as an HTML table, whose columns are the keys of the first, and notes under it."""
 
-    def cell(tag: str, value: Any) -> str:
+    def cell(tag: str, value: object) -> str:
         text = "" if value is None else visible(str(value))
         return f'<{tag} style="text-align: left; white-space: pre-wrap">{html.escape(text)}</{tag}>'
 

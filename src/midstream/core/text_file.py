@@ -26,13 +26,15 @@ def read_text(
     """
     try:
         check_regular(path)
-        with path.open(encoding="utf-8-sig") as file:  # some editors on Windows write a byte order mark
+        # Some editors on Windows write a byte order mark.
+        with path.open(encoding="utf-8-sig") as file:
             text = file.read(limit + 1)
         if len(text) > limit:
             raise OSError(f"it has more than {limit:,} characters")
     except FileNotFoundError as failure:
         raise error(f"there is no file {path}", code="file-not-found", fix=fix or f"ls -l {path.parent}") from failure
-    except (OSError, ValueError) as failure:  # ValueError: not UTF-8, or a null character in the path
+    except (OSError, ValueError) as failure:
+        # A ValueError means that it is not UTF-8, or that the path has a null character.
         reason = getattr(failure, "strerror", None) or failure
         raise error(
             f"{str(path)!r} cannot be read: {reason}", code="file-unreadable", fix=fix or "name a text file in UTF-8"

@@ -32,12 +32,14 @@ async def in_thread(work: Callable[[], T]) -> T:
 def start_thread(work: Callable[[], T], name: str) -> Future[T]:
     """Start `work` in a daemon thread with this context; return its future."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
+    # A caller that stops waiting cannot cancel it then, so the thread can set it.
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except StopIteration as error:  # which no future can hold
+        except StopIteration as error:
+            # No future can hold this exception.
             done.set_exception(RuntimeError(f"StopIteration: {error}"))
         except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
             done.set_exception(error)

@@ -16,16 +16,16 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import unfit
+from midstream.core.data import JsonSchema, unfit
 from midstream.core.errors import MidstreamError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
 _LONGEST_MESSAGE = 500  # characters of an exception
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def text_arguments(**descriptions: str) -> dict[str, Any]:
+def text_arguments(**descriptions: str) -> JsonSchema:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
     return {
         "type": "object",
@@ -47,9 +47,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             result = await tool.call(arguments)
     except TimeoutError as failure:
         if not clock.expired():
-            raise ToolServerError(
-                f"{tool.name}: {failure!r}", code="tool-failed", cause="its back end timed out"
-            ) from failure
+            raise ToolServerError(f"{tool.name}: its back end timed out: {failure!r}", code="tool-failed") from failure
         return ToolResult(text=f"{tool.name} gave no result within {tool.timeout_s:g} s", ok=False)
     except asyncio.CancelledError as failure:
         caller = asyncio.current_task()
@@ -59,7 +57,8 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
     except MidstreamError:
         raise
-    except Exception as failure:  # a tool, or a library that it uses, may raise anything
+    except Exception as failure:
+        # A tool, or a library that it uses, may raise anything.
         frames = traceback.extract_tb(failure.__traceback__)
         # The line in the tool's own code, which says more than the one in a library that it calls.
         own = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), frames[-1])
@@ -86,11 +85,12 @@ _BLOCK = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 def replace_blocks(text: str, replacement: Callable[[re.Match[str]], str]) -> str:
     """The text with each block of a call replaced; group 1 of a match is what stands between its marks."""
-    calling, close, rest = text.rpartition(CLOSE)  # `sub` would search the rest once for each mark that opens a call
+    # `sub` would search the rest once for each mark that opens a call.
+    calling, close, rest = text.rpartition(CLOSE)
     return _BLOCK.sub(replacement, calling + close) + rest
 
 
-def functions_in(value: Any) -> tuple[list[dict[str, str]], int]:
+def functions_in(value: object) -> tuple[list[dict[str, str]], int]:
     """(names and arguments of a block's calls as they are sent, number of calls that the agent reads there).
 
     A block's `value` is a call or a list of calls. None is sent if one of them is not a call.

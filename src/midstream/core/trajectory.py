@@ -79,7 +79,7 @@ class Message(Frozen):
     content: str
     fields: dict[str, JsonValue] = {}
 
-    def wire(self) -> dict[str, Any]:
+    def wire(self) -> dict[str, JsonValue]:
         """The message as it was sent, and as a server gets it."""
         return {"role": self.role, "content": self.content, **self.fields}
 

@@ -18,10 +18,11 @@ from pydantic import JsonValue
 
 from midstream.agents.formats import parse_verdict
 from midstream.agents.interleaved import InterleavedLoop
+from midstream.core.agent import Executor, Generator, ModuleContext, Planner, RunContext, Verifier
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, RunContext, ToolResult, Verifier
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
 
 Marks = tuple[dict[str, bool], str, str]  # checks and whether each was passed, the reply, the correct reply

@@ -16,9 +16,10 @@ from typing import Any
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.components.component import Kind
+from midstream.core.agent import ModuleContext
 from midstream.core.data import Frozen
+from midstream.core.engine import Engine, LockstepEngine
 from midstream.core.errors import PromptTooLongError, RecipeError
-from midstream.core.protocols import Engine, LockstepEngine, ModuleContext
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
 from midstream.doctor.cases import Cases, load_cases

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
 from midstream.core.http import redacted
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.server import fetch_models, names_model

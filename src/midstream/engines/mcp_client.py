@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from midstream.components.component import Context, EngineConfig
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call
 
 client_session: ContextVar[Any] = ContextVar("client_session", default=None)  # of the request that is answered

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from midstream.components.component import EngineConfig, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object
-from midstream.core.protocols import Engine, Request
+from midstream.core.engine import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.openai.providers import price_of

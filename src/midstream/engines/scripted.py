@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
 
 

@@ -350,7 +350,8 @@ def compare_groups(
 def _half_width(samples: Sequence[Sequence[float]], error: float) -> float:
     """Half the width of the t interval of a mean, or of the difference of two (Welch); 0 without a spread."""
     squares = [variance(sample) / len(sample) if len(sample) > 1 else 0.0 for sample in samples]
-    if not (total := sum(squares)) > 1e-18:  # rounding alone
+    # What is left is rounding alone.
+    if not (total := sum(squares)) > 1e-18:
         return 0.0
     # Welch and Satterthwaite's degrees of freedom; of one sample those of Student's t.
     freedom = total**2 / sum(

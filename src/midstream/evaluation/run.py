@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter, tools_of
-from midstream.core.protocols import Reward
+from midstream.components.component import Component
+from midstream.core.metrics import EvaluationResult, FamilyResult, Tally, tools_of
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Reward
 from midstream.core.task import Task, task_keys
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
@@ -27,7 +28,7 @@ class MakeEnvironment(Protocol):
     """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
 
     def __call__(
-        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
+        self, *, planner: Component | None = None, temperature: float | None = None, chosen: SetConfig | None = None
     ) -> Environment:
         """None leaves the recipe's own; `planner` is a table like `agent.planner`, `chosen` an evaluation set."""
         ...
@@ -171,7 +172,7 @@ class Summary:
         self._stop_reasons: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()  # of whole numbers, by field of the result
         self._costs: list[float] = []
-        self._tools, self._parts, self._streams = ToolCounter(), PartsCounter(), StreamCounter()
+        self._tally = Tally()
 
     def add(self, group: Group) -> None:
         """Count all trials of one task."""
@@ -200,17 +201,16 @@ class Summary:
             self.first_error = self.first_error or trial.error
             self._reasons[trial.error.summary] += 1
         if trial.status == "ok":
-            self._parts.add(trial)
             if self.judged and trial.reward and RULE in trial.reward.parts:
                 self._with_rule += 1
                 self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
         else:
             self.errors += 1
-        self._dialogues |= bool(trial.outcome)  # its last words are no answer
+        # The last words of a dialogue are no answer.
+        self._dialogues |= bool(trial.outcome)
         if self.first_malformed is None and "malformed" in tools_of(trial):
             self.first_malformed = trial
-        self._tools.add(trial)
-        self._streams.add(trial)
+        self._tally.add(trial)
         self._stop_reasons[trial.stop_reason] += 1
         calls = trial.calls
         self._counts.update(
@@ -251,9 +251,9 @@ class Summary:
                 for name, (success, turns) in self._families.items()
             },
             turns_mean=turns / max(1, self.trajectories),
-            tool_use=self._tools.result(),
-            reward_parts=self._parts.result(),
-            streams=self._streams.result(),
+            tool_use=self._tally.tools(),
+            reward_parts=self._tally.parts(),
+            streams=self._tally.streams(),
             stop_reasons=dict(sorted(self._stop_reasons.items())),
             cost_usd=sum(self._costs),
         )

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError, RunError
 from midstream.core.events import (
@@ -36,26 +35,11 @@ from midstream.runs.budget import ended_by_budget, require_within_budget
 from midstream.runs.journal import Report, filter_records, warn
 
 
-class Store(Protocol):
-    """Keeps the trajectories of unfinished evaluations, so that a resumed run does not repeat them."""
-
-    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
-        """Places (task id and trial) whose trajectory is kept, as those that ended before the run was interrupted."""
-        ...
-
-    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories that ended just now."""
-
-    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
-        """The kept trajectories at `places`, in this order; may raise, and then nothing is written."""
-        ...
-
-    def forget(self, evaluation: SetEvaluation) -> None:
-        """Drop what is kept: the evaluation is written down."""
-
-
 class JournalStore:
-    """A `Store` in a journal, such as a run directory's `results.jsonl`; memory holds the places of one evaluation."""
+    """The trajectories of unfinished evaluations, in a journal, so that a resumed run does not repeat them.
+
+    Memory holds the places (task id and trial) of one evaluation.
+    """
 
     def __init__(self, path: Path, report: Report = warn) -> None:
         self.path, self.report = path, report
@@ -63,23 +47,23 @@ class JournalStore:
         self._found: tuple[str, dict[Place, int]] | None = None  # an evaluation, and where its lines begin
 
     def done(self, evaluation: SetEvaluation) -> Collection[Place]:
-        """Read them from the journal."""
+        """The places whose trajectory is kept."""
         return self._starts(evaluation.name).keys()
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Write them to the journal; they are on disk on return."""
+        """Keep trajectories that ended just now; they are on disk on return."""
         if self._journal is None:
             self._journal = Journal(self.path, report=self.report)
         results.append(self._journal, evaluation.name, trajectories)
         self._found = None
 
     def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
-        """Read them from the journal, one at a time."""
+        """The kept trajectories at `places`, in this order, read one at a time."""
         starts = self._starts(evaluation.name)
         return results.at(self.path, (starts[place] for place in places)) if starts else iter(())
 
     def forget(self, evaluation: SetEvaluation) -> None:
-        """Remove them from the journal."""
+        """Drop what is kept: the evaluation is written down."""
         self.retain(lambda name, failed: name != evaluation.name)
 
     def retain(self, wanted: Callable[[str, bool], bool]) -> None:
@@ -104,7 +88,7 @@ class JournalStore:
 async def evaluate_set(
     run: RunDirectory,
     evaluation: SetEvaluation,
-    store: Store,
+    store: JournalStore,
     *,
     on_done: OnDone | None = None,
     note: Report = warn,
@@ -118,7 +102,8 @@ async def evaluate_set(
     `BudgetError` if a limit ended some: the others are kept in `store`.
     """
     if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
-        store.forget(evaluation)  # left by a crash between the two writes below
+        # A crash between the two writes below left the trajectories.
+        store.forget(evaluation)
         return None
 
     refused: list[Trajectory] = []
@@ -147,7 +132,8 @@ async def evaluate_set(
             for trajectory in group.trajectories:
                 write(trajectory)
             summary.add(group)
-            await asyncio.sleep(0)  # here Ctrl-C takes effect
+            # Here Ctrl-C takes effect.
+            await asyncio.sleep(0)
     if summary.first_error is not None and summary.errors == summary.trajectories:
         store.forget(evaluation)
         raise InfrastructureError(
@@ -216,7 +202,8 @@ async def evaluate_sets(
         listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], done=len(done)))
         for trajectory in store.read(part, done):
             listener(TrajectoriesFinished([trajectory], earlier=True))
-            await asyncio.sleep(0)  # here Ctrl-C takes effect
+            # Here Ctrl-C takes effect.
+            await asyncio.sleep(0)
         try:
             result = await evaluate_set(
                 run,
@@ -227,7 +214,8 @@ async def evaluate_sets(
             )
         except (RefusedError, BudgetError):
             raise
-        except RepeatedError:  # a resumed run makes them again, with a component that was corrected
+        except RepeatedError:
+            # A resumed run makes them again, with a component that was corrected.
             store.retain(lambda name, failed: not failed)
             raise
         except InfrastructureError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
@@ -89,7 +89,7 @@ class EvaluationConfig(Settings):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _over_the_default(cls, value: Any) -> Any:
+    def _over_the_default(cls, value: object) -> object:
         """A table with a name is whole, as in the recipes of runs, where it may be of a whole split."""
         if not isinstance(value, Mapping) or "name" in value:
             return value
@@ -100,7 +100,8 @@ class EvaluationConfig(Settings):
     def _names_differ(self) -> EvaluationConfig:
         """Results are identified by the names of their set and their temperature."""
         names = [chosen.name for chosen in (*self.sets, self.validation)]
-        taken = Counter(map(str.casefold, names))  # some file systems know no capitals
+        # Some file systems know no capitals.
+        taken = Counter(map(str.casefold, names))
         if twice := [name for name in names if taken[name.casefold()] > 1]:
             raise ValueError(f"two evaluation sets have the same name: {', '.join(twice)}")
         samplings = list(map(sampling_name, self.temperatures))

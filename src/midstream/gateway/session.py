@@ -22,9 +22,10 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 
 from midstream.components.agent_record import AgentSettings, Draft, RunRecord
+from midstream.core.agent import RunContext
 from midstream.core.data import Frozen, problems_of
+from midstream.core.engine import LockstepEngine, Request
 from midstream.core.errors import InfrastructureError, MidstreamError, PromptTooLongError
-from midstream.core.protocols import LockstepEngine, Request, RunContext
 from midstream.core.seeds import derive_seed
 from midstream.core.text import render_lessons
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, StopReason

@@ -33,11 +33,12 @@ from midstream.components.agent_record import RecordedAgent, RunRecord
 from midstream.components.component import Context
 from midstream.components.own_settings import OwnFunction, described
 from midstream.core import supervise
+from midstream.core.agent import RunContext
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, UsageError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import RunContext, Tool
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Score
 from midstream.gateway.http import LOOPBACK
@@ -164,7 +165,9 @@ def _recordable(failure: MidstreamError, key: str) -> MidstreamError:
 
 def gateway_of(context: Context | None) -> Gateway:
     """The gateway of a build; without one, as where a recipe is checked, one that is never started."""
-    return Gateway(ServeConfig()) if context is None else context.gateway
+    gateway = Gateway(ServeConfig()) if context is None else context.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
 
 
 class FunctionSessionAgent(SessionAgent):

@@ -9,9 +9,10 @@ from typing import Any
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
 from midstream.components.own import reference_of
+from midstream.core.engine import Engine
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table
+from midstream.core.tool import Tool
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.files import merge, overrides_of, read_table, with_overrides
 from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine

@@ -16,7 +16,7 @@ from midstream.components.kinds import registered
 from midstream.components.own import is_reference, reference_of
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.core.text import html_table
 from midstream.sources.benchmarks import BENCHMARKS

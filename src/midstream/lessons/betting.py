@@ -39,6 +39,8 @@ Sides = Callable[[random.Random], tuple[LessonSet, LessonSet]]
 
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # best for means of about 0.02 to 0.4 where the variance is about 0.5
 Z = NormalDist().inv_cdf(0.975)
+FUTILITY = 0.1
+"""The chance that a test gives up on an effect of `min_effect` or more."""
 _REPEATS = 100
 
 
@@ -64,7 +66,7 @@ class Sequential:
     stays. `evidence` is the largest natural log of K so far, `needed` the value that it must reach.
     """
 
-    def __init__(self, *, level: float, min_effect: float, futility: float) -> None:
+    def __init__(self, *, level: float, min_effect: float, futility: float = FUTILITY) -> None:
         self.needed, self.evidence = math.log(1 / level), 0.0
         self.verdict: Verdict = "undecided"
         self._min_effect, self._give_up = min_effect, math.log(1 / futility)

@@ -34,7 +34,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.lessons.editing import from_json, to_json
 from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.gate import ChangeRecord, Test
-from midstream.lessons.ledger import Cache, Ledger
+from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, next_number
 from midstream.lessons.operations import Operation, OperationOutcome
 from midstream.runs import RunDirectory
@@ -159,13 +159,11 @@ class MadeUpdate(Frozen):
 class Committer:
     """Commits updates to a run directory; holds its ledger and its history."""
 
-    def __init__(
-        self, run: RunDirectory, *, cache: Cache | None, report: Report, votes: VoteFile | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, *, report: Report, votes: VoteFile | None = None) -> None:
         self.run, self.votes = run, votes
         self.path = run.ledger_dir / "update.json"
         # An update that was made needs nothing any more, so not even rollouts that failed are run again.
-        self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
+        self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), report=report)
         self.history = History(run.lessons_dir)
 
     def commit(self, update: MadeUpdate) -> None:

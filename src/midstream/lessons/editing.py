@@ -18,9 +18,9 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
+from midstream.core.agent import lessons_digest
 from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import UsageError
-from midstream.core.lessons import digest
 from midstream.lessons.lesson_set import (
     Id,
     LessonOrigin,
@@ -109,7 +109,8 @@ def from_json(text: str) -> LessonSet:
     """Read a lesson set from JSON, unproven if its lessons were edited since. Raises `UsageError` if it is not one."""
     lesson_set = _validated(LessonSet, text)
     lesson_set = lesson_set.model_copy(update={"next_number": next_number(lesson_set)})
-    return lesson_set if lesson_set.proven_lessons == digest(render_modules(lesson_set)) else proven(lesson_set, "")
+    unchanged = lesson_set.proven_lessons == lessons_digest(render_modules(lesson_set))
+    return lesson_set if unchanged else proven(lesson_set, "")
 
 
 def _validated(model: type[_Model], text: str) -> _Model:

@@ -29,10 +29,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, UsageError
 from midstream.core.keyed_file import SqliteFile
-from midstream.core.protocols import Agent, RunContext
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import ErrorInfo, Trajectory
@@ -183,7 +183,8 @@ class FilteredAgent:
         similarity: Callable[[str, str], float] = ngram_similarity
         if self.config.embedding is not None:
             try:
-                async with self._making_vectors:  # once, however many runs are under way
+                # The vectors are made once, however many runs are under way.
+                async with self._making_vectors:
                     votes = [vote.text for vote in self.votes]
                     self._vectors = (await embedding_similarity(self.config.embedding, votes, self._vectors)).vectors
                 similarity = await embedding_similarity(self.config.embedding, [found.answer], self._vectors)

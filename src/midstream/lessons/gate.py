@@ -185,8 +185,7 @@ class Trial:
         changed = applied(self.lesson_set, [self.changes[i] for i in places])
 
         def begin() -> Sequential:
-            config = self.config
-            return Sequential(level=self.level, min_effect=config.min_effect, futility=config.futility_rate)
+            return Sequential(level=self.level, min_effect=self.config.min_effect)
 
         test = begin()
         while test.verdict == "undecided" and not pairs.spent:
@@ -253,7 +252,8 @@ async def halved(
         # The cost of a choice: the mean distance by which a normal truth lies on the other side of the threshold.
         expected_loss = 0.0
         for mean, error in _estimates(signed, total):
-            if error:  # 0 where the squares of all differences underflow
+            # It is 0 where the squares of all differences underflow.
+            if error:
                 z = abs(mean - threshold) / error
                 expected_loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
     return Halved(

@@ -3,26 +3,14 @@
 An update is a pure function of the run's seed, the lesson set before it and these, so a run that was killed makes the
 update again from its start, takes from the ledger what is there, and reaches the same lessons: no model is asked twice.
 A finished update leaves its record and its trajectories in the run directory; then the ledger is emptied.
-
-The cache shares rollouts and replies between runs of equal settings. A key is a digest of everything that decides the
-result of a rollout: the agent with its prompts, tools, models and reward, the task, what it is run for (learning, the
-gate, an evaluation: so nothing is shared between splits), the lessons in the prompts, seed and index. Another setting
-is another key. What ended in an error is never kept.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from midstream.core.data import Frozen
-from midstream.core.keyed_file import KeyedFile
-from midstream.core.lessons import Lessons
-from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.lessons.feedback import Vote
 from midstream.rollout import Place
@@ -32,53 +20,6 @@ from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, Report, read_models, warn
 
 ROLLOUTS, REPLIES, VOTES = "rollouts.jsonl", "replies.jsonl", "votes.jsonl"  # in the ledger's directory
-FILE = "lessons.sqlite"
-_TRAJECTORY = TypeAdapter(Trajectory)
-_CALLS = TypeAdapter(tuple[Call, ...])
-
-
-class Cache:
-    """The cache in `directory`; raises as `core.keyed_file.KeyedFile`.
-
-    `settings` is everything in the recipe that decides the result of a rollout.
-    """
-
-    def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
-        self._settings = json.dumps(settings, sort_keys=True, default=str)
-        self._file = KeyedFile(
-            directory / FILE,
-            application=0x6D737072,  # "mspr"
-            version=1,
-            table="kept",
-            what="cache",
-            setting="lessons.cache",
-        )
-
-    def trajectory(self, purpose: str, task: Task, lessons: Lessons, seed: int, index: int) -> Trajectory | None:
-        """The trajectory of this rollout, if a run has kept it."""
-        return self._file.find_json(self._key(purpose, task.model_dump_json(), dict(lessons), seed, index), _TRAJECTORY)
-
-    def keep(self, purpose: str, task: Task, lessons: Lessons, seed: int, trajectory: Trajectory) -> None:
-        """Keep a rollout that ended without an error."""
-        if trajectory.status == "ok":
-            key = self._key(purpose, task.model_dump_json(), dict(lessons), seed, trajectory.rollout_index)
-            self._file.keep(key, trajectory.model_dump_json(exclude_defaults=True))
-
-    def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's calls under a ledger's `key`, which holds a digest of the request."""
-        return self._file.find_json(self._key("reply", key), _CALLS)
-
-    def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
-        """Keep a reply of the reflector."""
-        self._file.keep(self._key("reply", key), _CALLS.dump_json(tuple(calls)).decode())
-
-    def close(self) -> None:
-        """Close the file; closing twice is allowed."""
-        self._file.close()
-
-    def _key(self, *parts: object) -> str:
-        text = json.dumps([self._settings, *parts], sort_keys=True)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Reply(Frozen):
@@ -99,7 +40,6 @@ class Ledger:
 
     What is kept in a directory is on disk when the call returns. The ledger begins with what an earlier process kept,
     except trajectories that ended in an infrastructure error: with `retry_errors` these are dropped, and run again.
-    `cache` shares rollouts and replies with other runs.
     """
 
     def __init__(
@@ -107,10 +47,9 @@ class Ledger:
         directory: Path | None = None,
         *,
         retry_errors: bool = True,
-        cache: Cache | None = None,
         report: Report = warn,
     ) -> None:
-        self.directory, self.cache = directory, cache
+        self.directory = directory
         self._report = report
         self._trajectories: dict[str, dict[Place, Trajectory]] = {}
         self._replies: dict[str, tuple[Call, ...]] = {}
@@ -120,7 +59,8 @@ class Ledger:
             return
         with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        if retry_errors:  # before reading: the file must not keep what memory has dropped
+        # Before reading: the file must not keep what memory has dropped.
+        if retry_errors:
             results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
             self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
@@ -147,9 +87,7 @@ class Ledger:
         return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's calls under `key`, of this run or of another in the cache; None if it was not asked yet."""
-        if key not in self._replies and self.cache is not None and (found := self.cache.reply(key)) is not None:
-            self.keep_reply(key, found)
+        """The reflector's calls under `key`; None if it was not asked yet."""
         return self._replies.get(key)
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
@@ -157,8 +95,6 @@ class Ledger:
         self._replies[key] = calls
         if self.directory is not None:
             self._journal(self.directory / REPLIES).append(Reply(key=key, calls=calls))
-        if self.cache is not None:
-            self.cache.keep_reply(key, calls)
 
     def votes(self, read: Callable[[], tuple[Vote, ...]]) -> tuple[Vote, ...]:
         """The votes at the beginning of the update under way: `read` is called once, also if the update is repeated."""
@@ -167,13 +103,6 @@ class Ledger:
             if self.directory is not None:
                 self._journal(self.directory / VOTES).append(ReadVotes(votes=self._votes))
         return self._votes
-
-    def forget(self, scope: str) -> None:
-        """Drop a piece of work, which is done and recorded."""
-        self._trajectories.pop(scope, None)
-        self.close()
-        if self.directory is not None:
-            results.keep(self.directory / ROLLOUTS, lambda name, failed: name != scope)
 
     def clear(self) -> None:
         """Drop everything: all work is done and recorded."""

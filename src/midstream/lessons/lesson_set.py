@@ -17,8 +17,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from midstream.agents.rendering import prompt_text
 from midstream.components.own import portable
+from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.data import Frozen
-from midstream.core.lessons import Lessons, digest
 from midstream.core.text import neutral
 
 CHARACTERS_PER_TOKEN = 4  # the lesson set is rendered for models whose tokenizers it does not know
@@ -184,7 +184,7 @@ def with_lessons(lesson_set: LessonSet, lessons: Sequence[Lesson]) -> LessonSet:
 
 def proven(lesson_set: LessonSet, agent: str) -> LessonSet:
     """Mark the lesson set as accepted by a test for this agent; "": for none."""
-    seen = digest(render_modules(lesson_set)) if agent else ""
+    seen = lessons_digest(render_modules(lesson_set)) if agent else ""
     return lesson_set.model_copy(update={"proven_for": agent, "proven_lessons": seen})
 
 
@@ -233,7 +233,8 @@ def identity(resolved: Table, weights: str = "") -> str:
             # A prompt file counts by its text, not by its path.
             settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
         modules[name] = _with_model(settings, engines)
-    if not modules:  # an agent of your own
+    # An agent of your own has no modules.
+    if not modules:
         own = {key: value for key, value in agent.items() if key not in ("sampling", "lessons")}
         modules["agent"] = _with_model(own, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]

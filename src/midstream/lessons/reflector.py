@@ -26,13 +26,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
 from midstream.agents.rendering import PromptTemplate
+from midstream.core.data import JsonSchema
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream.core.text import neutral, spoken, to_json
@@ -50,7 +51,7 @@ from midstream.lessons.replies import (
     read_operations,
     read_summary,
 )
-from midstream.lessons.settings import ROLES, LessonsConfig
+from midstream.lessons.settings import LESSON_TOKENS, ROLES, LessonsConfig
 from midstream.rollout import Group
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class Reflector:
         return {**about_run(self.config), "lessons": text, **values}
 
     async def ask(
-        self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
+        self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: JsonSchema
     ) -> ParsedReply[T]:
         """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
 
@@ -225,7 +226,6 @@ class Reflector:
 
 
 _CHARACTERS_PER_WORD = 6  # of English text with its space: models follow a limit in words better than one in tokens
-_WORDS = 60  # of one lesson, where the lesson set sets no bound
 _MODULES = {
     "planner": "decides in each turn which step and which tool come next, and what "
     "the tool is to be told",  # words: allow
@@ -245,17 +245,16 @@ _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and w
 
 def about_run(config: LessonsConfig) -> dict[str, str]:
     """The values that are equal in every prompt of a run: the length of a lesson, and the modules that may have one."""
-    bound = config.limits.lesson_tokens
     lines = [f"  - {name}: {_MODULES[name]}" if name in _MODULES else f"  - {name}" for name in config.modules]
     return {
-        "words": str(_words(bound) if bound else _WORDS),
+        "words": str(_words(LESSON_TOKENS)),
         "modules": neutral("\n".join(lines)),
         "module": config.modules[0],
         "changes": str(config.changes_per_group),
     }
 
 
-def about_lessons(lesson_set: LessonSet, max_tokens: int | None) -> str:
+def about_lessons(lesson_set: LessonSet, max_tokens: int) -> str:
     """One line of JSON a lesson, and how much more the lesson set may hold."""
     lines = []
     for lesson in lesson_set.lessons:
@@ -263,9 +262,8 @@ def about_lessons(lesson_set: LessonSet, max_tokens: int | None) -> str:
         lines.append(to_json(shown if lesson.state == "active" else {**shown, "state": lesson.state}))
     if not lesson_set.lessons:
         lines.append("(no lesson yet)")
-    if max_tokens is not None:
-        left = max_tokens - size(lesson_set)
-        lines.append(f"There is room for about {_words(left)} words more." if left > 0 else "It is full: add nothing.")
+    left = max_tokens - size(lesson_set)
+    lines.append(f"There is room for about {_words(left)} words more." if left > 0 else "It is full: add nothing.")
     return "\n".join(lines)
 
 
@@ -313,7 +311,8 @@ def transcript(trajectory: Trajectory) -> str:
 def _turn(turn: Turn) -> dict[str, JsonValue]:
     shown: dict[str, JsonValue] = {"turn": turn.index}
     action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
-    if action is None:  # an agent without actions
+    # An agent without actions has only its replies.
+    if action is None:
         shown["said"] = [spoken(call.completion) for call in turn.calls]
     else:
         # The decision in the words of the planner or the policy where it is a model.

@@ -15,13 +15,14 @@ the other parts are reported (`flaws`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from midstream.agents.formats import json_objects, repaired_objects
+from midstream.core.data import JsonSchema
 from midstream.core.text import spoken, to_json
 from midstream.lessons.lesson_set import LessonOrigin
 from midstream.lessons.operations import Kind, Operation, OperationOutcome
@@ -29,7 +30,7 @@ from midstream.lessons.operations import Kind, Operation, OperationOutcome
 T = TypeVar("T")
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _object(properties: JsonSchema) -> JsonSchema:
     # Every field is required, and may be empty: the strict mode of servers that enforce a schema has no optional ones.
     return {
         "type": "object",
@@ -39,7 +40,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _operations(change: Mapping[str, Any]) -> dict[str, Any]:
+def _operations(change: JsonSchema) -> JsonSchema:
     return _object({"operations": {"type": "array", "items": _object(change)}})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.lessons import NO_LESSONS, Lessons, digest
+from midstream.core.agent import Lessons, lessons_digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
-from midstream.rollout import Environment, Group, Place, rollout, shuffle_rewards
+from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 
 Report = Callable[[str], None]
@@ -24,57 +24,6 @@ class Match:
     task: Task
     first: LessonSet
     other: LessonSet
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutJob:
-    """Tasks to be run `group_size` times each, with these lessons in the prompts, by task id.
-
-    `scope` names the job within the run, `purpose` among runs. `seed` is that of `rollout`.
-    """
-
-    scope: str
-    purpose: str
-    tasks: Sequence[Task]
-    group_size: int
-    seed: int
-    lessons: Mapping[str, Lessons]
-
-    def kept(self, ledger: Ledger) -> dict[Place, Trajectory]:
-        """The trajectories in the ledger or its cache; those from the cache are added to the ledger.
-
-        A trajectory with other lessons in its prompts is from an attempt that took another path, and does not count.
-        """
-        expected = {task.id: digest(self._lessons(task)) for task in self.tasks}
-        kept = {
-            place: trajectory
-            for place, trajectory in ledger.kept(self.scope).items()
-            if expected.get(place[0]) == trajectory.lessons
-        }
-        if ledger.cache is None:
-            return kept
-        shared: dict[Place, Trajectory] = {}
-        for task in self.tasks:
-            for index in range(self.group_size):
-                if (task.id, index) in kept:
-                    continue
-                trajectory = ledger.cache.trajectory(self.purpose, task, self._lessons(task), self.seed, index)
-                if trajectory is not None:
-                    shared[task.id, index] = trajectory
-        ledger.keep(self.scope, list(shared.values()))
-        return kept | shared
-
-    def keep(self, ended: Sequence[Trajectory], ledger: Ledger) -> None:
-        """Keep trajectories that have ended."""
-        ledger.keep(self.scope, ended)
-        if ledger.cache is not None:
-            tasks = {task.id: task for task in self.tasks}
-            for trajectory in ended:
-                task = tasks[trajectory.task_id]
-                ledger.cache.keep(self.purpose, task, self._lessons(task), self.seed, trajectory)
-
-    def _lessons(self, task: Task) -> Lessons:
-        return self.lessons.get(task.id, NO_LESSONS)
 
 
 @dataclass
@@ -120,15 +69,20 @@ class Runner:
         self, purpose: str, scope: str, tasks: Sequence[Task], lessons: Mapping[str, Lessons], group_size: int
     ) -> list[Group]:
         seed = derive_seed(self.seed, scope)
-        job = RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=group_size, seed=seed, lessons=lessons)
-        kept = job.kept(self.ledger)
+        # A trajectory with other lessons in its prompts is from an attempt that took another path.
+        shown = {task_id: lessons_digest(of_task) for task_id, of_task in lessons.items()}
+        kept = {
+            place: trajectory
+            for place, trajectory in self.ledger.kept(scope).items()
+            if shown.get(place[0]) == trajectory.lessons
+        }
         done, total = len(kept), len(tasks) * group_size
         what = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
 
         def on_done(ended: Sequence[Trajectory]) -> None:
             nonlocal done
             done += len(ended)
-            job.keep(ended, self.ledger)
+            self.ledger.keep(scope, ended)
             self.report(f"{what} {done}/{total}")
 
         self.report(f"{what} {done}/{total}")

@@ -14,29 +14,26 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from midstream.core.agent import NO_LESSONS, lessons_digest
+from midstream.core.engine import Engine
 from midstream.core.errors import BudgetError
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
-from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.metrics import malformed_example
-from midstream.core.protocols import Engine
+from midstream.core.metrics import EvaluationResult, malformed_example
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, SetEvaluation, every_set
-from midstream.evaluation.session import Session, evaluate_set
+from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, sampling_name
 from midstream.lessons.commit import Committer, UpdateRecord, read_updates
 from midstream.lessons.feedback import VoteFile
-from midstream.lessons.ledger import Cache, Ledger
 from midstream.lessons.lesson_set import LessonSet, render_modules
-from midstream.lessons.runner import Report, RolloutJob
 from midstream.lessons.settings import LessonsConfig
 from midstream.lessons.update import LessonLearner
-from midstream.rollout import Place
-from midstream.runs import RunDirectory
+from midstream.runs import RunDirectory, results
 from midstream.runs.budget import HELD_BACK, Budget
 
 WITHOUT, WITH = "no lessons", "with lessons"
@@ -62,21 +59,22 @@ class LessonsParts:
     start: LessonSet
     identity: str
     budget: Budget
-    cache: Cache | None
     prepare: Prepare | None
     lessons: LessonsConfig
     evaluation: EvaluationConfig
 
 
 class LessonsSession(Session):
-    """One lesson run in one run directory. It closes budget, cache and votes; the caller closes the other parts."""
+    """One lesson run in one run directory. It closes budget and votes; the caller closes the other parts."""
 
     def __init__(self, parts: LessonsParts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
         feedback = parts.lessons.feedback
         self.votes = VoteFile(feedback.votes) if feedback else None
-        self.committer = Committer(run, cache=parts.cache, report=self.note, votes=self.votes)
+        self.committer = Committer(run, report=self.note, votes=self.votes)
+        self.store = JournalStore(run.results_path, report=self.note)
         self.updates: list[UpdateRecord] = []
+        self.most_updates = parts.lessons.most_updates(parts.budget.limits)
         self.lessons = LessonLearner(
             config=parts.lessons,
             tasks=parts.tasks,
@@ -99,15 +97,15 @@ class LessonsSession(Session):
             return await super().run()
         finally:
             self.committer.ledger.close()
+            self.store.close()
             self.budget.close()
             if self.votes is not None:
                 self.votes.close()
-            if self.parts.cache is not None:
-                self.parts.cache.close()
 
     async def begin(self) -> range:
         """Complete what a crash left half done, and evaluate without lessons; returns the updates that are left."""
         self.committer.recover()
+        self.store.retain(lambda name, failed: not failed)
         record_learned(self.run_directory, "lessons", self.parts.tasks)
         record_learned(self.run_directory, "gate", self.parts.validation)
         if self.committer.history.current() is None:
@@ -117,9 +115,9 @@ class LessonsSession(Session):
             RunStarted(
                 recipe=self.run_directory.info().recipe_name,
                 directory=str(self.run_directory.root),
-                total=self.parts.lessons.most_updates,
+                total=self.most_updates,
                 done=len(self.updates),
-                limits=self.parts.lessons.budget.limits,
+                limits=self.budget.limits.limits,
             )
         )
         for record in self.updates:
@@ -131,17 +129,16 @@ class LessonsSession(Session):
             await self._evaluate(WITHOUT, 0)
             # The last evaluation must fit into the budget, too.
             self.budget.hold_back("evaluation 0")
-        return range(len(self.updates) + 1, self.parts.lessons.most_updates + 1)
+        return range(len(self.updates) + 1, self.most_updates + 1)
 
     def at_limit(self, error: BudgetError) -> str:
         """Finish with what was learned, and say how the run continues."""
-        resume = f"midstream resume {shlex.quote(str(self.run_directory.root))}"
-        fix = f"{resume} {error.fix}"
-        return super().at_limit(BudgetError(error.what, code=error.code, cause=error.cause, fix=fix))
+        fix = f"midstream resume {shlex.quote(str(self.run_directory.root))} {error.fix}"
+        return super().at_limit(BudgetError(error.what, code=error.code, fix=fix))
 
     def _warn_of_limit(self) -> None:
         """Warn where the limit on rollouts has no room for the first update: the run would learn nothing."""
-        lessons, evaluation, limit = self.parts.lessons, self.parts.evaluation, self.parts.lessons.budget.rollouts
+        lessons, evaluation, limit = self.parts.lessons, self.parts.evaluation, self.budget.limits.rollouts
         if limit is None or self.updates or lessons.lessons_from != "rollouts":
             return
         evaluated = 0
@@ -158,20 +155,11 @@ class LessonsSession(Session):
             )
 
     def reason_to_stop(self) -> str:
-        """Why no further update is made: the limit on updates, or `patience`."""
-        config = self.parts.lessons
-        if len(self.updates) >= config.most_updates:
-            limited = config.most_updates < config.updates
-            allowed = f"{config.most_updates} of {config.updates} updates are allowed (lessons.budget.updates)"
-            return allowed if limited else ""
-        patience = config.patience
-        latest = self.updates[-patience:] if patience else []
-        accepted = any(change.fate == "accepted" for record in latest for change in record.changes)
-        if not patience or len(latest) < patience or accepted:
+        """Why no further update is made: the limit on updates."""
+        planned = self.parts.lessons.updates
+        if len(self.updates) < self.most_updates or self.most_updates == planned:
             return ""
-        reason = f"no change was accepted in the last {patience} updates (lessons.patience)"
-        self.note(reason)
-        return reason
+        return f"{self.most_updates} of {planned} updates are allowed (budget.updates)"
 
     async def step(self, step: int) -> None:
         """Make one update of the newest lesson set, and commit it."""
@@ -196,7 +184,6 @@ class LessonsSession(Session):
         parts, run = self.parts, self.run_directory
         self.budget.phase = f"evaluation {step}"
         lessons = render_modules(self.committer.history.get().lesson_set) if policy == WITH else NO_LESSONS
-        store = EvaluationStore(self.committer.ledger, lessons, self._report)
         for work in every_set(
             parts.evaluation, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
         ):
@@ -210,51 +197,27 @@ class LessonsSession(Session):
                 result = first.model_copy(update={"policy": policy, "step": step})
                 run.evaluations.append(result)
             else:
-                result = await evaluate_set(run, work, store, note=self.note)
+                result = await self._evaluate_set(work)
             if result is not None:
                 self.listener(EvaluationFinished(result))
+
+    async def _evaluate_set(self, work: SetEvaluation) -> EvaluationResult | None:
+        what = f"evaluating {work.chosen.name}, {sampling_name(work.temperature)}"
+        shown = lessons_digest(work.environment.lessons)
+        kept = (result for result in results.read(self.run_directory.results_path) if result.set == work.name)
+        # A person may have changed the lessons since an interrupted attempt.
+        if any(result.trajectory.lessons != shown for result in kept):
+            self.store.forget(work)
+        done, total = len(self.store.done(work)), len(work.tasks) * work.trials
+        self._report(what)
+
+        def on_done(ended: Sequence[Trajectory]) -> None:
+            nonlocal done
+            done += len(ended)
+            self._report(f"{what}: {done}/{total}")
+
+        return await evaluate_set(self.run_directory, work, self.store, on_done=on_done, note=self.note)
 
     def _report(self, text: str) -> None:
         self.listener(Phase(text))
         self.listener(BudgetSpent(self.budget.spent()))
-
-
-class EvaluationStore:
-    """The ledger as the `Store` of evaluations with these lessons; reports the progress."""
-
-    def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
-        self.ledger, self.lessons, self.report = ledger, lessons, report
-        self._what, self._done = "", 0  # of the evaluation under way
-
-    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
-        """The places of this evaluation in the ledger or its cache."""
-        found = self._job(evaluation).kept(self.ledger)
-        self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
-        self._done = len(found)
-        self.report(self._what)
-        return found.keys()
-
-    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories in the ledger and its cache."""
-        self._job(evaluation).keep(trajectories, self.ledger)
-        self._done += len(trajectories)
-        self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
-
-    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
-        """Trajectories in the ledger, in this order."""
-        kept = self.ledger.kept(f"evaluation-{evaluation.name}")
-        return (kept[place] for place in places)
-
-    def forget(self, evaluation: SetEvaluation) -> None:
-        """Drop the trajectories from the ledger."""
-        self.ledger.forget(f"evaluation-{evaluation.name}")
-
-    def _job(self, evaluation: SetEvaluation) -> RolloutJob:
-        return RolloutJob(
-            scope=f"evaluation-{evaluation.name}",
-            purpose=f"evaluation {sampling_name(evaluation.temperature)} {evaluation.chosen.model_dump_json()}",
-            tasks=evaluation.tasks,
-            group_size=evaluation.trials,
-            seed=evaluation.seed,
-            lessons=dict.fromkeys((task.id for task in evaluation.tasks), self.lessons),
-        )

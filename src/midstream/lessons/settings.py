@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,9 @@ from midstream.core.trajectory import Sampling
 from midstream.runs.budget import BudgetConfig
 
 ROLES = ("summariser", "critic", "merger")
+LESSON_TOKENS = 100
+NEAR = 0.85
+"""Similarity (cosine, 0 to 1) from which lessons of one module are near-duplicates."""
 
 
 class RoleConfig(Settings):
@@ -43,29 +46,23 @@ class EmbeddingConfig(Settings):
         model: the embedding model
         base_url: the address of an OpenAI-compatible server
         api_key_env: the environment variable with its key
-        timeout_s: seconds of one request
     """
 
     model: str
     base_url: str
     api_key_env: str = ""
-    timeout_s: float = Field(default=60.0, gt=0)
 
 
 class LessonLimits(Settings):
-    """What the lesson set may hold; None disables a limit or a check.
+    """What the lesson set may hold. One lesson has at most `LESSON_TOKENS`.
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        lesson_tokens: the most tokens of one lesson
-        likeness: lessons of this similarity (cosine, 0 to 1) or more are near-duplicates
         embedding: see `lessons.limits.embedding`; without it, similarity is that of hashed n-grams
         leak_guard: refuse lessons that copy a task's answer
     """
 
-    max_tokens: int | None = Field(default=2000, ge=1)
-    lesson_tokens: int | None = Field(default=100, ge=1)
-    likeness: float | None = Field(default=0.85, gt=0, le=1)
+    max_tokens: int = Field(default=2000, ge=1)
     embedding: EmbeddingConfig | None = None
     leak_guard: bool = True
 
@@ -80,12 +77,12 @@ class FeedbackConfig(Settings):
     """
 
     votes: Path = Path(".midstream/votes.sqlite")
-    near: float = Field(default=0.85, gt=0, le=1)
+    near: float = Field(default=NEAR, gt=0, le=1)
     embedding: EmbeddingConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _of_path(cls, value: Any) -> Any:
+    def _of_path(cls, value: object) -> object:
         return {"votes": value} if isinstance(value, str | Path) else value
 
 
@@ -99,7 +96,6 @@ class GateConfig(Settings):
         enabled: `false`: every valid change is accepted, as in the paper
         tasks: validation tasks
         error_rate: the probability that a run accepts any change that does not help
-        futility_rate: the probability that a test gives up on an effect of `min_effect` or more
         min_effect: the smallest effect on the mean reward that is worth finding
         block: pairs of fresh validation rollouts between two looks of a test
         test_pairs: the most pairs of one test; an update makes at most two tests
@@ -109,7 +105,6 @@ class GateConfig(Settings):
     enabled: bool = True
     tasks: int = Field(default=100, ge=2)
     error_rate: float = Field(default=0.05, gt=0, lt=1)
-    futility_rate: float = Field(default=0.1, gt=0, lt=1)
     min_effect: float = Field(default=0.02, gt=0, lt=1)
     block: int = Field(default=32, ge=1)
     test_pairs: int = Field(default=600, ge=1)
@@ -150,11 +145,8 @@ class LessonsConfig(Settings):
         limits: see `lessons.limits`
         gate: see `lessons.gate`
         feedback: see `lessons.feedback`; by default no votes
-        budget: as `[budget]`, which wins over it
         start: the first lesson set: a lesson run or a file
-        patience: stop after this many updates without an accepted change
         shuffle_rewards: a control: all rewards are permuted at random
-        cache: a directory that keeps rollouts and replies for runs of equal settings
     """
 
     tasks: int = Field(default=100, ge=1)
@@ -174,11 +166,8 @@ class LessonsConfig(Settings):
     limits: LessonLimits = LessonLimits()
     gate: GateConfig = GateConfig()
     feedback: FeedbackConfig | None = None
-    budget: BudgetConfig = BudgetConfig()
     start: Path | None = None
-    patience: int | None = Field(default=None, ge=1)
     shuffle_rewards: bool = False
-    cache: Path | None = None
 
     @model_validator(mode="after")
     def _groups_have_contrast(self) -> LessonsConfig:
@@ -198,20 +187,18 @@ class LessonsConfig(Settings):
         """The number of updates in the whole schedule."""
         return self.epochs * -(-self.tasks // self.batch_size)
 
-    @property
-    def most_updates(self) -> int:
+    def most_updates(self, limits: BudgetConfig) -> int:
         """The number of updates that the schedule and the budget allow."""
-        return self.updates if self.budget.updates is None else min(self.updates, self.budget.updates)
+        return self.updates if limits.updates is None else min(self.updates, limits.updates)
 
-    @property
-    def most_tasks(self) -> int:
+    def most_tasks(self, limits: BudgetConfig) -> int:
         """The tasks of all updates, each counted as often as it occurs."""
-        epochs, rest = divmod(self.most_updates, self.updates // self.epochs)
+        epochs, rest = divmod(self.most_updates(limits), self.updates // self.epochs)
         return epochs * self.tasks + min(rest * self.batch_size, self.tasks)
 
-    def most_rollouts(self) -> dict[str, int]:
+    def most_rollouts(self, limits: BudgetConfig) -> dict[str, int]:
         """An upper bound of the rollouts by purpose: every test and every bisection of the gate runs to its end."""
-        tasks, updates = self.most_tasks, self.most_updates
+        tasks, updates = self.most_tasks(limits), self.most_updates(limits)
         learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
         what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
         found = {what: learning}
@@ -220,11 +207,11 @@ class LessonsConfig(Settings):
             found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
         return found
 
-    def most_requests(self) -> list[Requests]:
+    def most_requests(self, limits: BudgetConfig) -> list[Requests]:
         """An upper bound of the requests by role: every reply is requested as often as its role allows."""
-        counts = {"critic": self.most_tasks, "merger": self.most_updates}
+        counts = {"critic": self.most_tasks(limits), "merger": self.most_updates(limits)}
         if self.lessons_from == "rollouts":
-            counts = {"summariser": self.most_tasks * self.group_size, **counts}
+            counts = {"summariser": counts["critic"] * self.group_size, **counts}
         found = []
         for name, count in counts.items():
             role = self.role(name)

@@ -32,18 +32,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
+from operator import mul
 from types import MappingProxyType
-from typing import Any
 
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError, ToolServerError, TransientError
+from midstream.core.errors import EngineError, ToolServerError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
 from midstream.lessons.settings import EmbeddingConfig
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
-_BATCH = 64  # texts a request
-_LARGEST = 1e30  # of a vector's values
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
@@ -71,7 +69,7 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
-Vectors = Mapping[str, Mapping[int, float]]  # by text, in one line
+Vectors = Mapping[str, Sequence[float]]  # of length 1, by text in one line
 
 NO_VECTORS: Vectors = MappingProxyType({})
 
@@ -91,13 +89,14 @@ def ngram_similarity(one: str, other: str) -> float:
     if first.text == second.text:
         return 1.0
     different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
-    cosine = _cosine(first.ngrams, second.ngrams)
+    shared = (value * second.ngrams[place] for place, value in first.ngrams.items() if place in second.ngrams)
+    cosine = min(1.0, sum(shared))
     return cosine * _DIFFERENT if different else cosine
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSimilarity:
-    """The cosine of two texts' vectors, of length 1 by the texts in one line; negative ones as 0.
+    """The cosine of two texts' vectors; negative ones as 0.
 
     Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
     contradictions ("left", "right") lie close together for most models, so the threshold should be high.
@@ -108,7 +107,7 @@ class EmbeddingSimilarity:
     def __call__(self, one: str, other: str) -> float:
         """Compare two texts; raises `KeyError` for a text without a vector."""
         one, other = one_line(one), one_line(other)
-        cosine = max(0.0, _cosine(self.vectors[one], self.vectors[other]))
+        cosine = max(0.0, min(1.0, sum(map(mul, self.vectors[one], self.vectors[other]))))
         return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
 
 
@@ -120,48 +119,18 @@ async def embedding_similarity(
     Raises `EngineError` if the server refused, or every attempt failed.
     """
     # Here, because it needs aiohttp: commands that only read a run start without.
-    from midstream.tools.web import api
+    from midstream.tools.web.reading import Embeddings, EmbeddingsConfig
 
-    lines = dict.fromkeys(map(one_line, texts))
-    wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
-    vectors = {**known, "": {}}
-    if not wanted:
-        return EmbeddingSimilarity(vectors)
-    key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
-    address = f"{config.base_url.rstrip('/')}/embeddings"
-    service = api.Service("the embedding model", address, api.WebApiConfig(timeout_s=config.timeout_s), key=key)
+    # Servers refuse empty texts.
+    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line and line not in known]
+    embeddings = Embeddings(EmbeddingsConfig(**config.model_dump()))
     try:
-        for start in range(0, len(wanted), _BATCH):
-            batch = wanted[start : start + _BATCH]
-
-            def check(answer: Any, pause_s: float, count: int = len(batch)) -> None:
-                if _vectors(answer, count) is None:
-                    raise TransientError(f"the answer does not hold {count} vectors", pause_s)
-
-            answer = await service.request("POST", check, json={"model": config.model, "input": batch})
-            for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
-                vectors[text] = _unit(dict(enumerate(vector)))
+        return EmbeddingSimilarity({**known, "": (), **await embeddings.vectors(*wanted)})
     except ToolServerError as failure:
         fix = "check `lessons.limits.embedding`, or leave it out: texts are then compared by shared words"
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
-        await service.close()
-
-    return EmbeddingSimilarity(vectors)
-
-
-def _vectors(answer: Any, count: int) -> list[list[float]] | None:
-    """The vectors of an answer in the order of the texts, None where the answer cannot be used."""
-    try:
-        # A server may answer in another order.
-        by_index = {str(item.get("index", place)): item["embedding"] for place, item in enumerate(answer["data"])}
-        vectors = [list(by_index[str(place)]) for place in range(count)]
-        # The comparison is false for NaN, too.
-        finite = all(-_LARGEST < value < _LARGEST for vector in vectors for value in vector)
-    except (AttributeError, KeyError, TypeError):
-        return None
-    usable = finite and vectors[0] and len(answer["data"]) == count and len({len(vector) for vector in vectors}) == 1
-    return vectors if usable else None
+        await embeddings.service.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +157,9 @@ def _features(text: str) -> _Features:
         int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
         for gram in (*stems, *map(" ".join, pairwise(stems)))
     )
-    return _Features(text, frozenset(stems), _unit(counts), (tuple(sorted(numbers(text))), negations))
-
-
-def _unit(vector: Mapping[int, float]) -> dict[int, float]:
-    """The vector scaled to length 1; the zero vector stays as it is."""
-    length = math.hypot(*vector.values()) or 1.0
-    return {place: value / length for place, value in vector.items()}
-
-
-def _cosine(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """The cosine of two vectors of length 1."""
-    return min(1.0, sum(value * other[place] for place, value in one.items() if place in other))
+    length = math.hypot(*counts.values()) or 1.0
+    ngrams = {place: count / length for place, count in counts.items()}
+    return _Features(text, frozenset(stems), ngrams, (tuple(sorted(numbers(text))), negations))
 
 
 # --- leaks ------------------------------------------------------------------------------------------------------------

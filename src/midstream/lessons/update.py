@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from midstream.core.answers import most_frequent
+from midstream.core.engine import Engine
 from midstream.core.errors import InfrastructureError, PromptTooLongError
-from midstream.core.metrics import tool_use
-from midstream.core.protocols import Engine
+from midstream.core.metrics import Tally
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -40,11 +40,11 @@ from midstream.lessons.operations import Guard, Operation, OperationOutcome, Rul
 from midstream.lessons.reflector import Reflector
 from midstream.lessons.replies import Proposals
 from midstream.lessons.runner import Match, Report, Runner
-from midstream.lessons.settings import LessonsConfig
+from midstream.lessons.settings import LESSON_TOKENS, NEAR, LessonsConfig
 from midstream.lessons.similarity import embedding_similarity, leak_guard, ngram_similarity
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, Group, run_concurrently
-from midstream.runs.budget import Budget
+from midstream.runs.budget import Budget, BudgetConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class LessonLearner:
         report: Report = lambda text: None,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
-        self.identity, self.budget, self.ledger = identity, budget or Budget(config.budget), ledger
+        self.identity, self.budget, self.ledger = identity, budget or Budget(BudgetConfig()), ledger
         self.votes = votes
         self._leak = leak_guard([*tasks, *validation]) if config.limits.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
@@ -157,7 +157,7 @@ class LessonLearner:
                 failed=proposal.failed,
                 mean_reward=fmean(rewards) if rewards else 0.0,
                 turns_mean=fmean(len(trajectory.turns) for trajectory in ended) if ended else 0.0,
-                tool_use=tool_use(trajectories),
+                tool_use=Tally(trajectories).tools(),
                 proposed=(*outcomes[len(pending) :], *proposal.left_out, *no_longer_sound),
                 changes=decision.changes,
                 tests=decision.tests,
@@ -184,10 +184,10 @@ class LessonLearner:
     async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
         config, feedback = self.config.limits, self.config.feedback
-        bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
-        texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
-        similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
-        if similarity and config.embedding:
+        # What is too long for a lesson may be too long for the server.
+        texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
+        similarity: Similarity = ngram_similarity
+        if config.embedding:
             similarity = await embedding_similarity(
                 config.embedding, [*texts, *(lesson.text for lesson in lesson_set.lessons)]
             )
@@ -200,9 +200,9 @@ class LessonLearner:
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
-            lesson_tokens=config.lesson_tokens,
+            lesson_tokens=LESSON_TOKENS,
             similarity=similarity,
-            threshold=config.likeness or 1.0,
+            threshold=NEAR,
             leak=self._leak,
             feedback=held_back,
             subsets=self.config.gate.enabled,
@@ -349,7 +349,8 @@ class LessonLearner:
         proposed = [operation for lesson in lessons for operation in lesson.operations]
         if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
             return _Suggestion(operations=proposed)
-        proposals = Proposals(proposed)  # equal proposals of several groups are one
+        # Equal proposals of several groups are one.
+        proposals = Proposals(proposed)
         try:
             answer = await self.reflector.merge(step, proposals, lesson_set)
         except PromptTooLongError as failure:

@@ -195,7 +195,8 @@ def _gather(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
         values = torch.cat([v[:, :, a:b] for a, b in spans], 2)
         alone = len(spans) == 1
         mask = None
-        if not alone:  # causal where the last query is at the last key
+        # Attention is causal where the last query is at the last key.
+        if not alone:
             mask = torch.ones(count, keys.shape[2], dtype=torch.bool, device=q.device).tril(keys.shape[2] - count)
         piece = q[:, :, node.start : node.end]
         out.append(

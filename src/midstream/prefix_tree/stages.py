@@ -88,7 +88,8 @@ class _Planner:
             if together and (load + work > room or load + work / 2 > even):
                 stages.append(self._stage(together))
                 together, load = [], 0.0
-            if self._is_cut(index, room) and trunks < MOST_TRUNKS:  # down to where it forks, and what hangs on that
+            # The trunk goes down to where it forks, with what hangs on that.
+            if self._is_cut(index, room) and trunks < MOST_TRUNKS:
                 last, trunk = self._trunk_of(index)
                 below = self.plan(self.children[last], held + trunk, trunks + 1)
                 start, end = self.tree.segments[index].start, self.tree.segments[last].end

@@ -54,7 +54,8 @@ def choose(model: PreTrainedModel, wanted: Wanted = "auto") -> Choice:
         failure = _failure(model, backend)
         if not failure:
             window = getattr(causal_lm(model).config.get_text_config(), "sliding_window", None)
-            return Choice(backend, longest=window or float("inf"))  # within its window, it is plain causal attention
+            # Within its window, it is plain causal attention.
+            return Choice(backend, longest=window or float("inf"))
     return Choice(None, f"{name} {failure}")
 
 
@@ -67,7 +68,8 @@ def _hindrance(model: PreTrainedModel) -> str:
     if not getattr(causal_lm(model), "_supports_attention_backend", False):
         return "accepts no attention function from outside"
     rope = getattr(config, "rope_parameters", None) or {}
-    for table in (rope, *rope.values()):  # of all layers, or one table per type of layer
+    # There is a table of all layers, or one per type of layer.
+    for table in (rope, *rope.values()):
         if isinstance(table, dict) and table.get("rope_type") in LENGTH_SCALED:
             return f"scales its positions by the longest row ({table['rope_type']})"
     drops = any(module.training and module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
@@ -97,7 +99,8 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"cannot attend over a trie: {backend}: {error}".splitlines()[0].split(". ")[0]
     distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
-    if not max(distances) <= (HALF_TOLERANCE if _is_half(model) else TOLERANCE):  # also where it is NaN
+    # The comparison is false for NaN, too.
+    if not max(distances) <= (HALF_TOLERANCE if _is_half(model) else TOLERANCE):
         return f"computes something else over a trie by {backend} (relative distance {max(distances):.1g})"
     return ""
 

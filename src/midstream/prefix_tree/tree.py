@@ -120,7 +120,8 @@ def _segments(starts: Sequence[int], lengths: Sequence[int], parents: Sequence[i
     }
     parent_of = [continued.get(start, index - 1) for index, start in enumerate(first)]
     subtree_ends = list(cuts)
-    for index in range(len(cuts) - 1, -1, -1):  # children come after their parent
+    # Children come after their parent.
+    for index in range(len(cuts) - 1, -1, -1):
         if parent_of[index] >= 0:
             subtree_ends[parent_of[index]] = max(subtree_ends[parent_of[index]], subtree_ends[index])
     return tuple(map(TreeSegment, first, cuts, subtree_ends, parent_of))

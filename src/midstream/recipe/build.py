@@ -24,23 +24,17 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
-from midstream.components.component import Component
+from midstream.components.component import Component, Sandbox
 from midstream.components.kinds import config_class, registered
 from midstream.components.tables import validate
+from midstream.core.agent import Agent, Lessons
+from midstream.core.engine import Engine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
-from midstream.core.lessons import Lessons
-from midstream.core.protocols import (
-    Agent,
-    Dialogues,
-    Engine,
-    Reward,
-    TaskSource,
-    Tool,
-    Weights,
-)
+from midstream.core.source import Dialogues, Reward, TaskSource
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
@@ -53,11 +47,11 @@ from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
-from midstream.runs.agent_runs import AgentRuns
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
+from midstream.runs.results import AgentRuns
 from midstream.sandbox.code_runner import ProgramRunner
-from midstream.sandbox.tiers import Sandbox, choose
-from midstream.training.trainable import TrainableWorld
+from midstream.sandbox.tiers import choose
+from midstream.training.protocols import TrainableWorld
 
 _INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file", "weights")  # settings that name what must be there
 
@@ -489,7 +483,7 @@ class Policy:
 
     @cached_property
     def learner(self) -> Any:
-        """The learner over the weights that are trained (`core.protocols.Learner`)."""
+        """The learner over the weights that are trained (`training.protocols.Learner`)."""
         student, settings = self.student(), self.build.recipe.learner
         if isinstance(self.build.source, TrainableWorld) and not settings.elsewhere:
             self.build.source.attach(student.model)

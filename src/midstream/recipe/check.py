@@ -16,7 +16,7 @@ from midstream.components.component import Component, EngineConfig, RewardConfig
 from midstream.components.kinds import config_class, registered, rules
 from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation.settings import SetConfig
@@ -357,27 +357,17 @@ def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
             fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
         )
     check_shown(recipe.agent, config.modules, "lessons.modules")
-    inside = [name for name in recipe.engines if in_process(recipe, name)]
-    if config.cache is not None and inside:
-        raise RecipeError(
-            f"lessons.cache with engine {inside[0]!r}, which samples in process",
-            code="setting-conflict",
-            cause="it samples in batches: an answer from the cache would change the rest of its batch",
-            fix="leave out `cache`: an engine in process costs nothing but time",
-        )
 
 
 def _check_priced(recipe: Recipe) -> None:
     """Refuse a limit in dollars next to a hosted model or a function without a price: it would not count its costs."""
-    budgets = {"budget": recipe.budget, "lessons.budget": recipe.lessons and recipe.lessons.budget}
-    limits = {where: budget.cost_usd for where, budget in budgets.items() if budget and budget.cost_usd is not None}
-    for name, component in recipe.engines.items() if limits else ():
+    limit = recipe.budget.cost_usd if recipe.budget else None
+    for name, component in recipe.engines.items() if limit is not None else ():
         config = component.config
         if isinstance(config, EngineConfig) and not config.priced:
-            where, limit = next(iter(limits.items()))
             model = getattr(config, "model", component.type)
             raise RecipeError(
-                f"{where}.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
+                f"budget.cost_usd = {limit:g} does not limit engines.{name}: {model!r} has no price",
                 code="setting-conflict",
                 fix=f"set price_prompt_usd and price_completion_usd under [engines.{name}] (in Python: "
                 f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '

@@ -16,7 +16,7 @@ from typing import Any
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.providers import price_of, prices_used
 from midstream.evaluation.settings import SetConfig
@@ -90,8 +90,8 @@ def describe(build: Build, *, training: bool) -> list[str]:
         runs = f"{batch.agent_runs:,} agent runs, each of " if batch.agent_runs > 1 else ""
         lines.append(f"  {count:>12}  of {runs}{batch.turns} turns{after}: {batch.what}")
     lessons = recipe.lessons if training else None
-    lines += _call_lines(recipe, batches, lessons.most_requests() if lessons else ())
-    limits = lessons.budget if lessons else recipe.budget or BudgetConfig()
+    limits = recipe.budget or BudgetConfig()
+    lines += _call_lines(recipe, batches, lessons.most_requests(limits) if lessons else ())
     listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
     lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
     if training and recipe.training:
@@ -116,7 +116,9 @@ def counts(build: Build, *, training: bool) -> dict[str, int]:
     """What a run does at most, as sums; without `training`, an evaluation. Sets of unknown size are left out."""
     recipe, batches = build.recipe, batches_of(build, training=training)
     schedule = recipe.training if training else None
-    calls, tokens = _requests(recipe, batches, recipe.lessons.most_requests() if training and recipe.lessons else ())
+    limits = recipe.budget or BudgetConfig()
+    asked = recipe.lessons.most_requests(limits) if training and recipe.lessons else ()
+    calls, tokens = _requests(recipe, batches, asked)
     warm = recipe.warm_start.steps if training and recipe.warm_start else 0
     return {
         "trajectories": sum(batch.count or 0 for batch in batches),
@@ -172,7 +174,8 @@ def batches_of(build: Build, *, training: bool) -> list[Batch]:
         rollouts = batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue)
         found.append(replace(rollouts, learns=True))
     if lessons:
-        for what, count in lessons.most_rollouts().items():  # those to learn from, then those of the gate
+        # Those to learn from, then those of the gate.
+        for what, count in lessons.most_rollouts(recipe.budget or BudgetConfig()).items():
             rollouts = batch(what, count, planner, dialogue=dialogue)
             found.append(replace(rollouts, learns=what.startswith("learning")))
     learns = bool(lessons or (schedule and schedule.steps))

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from midstream.components.component import Table
 from midstream.components.kinds import modules_of
+from midstream.core.agent import NO_LESSONS, Lessons
 from midstream.core.errors import RecipeError, UsageError, did_you_mean
-from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
 from midstream.core.task import task_keys
 from midstream.evaluation.leakage import learned_tasks

@@ -24,7 +24,7 @@ from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.lessons.settings import ROLES, FeedbackConfig, LessonsConfig
-from midstream.recipe.files import merge, read_table, with_overrides
+from midstream.recipe.files import read_table, with_overrides
 from midstream.rollout import RolloutConfig
 from midstream.runs.budget import BudgetConfig
 from midstream.sandbox.settings import SandboxConfig
@@ -249,10 +249,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         parsed["learner"] = validate(config, {**learner, "type": named}, "learner")
     lessons = parsed.get("lessons")
     if isinstance(lessons, Mapping):
-        lessons = {"modules": modules_of(kind)[:1], **lessons}
-        if isinstance(budget := parsed.get("budget"), Mapping):  # it limits a lesson run, too
-            lessons = merge(lessons, {"budget": dict(budget)})
-        parsed["lessons"] = lessons
+        parsed["lessons"] = {"modules": modules_of(kind)[:1], **lessons}
     if kind in ("interleaved", "direct") and isinstance(training := parsed.get("training"), Mapping):
         parsed["training"] = {"turns": "merged", **training}  # what such a policy writes is one response
     places: list[tuple[tuple[str, ...], Kind]] = [

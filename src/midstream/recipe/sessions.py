@@ -10,14 +10,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.components.component import Stage
+from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.events import Listener
-from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.feedback import read_votes
-from midstream.lessons.ledger import Cache, Ledger
+from midstream.lessons.ledger import Ledger
 from midstream.lessons.lesson_set import LessonSet, identity
 from midstream.lessons.reflector import ROLES, Reflector
 from midstream.lessons.session import LessonsParts, LessonsSession, Prepare
@@ -36,13 +35,12 @@ from midstream.recipe.lessons import read
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.sources.finite import Finite, check_known
+from midstream.training.protocols import TrainableWorld
 from midstream.training.settings import TrainingConfig, WarmStartConfig
-from midstream.training.trainable import TrainableWorld
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
 
-_CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # the tables of a recipe that decide a rollout's result
 _IDS_SHOWN = 3
 _TASKS_CHECKED = 1000  # of a file or benchmark to train on: about half a second
 
@@ -262,16 +260,6 @@ def lessons_parts_of(build: Build) -> LessonsParts:
     assert budget is not None
     tasks, validation = _draw_lesson_tasks(build, config)
     _, validation_set = validation_settings(recipe)
-    agent = identity(build.resolved)
-    cache = None
-    if config.cache is not None:
-        key = {name: build.resolved[name] for name in _CACHED}
-        engines = key["engines"].items()  # a price changes no reply
-        key["engines"] = {name: {k: v for k, v in table.items() if k != "listed_price"} for name, table in engines}
-        if recipe.agent.filter is not None:
-            key["votes"] = [vote.item + vote.value for vote in read_votes(recipe.agent.filter.votes)]
-        key |= {"validation": build.resolved["evaluation"]["validation"], "identity": agent}
-        cache = Cache(config.cache, key)
     return LessonsParts(
         seed=recipe.seed,
         tasks=tasks,
@@ -281,9 +269,8 @@ def lessons_parts_of(build: Build) -> LessonsParts:
         make_environment=build.environment,
         engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
         start=read(config.start) if config.start else LessonSet(),
-        identity=agent,
+        identity=identity(build.resolved),
         budget=budget,
-        cache=cache,
         prepare=_warm_start(build, recipe.warm_start) if recipe.warm_start else None,
         lessons=config,
         evaluation=recipe.evaluation,

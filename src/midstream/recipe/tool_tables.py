@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.components.component import Component, Context, EngineConfig
 from midstream.components.own import is_reference
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Tool
+from midstream.core.tool import Tool
 from midstream.tools.corpus import Corpus
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import Renamed

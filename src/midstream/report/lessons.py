@@ -124,7 +124,8 @@ def read_lesson_run(run: RunDirectory, *, whole: bool = True) -> LessonsData:
     parts = list(costs.values()) or [update.spent for update in updates[-1:]]
     spent = Spent(**{name: sum(getattr(part, name) for part in parts) for name in Spent.model_fields})
     # A limit that was passed was raised when the run was resumed, and the new one is not on record.
-    limits = config.budget.model_dump(include={"rollouts", "tokens", "cost_usd"}, exclude_none=True)
+    budget = BudgetConfig.model_validate(info.resolved.get("budget") or {})
+    limits = budget.model_dump(include={"rollouts", "tokens", "cost_usd"}, exclude_none=True)
     raised = [name for name, limit in limits.items() if getattr(spent, name) > limit]
     sides = _first_and_last(run, evaluations)
     compared: list[Paired] = []
@@ -138,10 +139,10 @@ def read_lesson_run(run: RunDirectory, *, whole: bool = True) -> LessonsData:
             notes.append(f"{first.result.set_name} {first.result.sampling} is not compared: {error.what}")
     return LessonsData(
         run=shlex.quote(str(run.root)),
-        updates_planned=config.updates if config.budget.updates is None else min(config.updates, config.budget.updates),
+        updates_planned=config.most_updates(budget),
         gated=config.gate.enabled,
         learned_from=_LEARNED_FROM[config.truth] if config.lessons_from == "rollouts" else _FROM_QUESTIONS,
-        budget=config.budget.model_copy(update=dict.fromkeys(raised)),
+        budget=budget.model_copy(update=dict.fromkeys(raised)),
         updates=updates,
         versions=versions,
         evaluations=evaluations,

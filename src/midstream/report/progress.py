@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core import events
-from midstream.core.metrics import EvaluationResult, tool_use
+from midstream.core.metrics import EvaluationResult, Tally
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
 from midstream.engines.openai.providers import prices_used
@@ -267,7 +267,7 @@ class EvaluationView(RunView):
             self.errors += trajectory.status == "error"
             self.cost_usd += trajectory.cost_usd
             self.tokens += used.prompt_tokens + used.completion_tokens
-        self.calls.update(tool_use(event.trajectories).calls)
+        self.calls.update(Tally(event.trajectories).tools().calls)
         facts = {
             "success so far": percent(self.success),
             "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),

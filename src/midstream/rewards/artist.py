@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.stream import is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.task import Task

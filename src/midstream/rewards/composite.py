@@ -12,7 +12,7 @@ from midstream.components.kinds import rules
 from midstream.components.tables import parse_component
 from midstream.core.answers import is_number
 from midstream.core.errors import RecipeError, did_you_mean
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward

@@ -1,4 +1,4 @@
-"""The reward of dialogues: the outcome that the other side reported at the end (`core.protocols.Dialogue.outcome`)."""
+"""The reward of dialogues: the outcome that the other side reported at the end (`core.source.Dialogue.outcome`)."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
 from midstream.core.answers import extract
 from midstream.core.data import Frozen
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.keyed_file import KeyedFile
-from midstream.core.protocols import Engine, Request, Reward
 from midstream.core.seeds import derive_seed
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage

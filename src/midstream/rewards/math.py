@@ -16,7 +16,7 @@ from importlib import resources
 
 from pydantic import Field
 
-from midstream.components.component import Context, RewardConfig
+from midstream.components.component import Context, RewardConfig, Sandbox
 from midstream.core.answers import LONGEST, extract
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
@@ -27,7 +27,6 @@ from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import find_installed
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, Library
-from midstream.sandbox.tiers import Sandbox
 
 LIBRARY = "math_verify"
 _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, or a judge with rule = ""'

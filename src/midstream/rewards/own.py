@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from midstream.components.component import Kind, RewardConfig
 from midstream.components.own_settings import OwnFunction, class_or_object
 from midstream.core.errors import RewardError
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import BaseReward

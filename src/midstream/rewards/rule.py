@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class BaseReward:
-    """Defaults of a `core.protocols.Reward`: decided by a program, any task accepted, no resources."""
+    """Defaults of a `core.source.Reward`: decided by a program, any task accepted, no resources."""
 
     name = ""
     judged = False

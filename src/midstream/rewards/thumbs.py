@@ -11,7 +11,7 @@ from pydantic import field_validator
 
 from midstream.components.component import Context
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Reward
+from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.composite import CompositeConfig

@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import Field
 
+from midstream.core.agent import Agent, RunContext
 from midstream.core.data import Frozen, Settings
+from midstream.core.engine import Codec, Engine, LockstepEngine, Request
 from midstream.core.errors import BudgetError, EngineError, UsageError
 from midstream.core.metrics import Spent
-from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, RunContext
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.runs.files import storage_errors
@@ -70,7 +71,8 @@ def parse_limits(text: str) -> dict[str, float]:
     for part in str(text).split(","):
         number, _, unit = part.strip().lower().partition(" ")
         try:
-            name = UNITS.get(unit.strip()) or UNITS[f"{unit.strip()}s"]  # "1 rollout" too
+            # "1 rollout" is a limit, too.
+            name = UNITS.get(unit.strip()) or UNITS[f"{unit.strip()}s"]
             value = float(number) if name in ("cost_usd", "time_s") else int(number)
             if name in limits or not 0 <= value < math.inf:
                 raise ValueError(part)
@@ -227,7 +229,6 @@ class Budget:
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             code="budget-spent",
-            cause=f"budget.{limit} = {value}",
             fix=f'--budget "MORE {unit}"',
         )
 
@@ -251,7 +252,8 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """What a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
-    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}  # the use after the reservation
+    # A later line of a number is the use after its reservation.
+    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}
     found = defaultdict[tuple[str, str], list[Entry]](list)
     for entry in latest.values():
         found[entry.phase, entry.role].append(entry)
@@ -309,7 +311,8 @@ class BudgetedEngine:
         except BudgetError as error:
             asked.refused.append(error)
             raise
-        used: Spent | None = None  # a canceled request may have used all of it
+        # A canceled request may have used all that was reserved.
+        used: Spent | None = None
         try:
             call = await self.engine.sample(request)
             usage = call.usage
@@ -417,7 +420,6 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
     """Raise the `BudgetError` that ended one of them."""
     for trajectory in trajectories:
         if trajectory.error is not None and ended_by_budget(trajectory):
-            # A trajectory keeps the text of its error: what happened, then labeled lines.
-            what, *more = trajectory.error.message.splitlines()
-            labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
+            # A trajectory keeps the text of its error.
+            what, _, fix = trajectory.error.message.partition("\n  fix: ")
+            raise BudgetError(what, code="budget-spent", fix=fix)

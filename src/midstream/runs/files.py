@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -126,7 +126,7 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
-def encode_record(record: BaseModel | Mapping[str, Any], *, exclude_defaults: bool = False) -> bytes:
+def encode_record(record: BaseModel | Mapping[str, object], *, exclude_defaults: bool = False) -> bytes:
     """One line of JSON with its newline. Infinite and NaN numbers become the strings "Infinity", "-Infinity", "NaN".
 
     Half a surrogate pair, which a model's broken JSON escape can put into a text, is no valid UTF-8: it is written

@@ -154,7 +154,6 @@ def parse_info(path: Path) -> RunInfo:
         raise RunError(
             f"{path.parent} is not a run directory: it has no {path.name}",
             code="not-a-run",
-            cause="a wrong path, or a run that was stopped while it was being created",
             fix=f"{_meant(path.parent)}give the directory that `--out` named when it was started",
         ) from error
     except (ValueError, TypeError, KeyError) as error:

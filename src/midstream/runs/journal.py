@@ -23,7 +23,7 @@ from midstream.core.data import problems_of
 from midstream.core.errors import RunError
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, open_file, storage_errors
 
-Record = BaseModel | Mapping[str, Any]
+Record = BaseModel | Mapping[str, object]
 Report = Callable[[str], None]
 OnDamage = Callable[[RunError], None]
 ModelT = TypeVar("ModelT", bound=BaseModel)

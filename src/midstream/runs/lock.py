@@ -59,7 +59,8 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
         except OSError:
-            return False  # a file system without locks
+            # This file system has no locks.
+            return False
     return False
 
 

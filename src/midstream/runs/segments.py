@@ -66,7 +66,8 @@ class Segments:
 
     def parts(self) -> dict[str, Segment]:
         """Every segment, by name."""
-        paths = sorted(self.root.glob(f"[!.]*{SUFFIX}"))  # others are being written
+        # Names that begin with a dot are being written.
+        paths = sorted(self.root.glob(f"[!.]*{SUFFIX}"))
         return {path.name.removesuffix(SUFFIX): Segment(path) for path in paths}
 
     @contextmanager
@@ -126,7 +127,6 @@ class Segments:
             raise RunError(
                 f"no trajectory {id_or_prefix!r} in {len(parts)} segments",
                 code="trajectory-not-found",
-                cause="the id is of another run, or was removed when the run resumed",
                 fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
             )
         if len(names) > 1:

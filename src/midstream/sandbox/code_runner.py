@@ -22,16 +22,16 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from midstream.components.component import Sandbox
 from midstream.core.data import unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
 from midstream.core.json_schema import schema_error
-from midstream.core.protocols import Tool
+from midstream.core.tool import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.inside.running import CALL_LIMIT, WALL_FACTOR
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, Library
-from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker, receive
 
 T = TypeVar("T")

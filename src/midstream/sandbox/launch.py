@@ -25,8 +25,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from midstream.components.component import Tier
 from midstream.core.errors import UnsupportedError
-from midstream.sandbox.settings import CodeLimits, Tier
+from midstream.sandbox.settings import CodeLimits
 
 INSIDE = Path(__file__).with_name("inside")
 BOOT = "import sys; sys.path.insert(0, {place!r}); from inside.zygote import main; del sys.path[0]; main()"

@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import SandboxError
 from midstream.sandbox.arithmetic import answer
 from midstream.sandbox.launch import find_installed
-from midstream.sandbox.settings import CodeLimits, Tier
-from midstream.sandbox.tiers import Sandbox
+from midstream.sandbox.settings import CodeLimits
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 T = TypeVar("T")

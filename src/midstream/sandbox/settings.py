@@ -9,7 +9,6 @@ from pydantic import Field
 from midstream.core.data import Settings
 
 Library = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
-Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
 
 
 class SandboxConfig(Settings):

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
-from midstream.sandbox.settings import CodeLimits, SandboxConfig, Tier
+from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
@@ -48,15 +48,6 @@ SWITCHES = (
 )
 IN_A_CONTAINER = "allow user namespaces here (in a container: --security-opt seccomp=unconfined), or use tier standard"
 OLD_KERNEL = "boot a kernel of version 6.2 or newer with Landlock switched on (lsm=landlock,... on its command line)"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sandbox:
-    """A tier that works here; `mechanisms` names what holds code back, for people to read."""
-
-    tier: Tier
-    mechanisms: str = ""
-    image: str = ""
 
 
 def choose(config: SandboxConfig | None = None, *, unsafe: bool = False) -> Sandbox:

@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from midstream.components.component import Tier
 from midstream.core.errors import SandboxError
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.inside.running import ERROR_LIMIT, PLAIN, PROGRAM, READY, REASONS, WALL_FACTOR
 from midstream.sandbox.launch import launch
-from midstream.sandbox.settings import CodeLimits, Tier
+from midstream.sandbox.settings import CodeLimits
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "disk", "killed"]
 

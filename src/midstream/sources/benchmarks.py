@@ -19,7 +19,7 @@ from midstream.components.component import Context, TasksConfig
 from midstream.components.tables import parse_component
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UsageError, needs_extra
-from midstream.core.protocols import TaskSource
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.sources import conversions
 from midstream.sources.finite import Finite, Split, check_known

@@ -16,7 +16,7 @@ _ATTEMPTS = 100  # for each task of a set without repeats
 
 
 class Endless:
-    """A `core.protocols.TaskSource` whose tasks are made. Subclasses implement `make`, and have `splits` by name.
+    """A `core.source.TaskSource` whose tasks are made. Subclasses implement `make`, and have `splits` by name.
 
     Raises `RecipeError` for an unknown family.
     """

@@ -28,8 +28,8 @@ from midstream.components.own_settings import (
     where_raised,
 )
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.protocols import TaskSource
 from midstream.core.seeds import Seed, derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.sources.finite import SPLITS, Finite, Split
 from midstream.sources.questions import Fields, as_text, as_texts, by_letter, from_json, letter_of, make_task

@@ -20,7 +20,7 @@ SPLIT_FIX = "name one of them as the set's `split`"
 
 
 class Finite:
-    """A `core.protocols.TaskSource` over splits that are read once, when first used. Subclasses implement `load`.
+    """A `core.source.TaskSource` over splits that are read once, when first used. Subclasses implement `load`.
 
     `left_out` counts, by split and reason, the rows that are not tasks. `what` is its name in messages. Of a split in
     `counts`, a fixed draw of so many tasks is the whole split.
@@ -147,7 +147,7 @@ class NoTasksConfig(TasksConfig):
 
 
 class NoTasks:
-    """A `core.protocols.TaskSource` that has none. Each draw raises `UsageError`."""
+    """A `core.source.TaskSource` that has none. Each draw raises `UsageError`."""
 
     families: Sequence[str] = ()
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ QUESTION = (
 
 
 class GameOf24(Finite):
-    """All hands that have a solution, in three splits. A `core.protocols.TaskSource`."""
+    """All hands that have a solution, in three splits. A `core.source.TaskSource`."""
 
     def __init__(self, config: Game24Config) -> None:
         super().__init__("the Game of 24", SPLITS)

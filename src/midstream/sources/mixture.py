@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from midstream.components.component import Context, Parts, TasksConfig
-from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.sources.finite import check_known
 
@@ -34,7 +34,7 @@ class MixtureConfig(TasksConfig):
 
 
 class Mixture:
-    """A `core.protocols.TaskSource` over other sources, each drawn from by its weight."""
+    """A `core.source.TaskSource` over other sources, each drawn from by its weight."""
 
     def __init__(self, parts: Mapping[str, TaskSource], weights: Mapping[str, float]) -> None:
         self.parts, self.weights = dict(parts), dict(weights)

@@ -68,7 +68,7 @@ _FIELDS = ("population", "area")
 
 
 class Quiz(Endless):
-    """A `core.protocols.World` of arithmetic and of facts about countries."""
+    """A `core.source.World` of arithmetic and of facts about countries."""
 
     def __init__(self, config: QuizConfig) -> None:
         super().__init__(

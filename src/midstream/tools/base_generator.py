@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pydantic import Field, JsonValue
 
 from midstream.components.component import Context, ToolConfig
+from midstream.core.engine import ORDER, Engine, Request
 from midstream.core.errors import EngineError, PromptTooLongError, RefusedError, ToolServerError
-from midstream.core.protocols import ORDER, Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.text import spoken
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Message, Sampling
 

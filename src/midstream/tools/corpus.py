@@ -10,7 +10,7 @@ from pathlib import Path
 from midstream.components.component import Context
 from midstream.core.answers import holds, words
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import World
+from midstream.core.source import World
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 
 _NEIGHBORS = 40  # passages from which made-up ones are put together

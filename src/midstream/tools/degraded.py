@@ -15,8 +15,8 @@ from pathlib import Path
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Settings
-from midstream.core.protocols import PerRun, Tool, ToolResult, ToolRun
 from midstream.core.schedule import Probability, RunProgress, Schedule
+from midstream.core.tool import PerRun, Tool, ToolResult, ToolRun
 from midstream.tools.corpus import NUMBER, Corpus
 from midstream.tools.function import Wrapper
 from midstream.tools.simulated import Draws, query_of
@@ -61,7 +61,7 @@ class DegradedConfig(Settings):
 
 
 class DegradedTool(Wrapper):
-    """A tool that is worse while an agent trains, or with `always` in every run (`core.protocols.PerRun`)."""
+    """A tool that is worse while an agent trains, or with `always` in every run (`core.tool.PerRun`)."""
 
     def __init__(self, tool: Tool, config: DegradedConfig, corpus: Corpus | None, *, always: bool = False) -> None:
         super().__init__(tool)

@@ -6,7 +6,7 @@
         return len(text.split())
 
     word_count("one two")                             # 2: it is still the function
-    await word_count.call({"text": "one two"})        # ToolResult(text="2"): and a tool (`core.protocols.Tool`)
+    await word_count.call({"text": "one two"})        # ToolResult(text="2"): and a tool (`core.tool.Tool`)
 
     [tools.word_count]                                # in a recipe; or --tools my_tools.py:word_count
     type = "function"
@@ -43,8 +43,8 @@ from midstream.components.tables import validate
 from midstream.core.data import whole
 from midstream.core.errors import RecipeError, ToolServerError, UsageError
 from midstream.core.json_schema import unusable_schema
-from midstream.core.protocols import PerRun, Tool, ToolResult
 from midstream.core.threads import in_thread
+from midstream.core.tool import PerRun, Tool, ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,8 +22,9 @@ from pydantic import Field, JsonValue
 from midstream.components.component import Context, ToolConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import ToolResult, World
 from midstream.core.seeds import derive_seed
+from midstream.core.source import World
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import text_arguments
 
 MAX_TERMS = 64  # of a query; a longer one is cut

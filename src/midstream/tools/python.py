@@ -12,15 +12,16 @@ from importlib import resources
 
 from pydantic import Field, JsonValue
 
-from midstream.components.component import Context, ToolConfig
+from midstream.components.component import Context, Sandbox, ToolConfig
+from midstream.core.engine import Engine
 from midstream.core.errors import SandboxError
-from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.text import fill, find_program
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits
-from midstream.sandbox.tiers import Sandbox, choose
+from midstream.sandbox.tiers import choose
 from midstream.tools.base_generator import ask
 
 NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a pool that hangs

@@ -27,7 +27,7 @@ from midstream.components.own import portable
 from midstream.core.data import Frozen, JsonObject
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
 

@@ -23,12 +23,13 @@ from pydantic import Field, JsonValue
 from midstream.components.component import Context
 from midstream.core.answers import holds
 from midstream.core.data import Settings
+from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import Engine, Tool, ToolResult, ToolRun
 from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
 from midstream.core.text_file import read_text
+from midstream.core.tool import Tool, ToolResult, ToolRun
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
@@ -194,7 +195,7 @@ def write_documents(documents: Sequence[str]) -> str:
 
 
 class SimulatedTool(Wrapper):
-    """A tool, and its simulator in its place while an agent trains (`core.protocols.PerRun`)."""
+    """A tool, and its simulator in its place while an agent trains (`core.tool.PerRun`)."""
 
     def __init__(self, tool: Tool, simulator: Tool, config: SimulatedConfig) -> None:
         super().__init__(tool)

@@ -17,16 +17,18 @@ from typing import Any
 
 from midstream.components.component import Stage
 from midstream.core.errors import BudgetError, TrainingError
-from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_marks, tool_use
-from midstream.core.protocols import Learner, LossStats, PerRun, TaskSource
+from midstream.core.metrics import StepMetrics, Tally, tool_marks
 from midstream.core.schedule import RunProgress
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import splits, trainable
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
+from midstream.core.tool import PerRun
 from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.runs.budget import require_within_budget
 from midstream.training.own import Advantage
+from midstream.training.protocols import Learner, LossStats
 from midstream.training.rows import RowBatch, build_rows, runs_of, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
@@ -221,7 +223,8 @@ class FlowGRPO:
     def _batches(self, groups: list[Group], step: int) -> list[RowBatch]:
         """The rows of each mini-batch of whole groups."""
         if not groups:
-            return []  # all rewards were equal in every group, and in those drawn in their place
+            # All rewards were equal in every group, and in those drawn in their place.
+            return []
         config, seed = self.config, derive_seed(self.seed, "update", step)
         trained = [group.trajectories for group in groups]
         if config.shuffle_rewards:
@@ -287,6 +290,7 @@ class FlowGRPO:
         """Fields of `StepMetrics` about the trajectories and what they left to train on."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         scored = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+        tally = Tally(scored)
         by_family: dict[str, list[float]] = {}
         for trajectory in scored:
             value = trajectory.reward.value if trajectory.reward else 0.0
@@ -322,11 +326,11 @@ class FlowGRPO:
             "groups_broken": sum(batch.groups_broken for batch in batches),
             "samples_left_out": dict(sorted(left_out.items())),
             "turns_mean": fmean(len(trajectory.turns) for trajectory in scored) if scored else 0.0,
-            "reward_parts": reward_parts(scored),
-            "tool_use": tool_use(scored),
+            "reward_parts": tally.parts(),
+            "tool_use": tally.tools(),
             "tool_marks": tool_marks(trajectories),
             "schedules": self._schedules(),
-            "streams": stream_metrics(scored),
+            "streams": tally.streams(),
             "rows": sum(len(batch.rows) for batch in batches),
             "rows_split": dict(sorted(whys.items())),
             "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,

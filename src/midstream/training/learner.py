@@ -24,7 +24,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
-from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
@@ -41,13 +40,14 @@ from midstream.training.passes import (
     recompute_layers,
     require_plain_head,
 )
+from midstream.training.protocols import LossStats, Row
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 _RETURNED_FROM = 2**28  # bytes of weights
 
 
 class LocalLearner:
-    """A `core.protocols.Learner` over a model object that an in-process engine may share.
+    """A `training.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
     switched off. What `offload.py` keeps in host memory changes no result. Raises `UnsupportedError` if the model's
@@ -64,7 +64,8 @@ class LocalLearner:
             self.reference = frozen(self.model).requires_grad_(False)
         if config.recompute_activations:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version we allow
+                # The warning is of a name whose successor is not in every version we allow.
+                warnings.simplefilter("ignore", FutureWarning)
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.attention = choose(self.model, config.attention)
         self.cost = Cost.of(self.model)
@@ -236,13 +237,15 @@ class LocalLearner:
             "optimizer": self.optimizer.state_dict(),
             "prepared": self._prepared,
         }
-        with (directory / "learner.pt").open("wb") as file:  # opened here, so that a full disk shows as an OSError
+        # The file is opened here, so that a full disk shows as an OSError.
+        with (directory / "learner.pt").open("wb") as file:
             torch.save(state, file)
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote; `CheckpointError` if it is damaged, or belongs to another model."""
         try:
-            if (directory / "config.json").exists():  # weights alone, of a run on a cluster
+            # A run on a cluster leaves weights alone.
+            if (directory / "config.json").exists():
                 saved = type(self.model).from_pretrained(directory, dtype=self.model.dtype)
                 self.model.load_state_dict(saved.state_dict())
             elif (directory / ".metadata").exists():
@@ -268,7 +271,8 @@ class LocalLearner:
             raise KeyError(min(other))
         if not self.config.masters and any("master" in one for one in state["optimizer"]["state"].values()):
             raise KeyError("master")
-        self.model.load_state_dict(state["model"], strict=False)  # frozen weights are not in it
+        # Frozen weights are not in it.
+        self.model.load_state_dict(state["model"], strict=False)
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -347,7 +351,8 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
             cause="it is trained in its embeddings, too, which adapters leave alone",
             fix="remove [learner.lora]",
         )
-    if isinstance(model, PeftModel):  # trained further: it keeps its rank and scale, and its own target modules
+    # An adapter that is trained further keeps its rank and scale, and its own target modules.
+    if isinstance(model, PeftModel):
         trained: Any = model.peft_config["default"]
         if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
             raise RecipeError(
@@ -359,8 +364,10 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():
-        torch.manual_seed(0)  # half of an adapter starts random: equal runs must start equal
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
+        # Half of an adapter starts random: equal runs must start equal.
+        torch.manual_seed(0)
+        # Peft asks transformers by a name that is being retired.
+        warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, settings)  # type: ignore[return-value]
 
 

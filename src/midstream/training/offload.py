@@ -43,7 +43,8 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
     }
     copied = copy.deepcopy(model, memo)
     for module in copied.modules():
-        if isinstance(module, PreTrainedModel):  # where its first weights are, which it would say, is the host
+        # It would say that it is where its first weights are, which is the host.
+        if isinstance(module, PreTrainedModel):
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), {"device": device})
     for unit in _units(copied):
@@ -66,11 +67,11 @@ def _stream(unit: list[nn.Module], device: torch.device) -> None:
     """Have a unit's weights on the device while the forward of its first module lasts, also if that fails."""
     held = [(module, name, weights) for module in unit for name, weights in module.named_parameters(recurse=False)]
 
-    def bring(*_: Any) -> None:
+    def bring(*_: object) -> None:
         for module, name, weights in held:
             setattr(module, name, nn.Parameter(_on_device(weights, device), requires_grad=False))
 
-    def free(*_: Any) -> None:
+    def free(*_: object) -> None:
         for module, name, weights in held:
             setattr(module, name, weights)
 
@@ -109,11 +110,13 @@ class StreamedAdamW(torch.optim.AdamW):
             for parameter in parameters:
                 self.state[parameter]["step"] += 1
             if self._host and parameters and parameters[0].device.type == "cuda":
-                torch.cuda.synchronize(parameters[0].device)  # what is saved next must have arrived
+                # What is saved next must have arrived.
+                torch.cuda.synchronize(parameters[0].device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy what `state_dict` returned; `KeyError` for masters that it lacks."""
-        super().load_state_dict({**state_dict, "state": {}})  # as PyTorch loads it, it would all be on the device
+        # As PyTorch loads the state, it would all be on the device.
+        super().load_state_dict({**state_dict, "state": {}})
         parameters = self._parameters()
         for place, saved in state_dict["state"].items():
             state = self.state[parameters[place]] = self._empty(parameters[place])

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from midstream.core.errors import TrainingError, UnsupportedError
-from midstream.core.protocols import Row
 from midstream.prefix_tree.attention import Backend, KeyValues
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.forward import causal_lm, stage_hidden, use_backend
 from midstream.prefix_tree.stages import TreeStage, stages_of
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import Ints, Tree, tree_of
+from midstream.training.protocols import Row
 from midstream.training.settings import LOGITS, LearnerConfig
 
 Layers = list[KeyValues]  # of one pass, by layer
@@ -121,7 +121,6 @@ def require_prompt(row: Row) -> None:
         raise TrainingError(
             f"a row of trajectory {row.trajectory_id} has no prompt",
             code="empty-prompt",
-            cause="no token comes before its first one, so nothing predicts it",
             fix="record at least one prompt token (the tokenizer's first one)",
         )
 
@@ -228,7 +227,8 @@ class PassPlan:
         with recompute_layers(model):
             forward = self._forward(model, stage, past)
         chunks = self._chunks(stage)
-        if len(chunks) == 1 and not stage.below:  # nothing to add up
+        # There is nothing to add up.
+        if len(chunks) == 1 and not stage.below:
             hidden = forward.hidden[self._places(forward, stage, chunks[0])]
             loss(chunks[0], self._choice_logprobs(model, hidden, chunks[0])).backward()
             return
@@ -300,7 +300,8 @@ class PassPlan:
 def _leaf(given: torch.Tensor) -> torch.Tensor:
     """The same numbers as a leaf of the graph, to gather their gradient."""
     leaf = given.detach().contiguous().requires_grad_()
-    leaf.register_hook(torch.Tensor.contiguous)  # it comes in slices of a gradient, which cannot be added to
+    # The gradient comes in slices of another one, which cannot be added to.
+    leaf.register_hook(torch.Tensor.contiguous)
     return leaf
 
 

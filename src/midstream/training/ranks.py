@@ -13,9 +13,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -25,14 +27,15 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from midstream.core.errors import MidstreamError, TrainingError, UnsupportedError
-from midstream.core.protocols import LossStats, Row
+from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.forward import causal_lm
+from midstream.prefix_tree.tree import common_prefix
 from midstream.training import sharded
 from midstream.training.learner import LocalLearner, any_sampled
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import require_prompt
+from midstream.training.protocols import LossStats, Row
 from midstream.training.settings import LearnerConfig
-from midstream.training.shares import shares
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +49,8 @@ def on_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
 
     @wraps(method)
     def announced(self: RankedLearner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self.inside:  # called by a method that all ranks run
+        # The caller is a method that all ranks run already.
+        if self.inside:
             return method(self, *args, **kwargs)
         self.inside = True
         try:
@@ -97,7 +101,8 @@ class RankedLearner(LocalLearner):
             super().__init__(model, config)
             self._ddp = DistributedDataParallel(self.model)
             return
-        super().__init__(model, config.model_copy(update={"masters": False}))  # they are the divided weights themselves
+        # With FSDP2 the masters are the divided weights themselves.
+        super().__init__(model, config.model_copy(update={"masters": False}))
         if sampled and self.rank == 0:
             self.replica, self.model = self.model, copy.deepcopy(self.model)
         _divide(self.model, masters=config.masters)
@@ -156,20 +161,16 @@ class RankedLearner(LocalLearner):
 
     def _own(self, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
-            require_prompt(row)  # here, where every rank finds it: later, one would stop while the others wait for it
+            # Every rank checks all rows here: later, one would stop while the others wait for it.
+            require_prompt(row)
         return [rows[i] for i in self._shares(rows)[self.rank]]
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
-    @on_every_rank
-    def before_step(self, seed: int) -> None:
-        """As in one process."""
-        super().before_step(seed)
-
-    @on_every_rank
-    def optimizer_step(self, learning_rate: float) -> float:
-        """As in one process; with FSDP2, each rank changes its own part."""
-        return super().optimizer_step(learning_rate)
+    before_step = on_every_rank(LocalLearner.before_step)  # pyright: ignore[reportAssignmentType]
+    # With FSDP2, each rank changes its own part, and restores what a run on any number of ranks has saved.
+    optimizer_step = on_every_rank(LocalLearner.optimizer_step)  # pyright: ignore[reportAssignmentType]
+    load = on_every_rank(LocalLearner.load)  # pyright: ignore[reportAssignmentType]
 
     @on_every_rank
     def rebase(self) -> None:
@@ -186,7 +187,8 @@ class RankedLearner(LocalLearner):
             if any_sampled(own):
                 return super(RankedLearner, self).forward_backward(own, loss)
             with self.reference_policy() if loss.kl_coefficient else nullcontext():
-                pass  # what the others gather
+                # This rank has no rows, but takes part in what the others gather.
+                pass
             with self._accumulate():
                 return LossStats()
 
@@ -210,7 +212,8 @@ class RankedLearner(LocalLearner):
     ) -> float:
         """As in one process."""
         own, update = self._own(rows), super().supervised_step
-        return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]  # all have the sum
+        # All ranks have the sum.
+        return self._of_all(lambda: update(own, learning_rate, prompt_weight, shared=shared))[0]
 
     @on_every_rank
     def export_weights(self, directory: Path, state: Any = None) -> None:
@@ -221,7 +224,8 @@ class RankedLearner(LocalLearner):
             return
         state = get_model_state_dict(self.model, options=_GATHERED)
         if self.rank == 0:
-            own = [name for name, _ in self.model.named_parameters()]  # each tensor once: a tied head has two names
+            # Each tensor is written once: a tied head has two names.
+            own = [name for name, _ in self.model.named_parameters()]
             kind = self._kind if self._masters else None
             state = {name: state[name].to(kind) for name in own if name in state}
             super().export_weights(directory, state)
@@ -241,11 +245,6 @@ class RankedLearner(LocalLearner):
             sharded.save_state(directory, self.model, self.reference, self.optimizer, self._prepared)
         elif self.rank == 0:
             super().save(directory)
-
-    @on_every_rank
-    def load(self, directory: Path) -> None:
-        """Restore what a run on any number of ranks has saved."""
-        super().load(directory)
 
     def _load_whole(self, state: Mapping[str, Any]) -> None:
         if self._ddp is not None:
@@ -284,7 +283,8 @@ class RankedLearner(LocalLearner):
         divided: Any = self.model if self._ddp is None else None
         earlier = [parameter.grad for parameter in self.parameters]
         if divided is None:
-            self.optimizer.zero_grad()  # or what is the sum of all ranks already would be summed again
+            # Else what is the sum of all ranks already would be summed again.
+            self.optimizer.zero_grad()
         else:
             divided.set_requires_gradient_sync(False)
         with _gather(self.model):
@@ -298,7 +298,8 @@ class RankedLearner(LocalLearner):
         if divided is None:
             for parameter, before in zip(self.parameters, earlier, strict=True):
                 assert parameter.grad is not None
-                parameter.grad.mul_(self.ranks)  # DDP takes the mean
+                # DDP takes the mean over the ranks, and the sum is wanted.
+                parameter.grad.mul_(self.ranks)
                 if before is not None:
                     parameter.grad += before
 
@@ -343,10 +344,12 @@ def _divide(model: PreTrainedModel, *, masters: bool = False) -> None:
     root: Any = model
     root.set_reshard_after_backward(False)
     for part in _parts(model):
-        part.set_gradient_divide_factor(1.0)  # the sum over the ranks; gloo cannot scale as it sums
+        # The sum over the ranks is wanted; gloo cannot scale as it sums.
+        part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     with torch.no_grad(), _gather(model):
-        model(input_ids=_token(model), use_cache=False)  # before the passes: what runs first becomes FSDP2's root
+        # The whole model runs before the passes, because what runs first becomes FSDP2's root.
+        model(input_ids=_token(model), use_cache=False)
 
 
 def _parts(model: torch.nn.Module) -> list[FSDPModule]:
@@ -368,3 +371,55 @@ def _gather(model: PreTrainedModel) -> Iterator[None]:
 
 def _token(model: PreTrainedModel) -> torch.Tensor:
     return torch.zeros(1, 1, dtype=torch.long, device=model.device)
+
+
+# -- which rank computes which rows ------------------------------------------------------------------------------------
+
+
+def shares(rows: Sequence[Row], ranks: int, cost: Cost, *, shared: bool) -> list[list[int]]:
+    """Divide rows among ranks, so that the rank with the most work has as little as possible; places, by rank.
+
+    Work is operations: of tokens, attention pairs and predicted tokens, what rows of a rank share counted once
+    (`shared`; else equal rows once). Rows stay in the order of their trie, where neighbors share the most, so a task's
+    subtree is on one rank but where it is cut to relieve the slowest one, which computes the task's prompt again.
+    """
+    sequences = [row.prompt_ids + row.completion_ids for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: sequences[i])
+    arrays = [np.asarray(sequences[i], np.int64) for i in order]
+    common = [0, *(common_prefix(a, b) for a, b in pairwise(arrays))][: len(rows)]
+    if not shared:
+        common = [0 if length < len(array) else length for length, array in zip(common, arrays, strict=True)]
+
+    def work(place: int, known: int) -> int:
+        """Operations of a row whose first `known` tokens are computed already."""
+        row, length = rows[order[place]], len(arrays[place])
+        predicted = (
+            length - max(known, len(row.prompt_ids))
+            if not row.sampled
+            else sum(row.sampled[max(0, known - len(row.prompt_ids)) :])
+        )
+        pairs = (length * (length + 1) - known * (known + 1)) // 2
+        return (length - known) * cost.token + pairs * cost.pair + predicted * cost.predicted
+
+    alone = [work(place, 0) for place in range(len(order))]
+    after = [work(place, common[place]) for place in range(len(order))]
+
+    def cut(most: float) -> list[list[int]]:
+        """Neighbors together up to `most` of work a share."""
+        found: list[list[int]] = []
+        left = 0.0
+        for place, index in enumerate(order):
+            if found and after[place] <= left:
+                found[-1].append(index)
+                left -= after[place]
+            else:
+                found.append([index])
+                left = most - alone[place]
+        return found
+
+    low, high = max(alone, default=0), sum(alone)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) <= ranks else (middle + 1, high)
+    found = [sorted(places) for places in cut(low)]
+    return found + [[] for _ in range(ranks - len(found))]

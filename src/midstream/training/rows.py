@@ -24,12 +24,12 @@ from typing import TypeVar
 import torch
 
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
-from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.sequences import joined
 from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.own import Advantage
+from midstream.training.protocols import Row
 from midstream.training.settings import Baseline, TrainingConfig, Turns
 
 GroupT = TypeVar("GroupT")
@@ -209,7 +209,8 @@ def group_advantages(
                 fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
             )
     if len(set(rewards)) < 2:
-        return [0.0] * len(rewards)  # the mean of equal floats may be off by an ulp, so 0 is set, not computed
+        # The mean of equal floats may be off by an ulp, so 0 is set, not computed.
+        return [0.0] * len(rewards)
     values = torch.tensor(rewards, dtype=torch.float64)
     centered = values - values.mean()
     if baseline == "leave_one_out":
@@ -301,7 +302,8 @@ def _apply_weights(
 ) -> tuple[Row, ...]:
     """Multiply in the normalizer, taken over all rows, then drop those not drawn and those whose gradient is 0."""
     rows = [row for own in drafts for row in own]
-    places = [place for place, own in enumerate(drafts) for _ in own]  # ids of trajectories might repeat, places cannot
+    # Ids of trajectories might repeat, places cannot.
+    places = [place for place, own in enumerate(drafts) for _ in own]
     lengths = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
     horizon = config.loss.horizon or max((call.sampling.max_tokens for call in calls), default=None)
     weights = row_weights(lengths, config.loss.aggregation, places, horizon=horizon)
@@ -311,7 +313,8 @@ def _apply_weights(
         if row.kl_weight  # 0: of a uniform group that was not drawn
     ]
     if config.loss.kl_coefficient or type(config.loss) is not PolicyLoss:
-        return tuple(drawn)  # what a loss of your own is at advantage 0 is not known
+        # What a loss of your own is at advantage 0 is not known.
+        return tuple(drawn)
     kept = tuple(row for row in drawn if row.advantage)
     left_out["row whose gradient is 0 (advantage 0, no KL term)"] += len(drawn) - len(kept)
     return kept

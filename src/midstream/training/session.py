@@ -23,8 +23,8 @@ from midstream.components.component import Component, Stage
 from midstream.core.errors import BudgetError, CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming, malformed_example
-from midstream.core.protocols import Learner, Student, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import MakeEnvironment, every_set
@@ -33,6 +33,7 @@ from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_na
 from midstream.runs import RunDirectory
 from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.protocols import Learner, Student
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, collected_tasks, warm_start
@@ -134,8 +135,9 @@ class TrainingSession(Session):
         """Train to the end, from the newest checkpoint if there is one; returns "". Raises `BudgetError` at a limit."""
         try:
             return await super().run()
-        except asyncio.CancelledError:  # Ctrl-C or SIGTERM
-            if getattr(self.parts.learner, "ranks", 1) == 1:  # of several, the others are ended, too
+        except asyncio.CancelledError:
+            # This is Ctrl-C or SIGTERM. Of several ranks, the others are ended, too.
+            if getattr(self.parts.learner, "ranks", 1) == 1:
                 self._save_last()
             raise
         finally:
@@ -182,7 +184,8 @@ class TrainingSession(Session):
                     report=lambda text: self._phase(f"warm start: {text}"),
                 )
         self._done, steps = max(0, done), parts.training.steps
-        await self._evaluate_due()  # a limit may have ended the step in the middle of this
+        # A limit may have ended the last step in the middle of its evaluations.
+        await self._evaluate_due()
         if loaded is None:
             self._save()
         self._warned = any(metrics.warnings for metrics in run.metrics.read())
@@ -261,7 +264,8 @@ class TrainingSession(Session):
                 await self._evaluate(evaluation, policy, 0)
                 await self._evaluate(self.validation, policy, 0)
         elif evaluation.at != "none" and (step % training.validate_every == 0 or step == training.steps):
-            await self.parts.publish(step)  # or a served planner would be validated one update late
+            # Without this a served planner would be validated one update late.
+            await self.parts.publish(step)
             await self._evaluate(self.validation, TRAINED, step)
 
     async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:

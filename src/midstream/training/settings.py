@@ -16,6 +16,7 @@ from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import Learner
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
@@ -114,7 +115,7 @@ class LearnerConfig(ComponentConfig):
         """Return more lines for a dry run of a run in `root`."""
         return []
 
-    def learner(self, student: Any, *, sampled: bool) -> Any:
+    def learner(self, student: Any, *, sampled: bool) -> Learner:
         """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
         from torch import distributed
 
@@ -143,48 +144,39 @@ class LearnerConfig(ComponentConfig):
         return self.offload in ("optimizer", "all")
 
 
-_COLLECTED_AT_ONCE = 500
-
-
 class SupervisedConfig(Settings):
     """Cross-entropy on recorded transcripts.
 
     Attributes:
         transcripts: trajectories of the teacher to record
         successes_only: only those of reward 1; of a reward with parts, those with every part in full
-        steps: updates (in `training.supervised`: `training.steps` x `training.minibatches`)
         batch_size: rows of an update
-        learning_rate: the peak; constant in `training.supervised`
-        warmup_steps: steps of linear rise (not in `training.supervised`)
-        hold: share of the steps after which the linear fall begins (not in `training.supervised`)
-        final_share: share of the peak at the end of the linear fall (not in `training.supervised`)
-        prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file` (not in
-            `training.supervised`)
+        learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
         similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
             replies differ
     """
 
     transcripts: int = Field(default=5000, ge=1)
     successes_only: bool = False
-    steps: int = Field(default=450, ge=0)
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2.5e-3, gt=0)
-    warmup_steps: int = Field(default=30, ge=1)
-    hold: float = Field(default=0.0, ge=0, lt=1)
-    final_share: float = Field(default=0.1, gt=0, le=1)
-    prompt_weight: float = Field(default=0.1, ge=0)
     similar: Literal["prompts", "rows"] = "prompts"
 
     @property
     def at_once(self) -> int:
         """Number of different tasks that are drawn at a time."""
-        return min(_COLLECTED_AT_ONCE, self.transcripts)
+        return min(500, self.transcripts)
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning before reinforcement, on transcripts of the teacher of a `training.trainable.TrainableWorld`.
+    """Supervised learning before reinforcement, on transcripts of the teacher of a `training.protocols.TrainableWorld`.
 
     Attributes:
+        steps: updates
+        warmup_steps: steps of linear rise
+        hold: share of the steps after which the linear fall begins
+        final_share: share of the peak at the end of the linear fall
+        prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file`
         file: a JSONL of transcripts in place of the teacher's; the world checks nothing
         seed: a separate seed, so that one warm start serves several training seeds; by default the run's
         policy: settings of the teacher
@@ -196,6 +188,11 @@ class WarmStartConfig(SupervisedConfig):
         degraded: tools by name that are worse for the teacher, with the settings of `[degraded.NAME]`
     """
 
+    steps: int = Field(default=450, ge=0)
+    warmup_steps: int = Field(default=30, ge=1)
+    hold: float = Field(default=0.0, ge=0, lt=1)
+    final_share: float = Field(default=0.1, gt=0, le=1)
+    prompt_weight: float = Field(default=0.1, ge=0)
     file: Path | None = None
     seed: Seed | None = None
     policy: dict[str, Any] = Field(default_factory=dict)
@@ -213,9 +210,10 @@ class WarmStartConfig(SupervisedConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _prompts_of_a_file(cls, table: Any) -> Any:
-        of_a_file = isinstance(table, Mapping) and table.get("file") is not None
-        return {"prompt_weight": 0.0, **table} if of_a_file else table
+    def _prompts_of_a_file(cls, table: object) -> object:
+        if isinstance(table, Mapping) and table.get("file") is not None:
+            return {"prompt_weight": 0.0, **table}
+        return table
 
 
 class ImitationConfig(SupervisedConfig):
@@ -363,10 +361,9 @@ class TrainingConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_variant(cls, table: Any) -> Any:
+    def _fill_from_variant(cls, table: object) -> object:
         """Put what the `variant` sets where the table does not set it itself."""
-        name = table.get("variant") if isinstance(table, Mapping) else None
-        if not isinstance(name, str):
+        if not isinstance(table, Mapping) or not isinstance(name := table.get("variant"), str):
             return table
         if name not in VARIANTS:
             raise UnsupportedError(
@@ -378,20 +375,21 @@ class TrainingConfig(Settings):
         filled = {"turns": "merged", **VARIANTS[name], **table}
         loss = table.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
-        if isinstance(given, Mapping):  # anything else fails validation
+        # Anything else fails validation.
+        if isinstance(given, Mapping):
             filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
 
     @field_validator("algorithm", mode="before")
     @classmethod
-    def _no_variant(cls, name: Any) -> Any:
+    def _no_variant(cls, name: object) -> object:
         if isinstance(name, str) and name in VARIANTS:
             raise ValueError(f'it is a variant: set training.variant = "{name}"')
         return name
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _own_loss(cls, table: Any) -> Any:
+    def _own_loss(cls, table: object) -> object:
         if not isinstance(table, Mapping) or table.get("type") is None:
             return table
         named = located("loss", table["type"], "training.loss")
@@ -399,7 +397,7 @@ class TrainingConfig(Settings):
 
     @field_validator("advantage", mode="before")
     @classmethod
-    def _own_advantage(cls, table: Any) -> Any:
+    def _own_advantage(cls, table: object) -> object:
         table = {"type": table} if isinstance(table, str) else table
         return parse_component("advantage", table, "training.advantage") if isinstance(table, Mapping) else table
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
@@ -31,14 +32,20 @@ _WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
 def save_state(
-    directory: Path, model: Any, reference: Any, optimizer: torch.optim.Optimizer, prepared: int | None
+    directory: Path,
+    model: nn.Module,
+    reference: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    prepared: int | None,
 ) -> None:
     """Write the state; every rank calls it. A full disk shows as an `OSError`."""
     with _own_errors():
         save(_state(model, reference, optimizer, prepared, begun=bool(optimizer.state)), checkpoint_id=directory)
 
 
-def load_state(directory: Path, model: Any, reference: Any, optimizer: torch.optim.Optimizer) -> int | None:
+def load_state(
+    directory: Path, model: nn.Module, reference: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> int | None:
     """Restore what `save_state` wrote, on any number of ranks; returns `prepared`.
 
     Raises `KeyError`, `RuntimeError` or `ValueError` where it does not fit the model.
@@ -51,7 +58,8 @@ def load_state(directory: Path, model: Any, reference: Any, optimizer: torch.opt
     if other:
         raise KeyError(min(other))
     with warnings.catch_warnings(), _own_errors():
-        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")  # one process needs none
+        # One process needs no process group.
+        warnings.filterwarnings("ignore", "torch.distributed is .* uninitialized")
         load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
     set_model_state_dict(model, state["model"], options=_TRAINED)
     if reference is not None:
@@ -61,7 +69,9 @@ def load_state(directory: Path, model: Any, reference: Any, optimizer: torch.opt
     return state["prepared"]
 
 
-def load_whole(state: Mapping[str, Any], model: Any, reference: Any, optimizer: torch.optim.Optimizer) -> None:
+def load_whole(
+    state: Mapping[str, Any], model: nn.Module, reference: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> None:
     """Divide what one process wrote among the ranks."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     other = state["model"].keys() ^ set(names)
@@ -80,7 +90,12 @@ def load_whole(state: Mapping[str, Any], model: Any, reference: Any, optimizer: 
 
 
 def _state(
-    model: Any, reference: Any, optimizer: torch.optim.Optimizer, prepared: int | None, *, begun: bool
+    model: nn.Module,
+    reference: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    prepared: int | None,
+    *,
+    begun: bool,
 ) -> dict[str, Any]:
     state: dict[str, Any] = {"model": get_model_state_dict(model, options=_TRAINED), "prepared": prepared}
     if reference is not None:

@@ -56,7 +56,8 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> tuple[st
     prompts = {run[-1].prompt_ids + run[-1].completion_ids: run[0].prompt_ids for run in runs}  # by row
     if len(prompts) < 2:
         return None
-    first, last = min(prompts), max(prompts)  # what these have in common all have
+    # What the first and the last have in common all have.
+    first, last = min(prompts), max(prompts)
     shared = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     if shared >= min(map(len, prompts.values())):
         return _IN_REPLY, shared

@@ -6,14 +6,15 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.components.component import Component
+from midstream.core.engine import Request
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics
-from midstream.core.protocols import Learner, Request, Row, Student, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import MakeEnvironment
@@ -21,9 +22,12 @@ from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.runs.budget import require_within_budget
 from midstream.training.flow_grpo import StepOutcome
+from midstream.training.protocols import Learner, Row, Student, TrainableWorld
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
-from midstream.training.trainable import TrainableWorld
 from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PROMPTED = ("planner", "executor", "verifier", "generator")
 
@@ -117,7 +121,8 @@ async def collect(
             if trajectory.status == "ok" and (success or not config.successes_only):
                 if template is None:
                     rows += _rows(trajectory, student, roles)
-                elif transcript := transcript_of(trajectory, template):  # None where nothing was written
+                elif transcript := transcript_of(trajectory, template):
+                    # It is None where the policy wrote nothing.
                     rows.append(row_of_transcript(transcript, student.codec, trajectory.id))
     if broken > config.transcripts * MAX_BROKEN:
         raise TrainingError(
@@ -137,7 +142,7 @@ def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> l
     for call in trajectory.calls:
         if call.role not in roles or not call.delivered:
             continue
-        end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
+        end = () if call.finish_reason == "length" else (cast(int, tokenizer.eos_token_id),)
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
         # A prompted module's reply, of which midstream wrote the opening.
         begun = call.role in _PROMPTED and bool(call.messages) and call.messages[-1].role == "assistant"
@@ -147,14 +152,14 @@ def _rows(trajectory: Trajectory, student: Student, roles: Collection[str]) -> l
     return rows
 
 
-def learning_rate(config: SupervisedConfig, step: int) -> float:
+def learning_rate(config: WarmStartConfig, step: int) -> float:
     """Linear rise, `hold`, then linear fall to `final_share` of the peak; steps count from 1."""
     rise = min(1.0, step / config.warmup_steps)
     fall = min(1.0, (1 - (step - 1) / max(1, config.steps)) / (1 - config.hold))
     return config.learning_rate * rise * max(config.final_share, fall)
 
 
-def copying_rows(tokenizer: Any, seed: int) -> list[Row]:
+def copying_rows(tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Row]:
     """Rows of random tokens said twice, without marks; the second time is learned, but for its first token."""
     rng = random.Random(seed)
     ids = [token for token in range(len(tokenizer)) if token not in tokenizer.added_tokens_decoder]

@@ -21,13 +21,14 @@ from typing import Self
 from pydantic import JsonValue, ValidationError, model_validator
 
 from midstream.core.data import Frozen, problems_of
+from midstream.core.engine import Request
 from midstream.core.errors import RecipeError, name_place
-from midstream.core.protocols import Request, Row, Student
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Message, Trajectory
 from midstream.engines.local.codec import TokenizerCodec
+from midstream.training.protocols import Row, Student
 
 _MAX_CHARACTERS = 1 << 28  # of a file, which is read whole
 _Part = tuple[tuple[int, ...], bool]  # token ids; whether they are learned
@@ -120,7 +121,8 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     if not any(call.completion for call in calls):
         return None
     first, last = calls[0], calls[-1]
-    offered = first.sent.get("tools")  # `Interleaved` records them where the template offers them in the model's form
+    # `Interleaved` records the tools where the template offers them in the model's form.
+    offered = first.sent.get("tools")
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
     ended = last.finish_reason != "length"
     if template.appends == "message":

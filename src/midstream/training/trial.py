@@ -53,7 +53,8 @@ async def measure(parts: Parts) -> RecipeTrial:
     metrics = played.outcome(1, await played.sample(1), [], [], rollout_s=0.0).metrics
     started = time.perf_counter()
     step = await parts.flow_grpo(config).step(1)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, elsewhere kilobytes
+    # Bytes on macOS, elsewhere kilobytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trial = RecipeTrial(
         tasks=TASKS,
         group_size=GROUP,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.protocols import Codec, Request
+from midstream.core.engine import Codec, Request
 from midstream.core.trajectory import Message
 from midstream.engines.local.codec import TokenizerCodec
 from support.errors import raises

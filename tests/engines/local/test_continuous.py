@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
+from midstream.core.engine import Engine, LockstepEngine, Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import continuous
 from midstream.engines.local.continuous import ContinuousLocal

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from midstream.core.engine import Engine, LockstepEngine, Request
 from midstream.core.errors import EngineError, UnsupportedError
-from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.local import engine as transformers_local
 from midstream.engines.local.engine import ReferencePolicy, TransformersLocal, generate

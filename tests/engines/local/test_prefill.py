@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import prefill
 from midstream.engines.local.engine import generate

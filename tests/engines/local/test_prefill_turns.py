@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local import prefill
 from midstream.engines.local.engine import TransformersLocal

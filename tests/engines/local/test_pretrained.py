@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Sampling
 from midstream.engines.local.engine import generate
 from midstream.engines.local.pretrained import load_model, merge_adapter

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Call, Sampling
 from midstream.engines.local.engine import TransformersLocal
 from support.small_tokenizers import byte_pairs

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.engine import Weights
 from midstream.core.errors import EngineError, StorageError
-from midstream.core.protocols import Weights
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.server import ADAPTERS_KEPT, adapter_name, load_adapter, unload_adapter, write_adapter
 from support.errors import coded

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from midstream.core import http
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, UnsupportedError, UsageError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig, endpoint_of
 from support.errors import coded

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, MidstreamError, PromptTooLongError, RecipeError
 from midstream.core.http import redacted
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.errors import coded

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from pydantic import ValidationError
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Request
 from midstream.core.secrets import without_secrets
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig

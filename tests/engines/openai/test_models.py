@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import PromptTooLongError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.server import ModelContext, served_context
 from midstream.engines.openai.settings import OpenAIConfig

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
+from midstream.core.agent import RunContext
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, TransientError
-from midstream.core.protocols import Request, RunContext, ToolResult
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Message
 from midstream.engines.openai.reply import as_fields, with_calls
 from midstream.engines.openai.stream import StreamedCalls

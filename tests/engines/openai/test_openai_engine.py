@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import DeadlineError, EngineError, RefusedError, TransientError, UnsupportedError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import checked_reply

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
 from midstream.engines.openai import engine as openai_engine
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import encode_request
 from midstream.engines.openai.settings import OpenAIConfig

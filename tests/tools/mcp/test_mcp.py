@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.mcp.tools import identifier

@@ -17,7 +17,7 @@ from mcp.client import stdio
 
 from midstream.agents.formats import parse_command
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Command
 from midstream.tools.mcp import session as mcp_session

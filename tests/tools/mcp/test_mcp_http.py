@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import ToolServerError
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import session as mcp_session
 from midstream.tools.mcp import tools as mcp

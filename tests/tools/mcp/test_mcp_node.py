@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import tools as mcp
 

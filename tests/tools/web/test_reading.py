@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import Request
 from midstream.core.trajectory import Call
 from midstream.tools.web import reading
 from midstream.tools.web.reading import Embeddings, EmbeddingsConfig, Reader, ReadingConfig

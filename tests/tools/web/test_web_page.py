@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError, UnsupportedError
-from midstream.core.protocols import Request, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
 from midstream.tools.web import page as pages

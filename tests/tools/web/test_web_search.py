@@ -12,8 +12,9 @@ from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
 from ddgs.results import TextResult
 
 from midstream.components.tables import parse_component
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, ToolServerError, UnsupportedError
-from midstream.core.protocols import Request, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call
 from midstream.report.run import tools_used
 from midstream.tools.web import web_search

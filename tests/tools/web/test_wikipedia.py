@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, RecipeError, ToolServerError
-from midstream.core.protocols import Engine, Request, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call
 from midstream.tools.local_search import Document, build_index
 from midstream.tools.web.wikipedia import Wikipedia, WikipediaConfig

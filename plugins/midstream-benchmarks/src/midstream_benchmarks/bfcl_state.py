@@ -29,7 +29,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.sources.functions import FunctionSpec, Invocation, matched_calls
 from midstream_benchmarks.bfcl_package import Entry, Package, parse_call
 

@@ -18,9 +18,10 @@ from functools import cached_property
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.components.component import TasksConfig
-from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import Seed, derive_seed
+from midstream.core.source import OVER, Dialogue, UserTurn
 from midstream.core.task import Task
+from midstream.core.tool import ToolResult
 from midstream.sources.finite import SPLITS, Finite
 from midstream.sources.functions import Invocation, StateFunction
 from midstream_benchmarks.bfcl_package import CATEGORIES, Entry, Package, package
@@ -32,7 +33,7 @@ DOMAINS = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
 
 
 class Bfcl(Finite):
-    """The dialogues as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`."""
+    """The dialogues as tasks; a `core.source.TaskSource` and `core.source.Dialogues`."""
 
     def __init__(self, config: BfclConfig) -> None:
         self.config = config

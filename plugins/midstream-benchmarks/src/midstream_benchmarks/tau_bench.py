@@ -38,11 +38,13 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from midstream.components.component import Context, TasksConfig
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import OVER, Dialogue, Engine, Request, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
+from midstream.core.source import OVER, Dialogue, UserTurn
 from midstream.core.task import Task
 from midstream.core.text import spoken
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Message, Sampling
 from midstream.sandbox.arithmetic import evaluate
 from midstream.sources.finite import Finite
@@ -90,7 +92,7 @@ class TauBenchConfig(TasksConfig):
 
 
 class TauBench(Finite):
-    """The conversations as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`.
+    """The conversations as tasks; a `core.source.TaskSource` and `core.source.Dialogues`.
 
     `engine` has the model that acts as the user; without it, tasks can be listed but no dialogue opened.
     """

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.answers import holds
+from midstream.core.engine import Engine
 from midstream.core.errors import UsageError
-from midstream.core.protocols import Engine
 from midstream.core.task import Task
 from midstream.core.trajectory import ToolCall, Trajectory
 from midstream.exports.write import OF_A_STRATEGY, SUCCESS, Exported, new_file, trajectories_of

@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.components.component import Context, ToolConfig
+from midstream.components.component import Context, Sandbox, ToolConfig
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError, UnsupportedError
-from midstream.core.protocols import ToolResult
 from midstream.core.text_file import read_text
+from midstream.core.tool import ToolResult
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import CodeLimits, Library
-from midstream.sandbox.tiers import Sandbox, choose
+from midstream.sandbox.tiers import choose
 from midstream_graphs.algorithms import ALGORITHMS, Answer, did_you_mean, signature
 from midstream_graphs.reading import FORMS, MAX_EDGES, MAX_NODES, Mistake
 

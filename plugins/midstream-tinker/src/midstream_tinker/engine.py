@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NoReturn
 
+from midstream.core.engine import Engine, Request, Weights
 from midstream.core.errors import DeadlineError, EngineError, MidstreamError, RecipeError, RefusedError, needs_extra
-from midstream.core.protocols import Engine, Request, Weights
 from midstream.core.threads import in_thread, start_thread
 from midstream.core.trajectory import Call, Usage
 from midstream_tinker.settings import KEY, TinkerConfig

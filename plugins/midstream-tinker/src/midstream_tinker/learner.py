@@ -27,10 +27,10 @@ import torch
 from safetensors import safe_open
 
 from midstream.core.errors import CheckpointError, EngineError, UnsupportedError
-from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.tree import tree_of
 from midstream.training.learner import require_finite
 from midstream.training.losses import PolicyLoss
+from midstream.training.protocols import LossStats, Row
 from midstream_tinker.engine import TinkerEngine
 from midstream_tinker.settings import TinkerLearnerConfig
 
@@ -158,7 +158,7 @@ class Passes:
 
 
 class TinkerLearner:
-    """A `core.protocols.Learner` over a LoRA adapter on the server of `engine`, which samples from what it publishes.
+    """A LoRA adapter on the server of `engine`, which samples from what it publishes (`training.protocols.Learner`).
 
     The reference policy is the base model, or the weights at the last `rebase`: a second, frozen model on the server,
     so that policy and reference are computed by the same code. Every method that asks the server raises `EngineError`.

@@ -8,8 +8,8 @@ from uuid import uuid4
 from pydantic import Field
 
 from midstream.components.component import Context, EngineConfig
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, PromptTooLongError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call
 from midstream.engines.local.codec import TokenizerCodec
 
@@ -23,7 +23,7 @@ class TokenClient(Protocol):
 
 
 class VerlEngine(Engine):
-    """`core.protocols.Engine` over a `TokenClient`; `context` is the most tokens of prompt and reply together.
+    """`core.engine.Engine` over a `TokenClient`; `context` is the most tokens of prompt and reply together.
 
     `policy_version` is that of the weights that the servers hold. verl gives its servers no seed for a single request,
     so a sample does not repeat.

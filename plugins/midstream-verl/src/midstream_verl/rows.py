@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from midstream.core.protocols import Row
 from midstream.core.sequences import trainable
 from midstream.core.trajectory import Trajectory
+from midstream.training.protocols import Row
 from midstream.training.rows import row_of
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from midstream.core.agent import Lessons
 from midstream.core.errors import TrainingError
-from midstream.core.lessons import Lessons
 from midstream.core.task import Task
 from midstream.rollout import Environment
 
 
 class WarmStartWorld:
-    """Base of a `training.trainable.TrainableWorld`: subclasses measure `warm_rate`."""
+    """Base of a `training.protocols.TrainableWorld`: subclasses measure `warm_rate`."""
 
     async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
         """Measure what reinforcement cannot teach a warm-started model: a share in [0, 1], and its name."""

@@ -39,7 +39,7 @@ class BothConfig(PlannedConfig):
 
 
 class Both(PlannedWorld):
-    """The gazetteer and the graphs. Immutable after construction; a `training.trainable.TrainableWorld`."""
+    """The gazetteer and the graphs. Immutable after construction; a `training.protocols.TrainableWorld`."""
 
     def __init__(self, config: BothConfig) -> None:
         self.gazetteer = Gazetteer(GazetteerConfig(countries=config.countries, seed=config.seed))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from midstream.components.component import Context, EngineConfig
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
 

@@ -60,7 +60,7 @@ class Vocabulary:
 
 
 class TinyWorld(WarmStartWorld):
-    """Base of a `training.trainable.TrainableWorld` in which a tiny model learns from nothing."""
+    """Base of a `training.protocols.TrainableWorld` in which a tiny model learns from nothing."""
 
     def vocabulary(self, context: Context) -> Vocabulary:
         """What the recipe's agent writes and reads in this world."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import midstream as ms
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream_worlds.atlas.loop import solve
 from support.gateway_sessions import Model, run
 

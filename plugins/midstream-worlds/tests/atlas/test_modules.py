@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from midstream.agents.formats import parse_action, parse_verdict
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.core.trajectory import Message
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from midstream.core.lessons import lines
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream_worlds.atlas.questions import Asked
 from midstream_worlds.atlas.rules import NUMBERS, RULED, Rule, draw_lessons, rules_in, warm_lessons, wordings
 from midstream_worlds.atlas.tasks import AtlasConfig
+from midstream_worlds.planning.lessons import lines
 
 HIDDEN = {"population": "plus 12", "area": "minus 4", "height": "times 3", "length": "times 7"}
 RULES = {attribute: Rule(attribute, *rule.split()[:1], int(rule.split()[1])) for attribute, rule in HIDDEN.items()}

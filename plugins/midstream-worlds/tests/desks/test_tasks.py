@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Dialogues
+from midstream.core.source import Dialogues
 from midstream.core.task import Task
 from midstream_worlds.desks.agent import wanted
 from midstream_worlds.desks.desk import Wording

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.protocols import ModuleContext
+from midstream.core.agent import ModuleContext
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.lessons import lines
 from midstream.core.trajectory import Message
-from midstream_worlds.planning.lessons import BAD, IDLE, KNOWN, SOUND, decisions, draw_lessons, lesson_words
+from midstream_worlds.planning.lessons import BAD, IDLE, KNOWN, SOUND, decisions, draw_lessons, lesson_words, lines
 from midstream_worlds.planning.reflector import acted_on, reply
 
 QUESTION = "How many people live in Amberbank and Oakfell together ?"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlowLoop, LoopConfig
 from midstream.agents.compact import SingleArgumentExecutor
-from midstream.core.lessons import lines
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.agent import ModuleContext
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory, MemoryRecord, Trajectory, Verdict
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
@@ -23,7 +23,7 @@ from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream_worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
 from midstream_worlds.planning.compact import parse_action
-from midstream_worlds.planning.lessons import BAD, IDLE, SOUND
+from midstream_worlds.planning.lessons import BAD, IDLE, SOUND, lines
 from midstream_worlds.planning.programs import (
     ConfidentGuess,
     FormVerifier,

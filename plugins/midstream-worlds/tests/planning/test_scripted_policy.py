@@ -9,10 +9,11 @@ import pytest
 
 from midstream.agents.interleaved import InterleavedLoop, StreamConfig
 from midstream.agents.stream_policy import Stream
+from midstream.core.agent import ModuleContext
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import Piece, is_strict, stream_of, tags_present
 from midstream.core.stream_template import load_template
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Message, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.components.tables import parse_component
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext, Request
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine

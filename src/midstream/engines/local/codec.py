@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer and its chat template as `core.protocols.Codec`.
+"""A Hugging Face tokenizer and its chat template as `core.engine.Codec`.
 
 Text that is put into a stream is tokenized once, by itself, and sampled text never: the ids before and after a piece
 of tool output do not depend on it.
@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from midstream.core.engine import Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Request
 from midstream.core.text import unicode_escape
 from midstream.core.trajectory import Call, Message, Usage
 
@@ -40,7 +40,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 class TokenizerCodec:
-    """`core.protocols.Codec` of model `name`; `end_ids` (by default the tokenizer's end token) end a completion."""
+    """`core.engine.Codec` of model `name`; `end_ids` (by default the tokenizer's end token) end a completion."""
 
     def __init__(
         self,

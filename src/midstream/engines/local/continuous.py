@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import UnsupportedError
-from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call
 from midstream.engines.local.decoding import DecodingBatch, DecodingRow, Sampled, can_join
 from midstream.engines.local.engine import TransformersLocal

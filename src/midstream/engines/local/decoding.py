@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.engines.local.prefill import Prefill, next_logits
 
 Decode = Callable[[list[int]], str]

@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from midstream.core.engine import Engine, Request, Weights
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
-from midstream.core.protocols import Engine, Request, Weights
 from midstream.core.trajectory import Call
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.decoding import generate

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.protocols import Request
+from midstream.core.engine import Request
 from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Node, Packed
 from midstream.prefix_tree.cost import BLOCKWISE, Cost
 from midstream.prefix_tree.forward import causal_lm, use_backend

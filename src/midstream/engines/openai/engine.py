@@ -30,6 +30,7 @@ import aiohttp
 from pydantic import JsonValue
 from yarl import URL
 
+from midstream.core.engine import Codec, Request, Weights
 from midstream.core.errors import (
     DeadlineError,
     EngineError,
@@ -40,7 +41,6 @@ from midstream.core.errors import (
     UnsupportedError,
 )
 from midstream.core.http import Endpoint, redacted, retry, retry_after_s
-from midstream.core.protocols import Codec, Request, Weights
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.core.version import __version__
@@ -154,7 +154,7 @@ def endpoint_of(origin: URL) -> Endpoint:
 
 
 class OpenAICompatibleEngine:
-    """`core.protocols.Engine` over HTTP; one object serves any number of event loops, one after another or at once.
+    """`core.engine.Engine` over HTTP; one object serves any number of event loops, one after another or at once.
 
     With `codec` set, prompts are sent as the token ids that it gives; a server that reads other ids is an error.
     """

@@ -22,9 +22,9 @@ from pydantic import JsonValue
 from yarl import URL
 
 from midstream.core.data import JsonObject
+from midstream.core.engine import Request
 from midstream.core.errors import EngineError, MidstreamError, PromptTooLongError, StorageError
 from midstream.core.http import proxy_of, session_for
-from midstream.core.protocols import Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.engines.openai.settings import OpenAIConfig, refusal_advice
 

@@ -24,7 +24,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.data import problems_of
 from midstream.core.errors import ToolServerError
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.version import __version__
 from midstream.tools.mcp.tools import MAX_ERROR, McpConfig, Refused, clean, hider
 from midstream.tools.mcp.transports import SESSION_LOST, TOO_LONG, ServerOutput, open_address, open_process

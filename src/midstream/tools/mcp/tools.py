@@ -24,7 +24,7 @@ from midstream.components.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.json_schema import unusable_schema
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 
 if TYPE_CHECKING:
     from mcp_types import Tool

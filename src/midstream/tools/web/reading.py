@@ -19,8 +19,9 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from midstream.core.data import Settings, problems_of
+from midstream.core.engine import Engine
 from midstream.core.errors import TransientError
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.local_search import Span, best_spans, by_words, passages
@@ -139,17 +140,17 @@ class Embeddings:
         """Places of `texts`, the nearest to the query (by cosine) first; raises `ToolServerError` if it fails."""
         # Runs that read the same page at once wait for the first of them.
         async with self._pages.setdefault(tuple(texts), asyncio.Lock()):
-            vectors = await self._with_missing(query, *texts)
+            vectors = await self.vectors(query, *texts)
         nearness = [sum(map(mul, vectors[query], vectors[text])) for text in texts]
         return sorted(range(len(texts)), key=lambda place: -nearness[place])
 
-    async def _with_missing(self, *texts: str) -> dict[str, array[float]]:
-        """The vectors of the texts, those asked for that are not kept."""
+    async def vectors(self, *texts: str) -> dict[str, array[float]]:
+        """Vectors of length 1 by text; requests those that are not kept. Raises `ToolServerError`."""
         vectors = {text: self._kept[text] for text in texts if text in self._kept}
         missing = [text for text in dict.fromkeys(texts) if text not in vectors]
         for start in range(0, len(missing), self._config.batch):
             batch = missing[start : start + self._config.batch]
-            vectors |= zip(batch, await self._vectors(batch), strict=True)
+            vectors |= zip(batch, await self._request(batch), strict=True)
         lengths = sorted({len(vector) for vector in vectors.values()})
         if len(lengths) > 1:
             raise api.final(
@@ -160,7 +161,7 @@ class Embeddings:
         self._kept = dict(list((others | vectors).items())[-_KEPT_VECTORS:])
         return vectors
 
-    async def _vectors(self, texts: Sequence[str]) -> list[array[float]]:
+    async def _request(self, texts: Sequence[str]) -> list[array[float]]:
         def check(data: Any, pause_s: float) -> None:
             try:
                 lengths = {len(row.embedding) for row in _Answer.model_validate(data).data}

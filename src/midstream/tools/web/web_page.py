@@ -23,8 +23,9 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.components.component import ToolConfig
+from midstream.core.engine import Engine
 from midstream.core.errors import ToolServerError
-from midstream.core.protocols import Engine, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from midstream.components.component import ToolConfig
+from midstream.core.engine import Engine
 from midstream.core.errors import RecipeError, TransientError, did_you_mean
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask

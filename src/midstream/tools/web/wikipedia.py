@@ -19,8 +19,9 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.components.component import ToolConfig
+from midstream.core.engine import Engine
 from midstream.core.errors import ToolServerError, TransientError
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Call
 from midstream.tools import local_search

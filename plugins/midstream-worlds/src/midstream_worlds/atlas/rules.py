@@ -14,10 +14,11 @@ from functools import cache
 from importlib import resources
 from random import Random
 
-from midstream.core.lessons import Lessons, lines
+from midstream.core.agent import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY
 from midstream_worlds.atlas.questions import PLACE_ATTRIBUTES, SIGNS
+from midstream_worlds.planning.lessons import lines
 
 RULED = (*PLACE_ATTRIBUTES, "length")
 NUMBERS = {"times": range(2, 10), "plus": range(2, 100), "minus": range(2, 10)}  # no value falls below 0

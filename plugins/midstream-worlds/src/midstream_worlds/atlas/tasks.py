@@ -27,8 +27,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from midstream.components.component import Context, TasksConfig
+from midstream.core.agent import Lessons
 from midstream.core.errors import RecipeError
-from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Trajectory
@@ -164,7 +164,7 @@ _land = lru_cache(maxsize=2)(_Land)
 
 
 class Atlas(WarmStartWorld, Endless):
-    """Regions, facts, documents and questions; a `training.trainable.TrainableWorld`.
+    """Regions, facts, documents and questions; a `training.protocols.TrainableWorld`.
 
     `facts` maps a place and an attribute to the value, `stated` the text of a document to the value that it states.
     `asked` says what each question asks for that was made so far: agents see the question alone, the teacher and

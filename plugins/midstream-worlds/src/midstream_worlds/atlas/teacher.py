@@ -40,8 +40,9 @@ from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
 from midstream.components.component import ComponentConfig, Context, EngineConfig
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Engine, Request
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, ModuleContext, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import Template

@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import Frozen, whole
-from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
+from midstream.core.source import OVER, Dialogue, UserTurn
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.sources.functions import Invocation, StateFunction
 from midstream_worlds.desks import files, vehicle

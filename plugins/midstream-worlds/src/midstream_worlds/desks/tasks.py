@@ -68,7 +68,7 @@ DIFFICULTIES = {
 
 
 class Desks(TinyWorld, Endless):
-    """A `core.protocols.TaskSource` of dialogues (`Dialogues`), and a `TrainableWorld`."""
+    """A `core.source.TaskSource` of dialogues (`Dialogues`), and a `TrainableWorld`."""
 
     splits = SPLITS
 

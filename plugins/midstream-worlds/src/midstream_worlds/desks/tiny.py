@@ -15,7 +15,7 @@ from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
 from midstream.components.component import ComponentConfig
-from midstream.core.protocols import ModuleContext
+from midstream.core.agent import ModuleContext
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Call

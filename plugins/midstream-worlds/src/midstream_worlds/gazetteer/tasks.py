@@ -71,7 +71,7 @@ class GazetteerConfig(PlannedConfig):
 
 
 class Gazetteer(PlannedWorld):
-    """Facts, documents and questions. Immutable after construction; a `training.trainable.TrainableWorld`."""
+    """Facts, documents and questions. Immutable after construction; a `training.protocols.TrainableWorld`."""
 
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(

@@ -21,7 +21,7 @@ from pydantic import Field, JsonValue
 
 from midstream.components.component import Context, ToolConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ToolResult
+from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import text_arguments
 from midstream_worlds.both import Both
 from midstream_worlds.graphs.questions import NOUNS
@@ -30,7 +30,7 @@ from midstream_worlds.graphs.tasks import REACH, Graphs
 if TYPE_CHECKING:
     import networkx
 
-    from midstream.core.protocols import Tool
+    from midstream.core.tool import Tool
 
 
 class _WorldTool:

@@ -20,7 +20,9 @@ import re
 from collections.abc import Sequence
 
 from midstream.components.component import ComponentConfig
-from midstream.core.protocols import ModuleContext, Request, Tool
+from midstream.core.agent import ModuleContext
+from midstream.core.engine import Request
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory, Sampling
 from midstream_worlds.planning.words import names, names_left, references
 

@@ -11,14 +11,19 @@ This is a test of mechanics, with a model that samples every token, but with sen
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from midstream.core.lessons import Lessons, lines
+from midstream.core.agent import Lessons
 from midstream.core.seeds import derive_seed
 
 Decision = Literal["form", "guess", "tool", "attribute", "place", "operator", "operands"]
+
+
+def lines(texts: Iterable[str]) -> str:
+    """Render lessons for a prompt: one line each, with line breaks inside a lesson replaced by spaces."""
+    return "\n".join(f"- {' '.join(text.split())}" for text in texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

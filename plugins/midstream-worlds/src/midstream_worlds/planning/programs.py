@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, JsonValue
 
 from midstream.components.component import ComponentConfig, ToolConfig
+from midstream.core.agent import ModuleContext
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext, Tool, ToolResult
+from midstream.core.tool import Tool, ToolResult
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Verdict
 from midstream_worlds.planning.words import MEANINGS, YES_OR_NO, names_left, read_question
 

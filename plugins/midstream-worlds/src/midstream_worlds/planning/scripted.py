@@ -20,10 +20,11 @@ from pydantic import Field
 
 from midstream.agents.stream_policy import Stream
 from midstream.components.component import ComponentConfig
+from midstream.core.agent import ModuleContext
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
+from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Memory
 from midstream_worlds.planning.compact import parse_action, render_action, render_prompt
 from midstream_worlds.planning.lessons import Decision, decisions

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from midstream.components.component import Context, TasksConfig
+from midstream.core.agent import Lessons
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.lessons import Lessons
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
@@ -35,7 +35,7 @@ class PlannedConfig(TasksConfig):
 
 
 class PlannedWorld(TinyWorld, Endless):
-    """A `training.trainable.TrainableWorld` whose questions name things: subclasses implement `words` and `make`.
+    """A `training.protocols.TrainableWorld` whose questions name things: subclasses implement `words` and `make`.
 
     `lists` are the names of each kind of thing; item i of each belongs to the split that has i.
     """

@@ -78,7 +78,7 @@ class Held:
 
 
 class Workshop(Finite):
-    """Orders, rules and their effects; a `core.protocols.TaskSource`.
+    """Orders, rules and their effects; a `core.source.TaskSource`.
 
     It has the rules of all `DOMAINS`, whichever its tasks come from: lessons learned at the press are clutter at the
     kiln.
