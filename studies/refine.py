@@ -35,11 +35,11 @@ from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
 from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
-from midstream.report.study import StudyRow
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
+from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, panels
 from studies.refinement import Attempt, RefinementStudy, study_of
 
