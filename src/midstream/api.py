@@ -740,7 +740,7 @@ def _evaluate_in(
         record=Path(asked.record) if asked.record else None,
         replay=Path(asked.replay) if asked.replay else None,
         budget=_budget_of(recipe),
-        kept=root,
+        kept=root / "strategy",
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         # All tasks are drawn, and everything is built, before the directory is created.
@@ -793,9 +793,9 @@ def _evaluate_in(
                 reopen(begun, evaluations, store)
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))
             begun.set_status("finished")
-            if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
-                build.agent_runs.forget()
             write_report(begun)
+    if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
+        shutil.rmtree(root / "strategy", ignore_errors=True)
     return begun
 
 

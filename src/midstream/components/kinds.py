@@ -15,7 +15,15 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.component import (
+    ComponentConfig,
+    EngineConfig,
+    Kind,
+    RewardConfig,
+    StrategyConfig,
+    TasksConfig,
+    ToolConfig,
+)
 from midstream.components.own import load
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
@@ -129,6 +137,7 @@ _BASES: dict[Kind, type] = {
     "reward": RewardConfig,
     "tool": ToolConfig,
     "engine": EngineConfig,
+    "strategy": StrategyConfig,
     "agent": Settings,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}

@@ -12,18 +12,16 @@ from midstream.core.trajectory import Trajectory
 from midstream.runs.files import damaged, open_file, storage_errors
 from midstream.runs.journal import Journal, read_records
 
-FILE = "agent-runs.jsonl"  # in the run directory
-
 
 class AgentRuns:
-    """Agent runs by what determines them: a journal in `directory`, which is opened when it is first needed.
+    """Agent runs by what determines them: a journal at `path`, which is opened when it is first needed.
 
-    Memory holds the keys and where their lines begin. Without a directory nothing is kept. Methods raise
+    Memory holds the keys and where their lines begin. Without a path nothing is kept. Methods raise
     `StorageError`, and `RunError` where the journal is damaged.
     """
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._journal: Journal | None = None
         self._starts: dict[str, int] = {}
         self._end = 0
@@ -49,30 +47,20 @@ class AgentRuns:
             self._starts[json.dumps(key)] = self._end
             self._end = journal.path.stat().st_size
 
-    def forget(self) -> None:
-        """Remove the journal: the trajectories that the runs are part of are written down."""
-        self._close()
-        if self._directory is not None:
-            path = self._directory / FILE
-            with storage_errors(path):
-                path.unlink(missing_ok=True)
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the journal; it opens again when it is needed."""
-        self._close()
-
-    def _close(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
     def _opened(self) -> Journal | None:
-        if self._journal is None and self._directory is not None:
-            path = self._directory / FILE
-            Journal(path).close()  # cuts off what a kill has left of a record
+        if self._journal is None and self._path is not None:
+            with storage_errors(self._path):
+                self._path.parent.mkdir(exist_ok=True)
+            Journal(self._path).close()  # cuts off what a kill has left of a record
             self._starts, self._end = {}, 0
-            for _, line, record in read_records(path):
+            for _, line, record in read_records(self._path):
                 self._starts[json.dumps(record["key"])] = self._end
                 self._end += len(line)
-            self._journal = Journal(path)
+            self._journal = Journal(self._path)
         return self._journal
