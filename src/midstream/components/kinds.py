@@ -37,7 +37,6 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
-        "game24": "midstream.sources.game24:Game24Config",
         "quiz": "midstream.sources.quiz:QuizConfig",
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
@@ -49,8 +48,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "f1": "midstream.rewards.exact_match:F1Config",
         "numeric": "midstream.rewards.numeric:NumericConfig",
         "multiple_choice": "midstream.rewards.multiple_choice:MultipleChoiceConfig",
-        "gaia": "midstream.rewards.gaia:GaiaConfig",
-        "game24": "midstream.rewards.game24:Game24RewardConfig",
         "math": "midstream.rewards.math:MathConfig",
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
@@ -242,8 +239,8 @@ def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
 
 
 def rules() -> list[str]:
-    """The types of midstream's rewards that a task may name: rule-based, without a model."""
-    classes = {name: config_class("reward", name) for name in _REGISTRY["reward"]}
+    """The types of rewards that a task may name: rule-based, without a model."""
+    classes = {name: config_class("reward", name) for name in registered("reward")}
     return [name for name, config in classes.items() if issubclass(config, RewardConfig) and config.rule_based]
 
 
