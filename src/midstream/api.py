@@ -14,7 +14,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
     record      the directory to record tools' answers in
     replay      the directory to replay tools' answers from
     listener    receives the run's events (`core/events.py`); by default warnings are printed
-    track       experiment trackers: names ("wandb", "mlflow"), or objects (docs/tracking.md)
+    track       experiment trackers: names of installed ones, or objects (docs/tracking.md)
     changes     what differs from the recipe (`recipe/overrides.py`)
 """
 

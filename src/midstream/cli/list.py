@@ -53,7 +53,7 @@ KINDS = {
     "advantage": "from the rewards of a group to advantages",
     "loss": "what an update of the weights minimizes",
     "learner": "what trains",
-    "tracker": "where the metrics of a run go",
+    "strategy": "several runs of an agent that make one answer",
 }
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',

@@ -114,7 +114,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
     "--out": {"help": "run directory (default: a new one under runs/)"},
     "--track": {
-        "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, or FILE.py:NAME",
+        "metavar": "A,B", "default": (), "help": "send metrics to trackers, or FILE.py:NAME; a wrong name lists them",
     },
     "--max-mb": {
         "metavar": "MB", "type": parse_amount, "default": MAX_MB,

@@ -31,7 +31,7 @@ from midstream.core.stream_template import Template
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "strategy", "tracker",
+    "advantage", "loss", "learner", "strategy",
 ]  # fmt: skip
 Table = dict[str, Any]
 

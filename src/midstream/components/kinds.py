@@ -67,10 +67,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "mcp": "midstream.tools.mcp.tools:McpConfig",
         "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
     },
-    "tracker": {
-        "wandb": "midstream.trackers:WandbConfig",
-        "mlflow": "midstream.trackers:MlflowConfig",
-    },
     "engine": {
         "reference": "midstream.engines.local.settings:ReferenceConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
@@ -121,7 +117,6 @@ OWN: dict[Kind, str] = {
     "engine": "midstream.engines.own:own_engine",
     "agent": "midstream.agents.own_agent:own_agent",
     "advantage": "midstream.training.own:own_advantage",
-    "tracker": "midstream.trackers:own_tracker",
     "loss": "midstream.training.own:own_loss",
     "learner": "midstream.training.own:own_learner",
 }
@@ -213,7 +208,7 @@ def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
     known = _own_classes.get((kind, reference))
     if known is not None and known[0] is value:
         return known[1]
-    if isinstance(value, type) and issubclass(value, ComponentConfig):
+    if kind not in OWN or (isinstance(value, type) and issubclass(value, ComponentConfig)):
         made = _of_kind(kind, reference, value)
     else:
         maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(OWN[kind])
@@ -227,11 +222,11 @@ def _imported(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
+def _of_kind(kind: Kind, name: str, config: Any) -> type[ComponentConfig]:
     base = _BASES.get(kind, ComponentConfig)
-    if not issubclass(config, base):
+    if not (isinstance(config, type) and issubclass(config, base)):
         raise RecipeError(
-            f"{config.__name__}, registered as {kind} {name!r}, is not a {base.__name__}",
+            f"{getattr(config, '__name__', config)}, registered as {kind} {name!r}, is not a {base.__name__}",
             code="component-invalid",
             fix=f"derive it from midstream.components.component.{base.__name__}",
         )
