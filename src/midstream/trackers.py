@@ -48,7 +48,7 @@ class Logged(NamedTuple):
     values: Mapping[str, float]
 
 
-def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logged | None:
+def metrics_of(event: RunEvent, spent: Mapping[str, object] | None = None) -> Logged | None:
     """The metrics of an event, None for one without any; `spent` is what a lesson run has used so far.
 
     Names are those of the run's own records: `train/reward_mean`, `train/reward_by_family/NAME`, `time/update_s`,
@@ -71,14 +71,14 @@ def metrics_of(event: RunEvent, spent: Mapping[str, Any] | None = None) -> Logge
     return None
 
 
-def flat(prefix: str, table: Mapping[Any, Any]) -> dict[str, float]:
+def flat(prefix: str, table: Mapping[str, object]) -> dict[str, float]:
     """The numbers of nested tables, by their path; other values are left out."""
     found: dict[str, float] = {}
     for key, value in table.items():
         path = f"{prefix}/{fit(str(key))}"
         if isinstance(value, Mapping):
             found |= flat(path, value)
-        elif type(value) in (int, float):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             found[path] = float(value)
     return found
 
@@ -135,7 +135,7 @@ def tracked(run: RunDirectory, trackers: Sequence[tuple[str, Tracker]], listener
     about = {"name": run.root.resolve().name, "directory": str(run.root), "kind": info.kind}
     about |= {"recipe": info.recipe_name, "seed": info.seed, "settings": info.resolved}
     feeds = [_Feed(name, tracker, about, run.root / "trackers" / f"{name}.json") for name, tracker in trackers]
-    spent: dict[str, Any] = {}
+    spent: dict[str, object] = {}
 
     def note_failures() -> None:
         for feed in [feed for feed in feeds if feed.failure]:
@@ -178,7 +178,7 @@ class _Feed(threading.Thread):
     continues it and does not log a step again.
     """
 
-    def __init__(self, name: str, tracker: Tracker, about: Mapping[str, Any], kept: Path) -> None:
+    def __init__(self, name: str, tracker: Tracker, about: Mapping[str, object], kept: Path) -> None:
         super().__init__(name=name, daemon=True)  # a tracker that hangs must not keep the process from ending
         self.tracker, self.about, self.kept = tracker, about, kept
         self.failure = ""  # why it is off
@@ -187,17 +187,17 @@ class _Feed(threading.Thread):
     def run(self) -> None:
         """Log what waits until the status comes."""
         try:
-            before = json.loads(self.kept.read_text(encoding="utf-8")) if self.kept.exists() else {"steps": {}}
-            steps: dict[str, int] = before["steps"]
+            before = json.loads(self.kept.read_text(encoding="utf-8")) if self.kept.exists() else {}
+            steps: dict[str, int] = before.get("steps", {})
             self.kept.parent.mkdir(exist_ok=True)
-            before["id"] = self.tracker.start({**self.about, "id": before.get("id")})
-            atomic_write(self.kept, json.dumps(before).encode())
+            record = {"id": self.tracker.start({**self.about, "id": before.get("id")}), "steps": steps}
+            atomic_write(self.kept, json.dumps(record).encode())
             while isinstance(logged := self.waiting.get(), Logged):
                 if logged.step and logged.step <= steps.get(logged.group, 0):
                     continue  # a resumed run repeats the steps after its checkpoint
                 self.tracker.log(logged.values, logged.step)
                 steps[logged.group] = logged.step
-                atomic_write(self.kept, json.dumps(before).encode())
+                atomic_write(self.kept, json.dumps(record).encode())
             self.tracker.finish(logged)
         except BaseException as error:  # noqa: BLE001 - a tracker may raise anything, SystemExit too
             self.failure = " ".join(f"{type(error).__name__}: {error}".split())

@@ -81,7 +81,8 @@ def parse_strategy(text: str) -> StrategyConfig:
     if name not in known:
         there = f"installed are: {', '.join(known)}" if known else "no installed package has one"
         raise RecipeError(what, code="strategy-invalid", fix=f"{did_you_mean(name, known)}{there}; or {fix}")
-    config: Any = config_class("strategy", name)
+    config = config_class("strategy", name)
+    assert issubclass(config, StrategyConfig)
     given = [part.partition("=")[::2] for part in listed.split(",")] if listed else []
     settings = {key.strip(): value.strip() for key, value in given}
     try:
