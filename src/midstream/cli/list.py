@@ -132,9 +132,9 @@ def _listed(kind: str) -> list[Entry]:
 def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
     """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
     if name is None:
-        from midstream.sources.file import FileTasks, FileTasksConfig
+        from midstream.sources.file import FileTasksConfig
 
-        tasks = FileTasks(FileTasksConfig(path=Path(str(path)))).tasks("test")
+        tasks = FileTasksConfig(path=Path(str(path))).build().tasks("test")
         return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
     if kind == "recipes":
         return _recipe(name, full=full)
