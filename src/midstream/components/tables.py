@@ -65,7 +65,7 @@ def located(kind: Kind, named: Any, where: str) -> str:
     if named not in registered(kind) and not is_reference(named):
         own = 'your own, e.g. type = "my_file.py:name"'
         raise RecipeError(
-            f"{where} has no type" if named is None else f"{where}.type = {shown(named)} does not exist",
+            f"{where} has no type" if named is None else f"no installed package has {where}.type = {shown(named)}",
             code="unknown-type",
             fix=did_you_mean(named, registered(kind))
             + (f"name one of: {', '.join(registered(kind))}; or {own}" if registered(kind) else f"name {own}"),
