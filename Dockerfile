@@ -11,7 +11,6 @@ RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap &
 WORKDIR /opt/midstream
 COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
-COPY studies studies
 COPY src src
 COPY plugins plugins
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]' ./plugins/midstream-worlds

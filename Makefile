@@ -103,9 +103,9 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-train: $(VENV)/.created pyproject.toml plugins/midstream-worlds/pyproject.toml
+$(VENV)/.installed-train: $(VENV)/.created pyproject.toml plugins/midstream-worlds/pyproject.toml plugins/midstream-extra/pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
-	$(pip_install) -e '.[train,serve]' -e plugins/midstream-worlds  # serve: midstream view
+	$(pip_install) -e '.[train,serve]' -e plugins/midstream-worlds -e plugins/midstream-extra  # serve: midstream view
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml $(wildcard plugins/*/pyproject.toml)

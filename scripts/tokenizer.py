@@ -54,9 +54,7 @@ def texts() -> Iterator[str]:
             yield call("python", code=f"{task.answer} {asked.sign} abs({task.answer})")
         yield from draw_lessons(RULED, draws, held_out=False)[1].values()
         yield "Rule: Height as found. I can answer."
-    # The prompts of dser are newer than the weights that were trained with this tokenizer.
-    prompts = [path for path in SOURCE.glob("agents/prompts/*.md") if not path.name.startswith("dser_")]
-    for path in sorted([*prompts, *SOURCE.glob("core/templates/*.toml")]):
+    for path in sorted([*SOURCE.glob("agents/prompts/*.md"), *SOURCE.glob("core/templates/*.toml")]):
         yield from [path.read_text(encoding="utf-8")] * PROMPTS
 
 

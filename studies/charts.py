@@ -9,8 +9,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from midstream.core.errors import needs_extra
-from midstream.report.numbers import number, percent, t_interval
-from midstream.report.study import StudyRow
+from midstream.report.numbers import number, percent
+from midstream_extra.study_tables import StudyRow, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

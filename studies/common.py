@@ -22,8 +22,8 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.check import check
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.draw import show
-from midstream.report.study import StudyRow, study_blocks
 from midstream.runs.files import atomic_write
+from midstream_extra.study_tables import StudyRow, study_blocks
 
 ResultT = TypeVar("ResultT", bound=BaseModel)
 

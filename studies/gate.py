@@ -32,9 +32,10 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import lessons_parts_of
 from midstream.report.draw import plain_table
-from midstream.report.numbers import percent, t_interval
+from midstream.report.numbers import percent
 from midstream.runs.budget import Budget, BudgetConfig
-from midstream.study import chosen
+from midstream_extra.study import chosen
+from midstream_extra.study_tables import t_interval
 from midstream_worlds.workshop.tasks import Workshop
 from studies.common import Job, parser, reporter, results, run, workshop_recipe, write_json
 

@@ -30,9 +30,9 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import task_source
 from midstream.recipe.files import merge, read_table, with_overrides
 from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
-from midstream.study import chosen
+from midstream_extra.study import chosen
+from midstream_extra.study_tables import StudyRow
 from midstream_worlds.workshop.tasks import Workshop
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 from studies.gate import best_lessons

@@ -20,8 +20,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.text_file import read_toml
 from midstream.recipe.schema import Recipe
-from midstream.report.study import StudyRow
-from midstream.study import EvaluationKey, Plan, Seeds, differences, plan, read_study, run_study
+from midstream_extra.study import EvaluationKey, Plan, Seeds, differences, plan, read_study, run_study
+from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, dots, panels
 from studies.common import parser, print_tables, records, reporter, run, write_json
 

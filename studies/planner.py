@@ -27,8 +27,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.report.study import StudyRow
-from midstream.study import chosen
+from midstream_extra.study import chosen
+from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, dots, panels
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, best_costs, measured, read_file

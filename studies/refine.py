@@ -18,9 +18,9 @@ from pydantic_core import to_json
 from rich.console import RenderableType
 from rich.text import Text
 
-from midstream.agents.strategy import parse_strategy
 from midstream.cli import options as shared
 from midstream.components.component import RewardConfig
+from midstream.components.tables import parse_strategy
 from midstream.core.errors import MidstreamError, RunError, UnsupportedError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.source import Reward
@@ -35,11 +35,12 @@ from midstream.recipe.check import set_reward
 from midstream.recipe.overrides import run_recipe
 from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
-from midstream.report.study import StudyRow
 from midstream.rewards.votes import answer_key
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write, storage_errors
+from midstream_extra.dser import Dser
+from midstream_extra.study_tables import StudyRow
 from studies.charts import Panel, panels
 from studies.refinement import Attempt, RefinementStudy, study_of
 
@@ -60,9 +61,10 @@ def study_refinement(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     recipe, asked = run_recipe(run), run.info().evaluation
-    if asked is None or recipe.evaluation.strategy is None:
+    strategy = parse_strategy(recipe.evaluation.strategy) if recipe.evaluation.strategy else None
+    if asked is None or not isinstance(strategy, Dser):
         raise RunError(
-            f"{run.root} is not an evaluation with a strategy",
+            f"{run.root} is not an evaluation with the strategy dser",
             code="wrong-kind-of-run",
             fix="midstream eval ... --strategy dser:K=8,T=4,early_stop=no --out RUN, then python -m studies.refine RUN",
         )
@@ -71,8 +73,7 @@ def study_refinement(
     results = run.evaluations.read()
     if not results:
         raise RunError(f"{run.root} has no results yet", code="no-results", fix=f"midstream resume {run.root}")
-    strategy, build = parse_strategy(recipe.evaluation.strategy), Build(recipe, unsafe=asked.unsafe)
-    studies: list[RefinementStudy] = []
+    build, studies = Build(recipe, unsafe=asked.unsafe), list[RefinementStudy]()
     with event_loop(build) as run_coroutine:
         for result in results:
             [chosen] = [

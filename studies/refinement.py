@@ -20,9 +20,9 @@ from itertools import pairwise
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from midstream.agents.strategy import Strategy, winner
 from midstream.core.data import Frozen
 from midstream.evaluation.estimates import Interval, mean_interval, t_quantile, wilson
+from midstream_extra.dser import Dser, winner
 
 State = tuple[Hashable | None, bool]  # what equal answers have in common, and whether this one is right
 Chain = Sequence[State]  # of rounds 0, 1, ...
@@ -155,7 +155,7 @@ def combined(function: Callable[..., float], rising: Sequence[Estimate], falling
     return middle - half(upper=False), middle + half(upper=True)
 
 
-def study_of(tasks: Sequence[Sequence[Attempt]], strategy: Strategy, *, budget: int, runs: float) -> RefinementStudy:
+def study_of(tasks: Sequence[Sequence[Attempt]], strategy: Dser, *, budget: int, runs: float) -> RefinementStudy:
     """Estimate a_0, p and q from the attempts at each task, and advise for a `budget` of agent runs of a task.
 
     `runs` are the agent runs that an attempt took, on average. Attempts without a chain are left out before.

@@ -30,9 +30,9 @@ from midstream.core.text_file import read_toml
 from midstream.recipe.build import Build
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
-from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
-from midstream.study import chosen
+from midstream_extra.study import chosen
+from midstream_extra.study_tables import StudyRow
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 
 

@@ -78,13 +78,6 @@ def rank(rewards, spread: float = 1.0):
 def cispo(logprobs, old_logprobs, advantages, bound: float = 5.0):
     return -(logprobs - old_logprobs).exp().clamp(max=bound).detach() * advantages * logprobs
 
-
-class Printed:
-    """A tracker."""
-
-    def start(self, run): ...
-    def log(self, values, step): ...
-    def finish(self, status): ...
 '''
 
 
@@ -266,7 +259,7 @@ def package(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "my_package.py").write_text(MINE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.2\n")
     names = {"tasks": "questions", "reward": "close", "engine": "model", "tool": "add", "agent": "agent",
-             "advantage": "rank", "loss": "cispo", "tracker": "Printed"}  # fmt: skip
+             "advantage": "rank", "loss": "cispo"}  # fmt: skip
     lines = [f"{kind}.own_{kind} = my_package:{name}" for kind, name in names.items()]
     (info / "entry_points.txt").write_text("\n".join(["[midstream.components]", *lines, ""]))
     monkeypatch.syspath_prepend(site)

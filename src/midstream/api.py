@@ -14,7 +14,7 @@ notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine
     record      the directory to record tools' answers in
     replay      the directory to replay tools' answers from
     listener    receives the run's events (`core/events.py`); by default warnings are printed
-    track       experiment trackers: names ("wandb", "mlflow"), or objects (docs/tracking.md)
+    track       experiment trackers: names of installed ones, or objects (docs/tracking.md)
     changes     what differs from the recipe (`recipe/overrides.py`)
 """
 
@@ -737,7 +737,7 @@ def _evaluate_in(
         record=Path(asked.record) if asked.record else None,
         replay=Path(asked.replay) if asked.replay else None,
         budget=_budget_of(recipe),
-        kept=root,
+        kept=root / "strategy",
     )
     with event_loop(build) as run_coroutine, ExitStack() as servers:
         # All tasks are drawn, and everything is built, before the directory is created.
@@ -790,9 +790,9 @@ def _evaluate_in(
                 reopen(begun, evaluations, store)
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))
             begun.set_status("finished")
-            if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
-                build.agent_runs.forget()
             write_report(begun)
+    if not any(result.errors for result in begun.evaluations.read()):  # `--retry-errors` needs them
+        shutil.rmtree(root / "strategy", ignore_errors=True)
     return begun
 
 

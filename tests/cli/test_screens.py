@@ -110,11 +110,6 @@ def test_export(screen: Screen, finished_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_study(screen: Screen) -> None:
-    screen("study", "controls", "--seeds", "1", "--only", "Flow-GRPO", "--quiet", *SMALL, trained=True)
-
-
-@pytest.mark.slow
 def test_demo(screen: Screen) -> None:
     screen("demo", "--quiet", *SMALL, trained=True)
 

@@ -39,23 +39,6 @@ def test_shares_and_changes():
     assert numbers.sharing(None) == []
 
 
-def test_t_interval_against_a_worked_example():
-    # Three seeds: t(2) = 4.303, standard deviation 0.02, so 4.303 * 0.02 / sqrt(3).
-    middle, half = numbers.t_interval((0.68, 0.70, 0.72))
-    assert middle == pytest.approx(0.70)
-    assert half == pytest.approx(0.049687, abs=1e-5)
-    assert numbers.t_interval((0.5,)) == (0.5, None)
-    assert math.isnan(numbers.t_interval(())[0])
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=60))
-def test_t_interval_shrinks_when_every_seed_is_seen_twice(values):
-    once, twice = numbers.t_interval(values)[1], numbers.t_interval(values * 2)[1]
-    assert once is not None
-    assert twice is not None
-    assert twice <= once + 1e-9
-
-
 def test_sparkline_scales_over_a_least_span_and_skips_what_is_not_finite():
     assert numbers.sparkline([0.0, 0.29, 1.0]) == "▁▃█"
     assert numbers.sparkline([0.4, 0.45, 0.5]) == "▃▅▆"

@@ -11,10 +11,10 @@ import pytest
 
 from midstream.core.answers import extract
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.game24 import Game24
 from midstream.rewards.multiple_choice import MultipleChoice, find_choice
 from midstream.rewards.numeric import Numeric
 from midstream.rewards.statement import unbox
+from midstream_benchmarks.game24_reward import Game24
 from support.forms import forms, misjudged
 
 RULES = {

@@ -12,7 +12,7 @@ from midstream.core.answers import normalize
 from midstream.core.stream import Piece, answer_of
 from midstream.core.stream_template import load_template
 from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
-from midstream.rewards.gaia import Gaia
+from midstream_benchmarks.gaia import Gaia
 from support.rules import value
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "qa.json").read_text("utf-8"))["cases"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from midstream.components.kinds import registered
 from midstream.core.answers import words
 from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
-from midstream.rewards.gaia import Gaia
-from midstream.rewards.game24 import Game24
 from midstream.rewards.multiple_choice import MultipleChoice
 from midstream.rewards.numeric import Numeric
 from midstream.rewards.rule import Rule
+from midstream_benchmarks.gaia import Gaia
+from midstream_benchmarks.game24_reward import Game24
 from support.rules import value
 
 RULES = {

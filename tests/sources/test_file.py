@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, UsageError
 from midstream.rewards.composite import rule_for
-from midstream.sources.file import FileTasks, FileTasksConfig
+from midstream.sources.file import FileTasksConfig
 from support.errors import coded, raises
 
 
 def source(directory, rows, **settings):
     path = directory / "own.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
-    return FileTasks(FileTasksConfig(path=path, **settings))
+    return FileTasksConfig(path=path, **settings).build()
 
 
 def row(number, **more):
@@ -94,7 +94,7 @@ def test_a_csv_may_hold_lists_as_json(tmp_path):
     )
     path = tmp_path / "own.csv"
     path.write_text(text.getvalue(), encoding="utf-8")
-    first, second = FileTasks(FileTasksConfig(path=path)).tasks("test")
+    first, second = FileTasksConfig(path=path).build().tasks("test")
     assert (first.answer, first.metadata["options"]) == ("B", {"A": "oak", "B": "elm"})
     assert second.answers == ("I", "me")
 
@@ -165,7 +165,7 @@ def test_a_repeated_row_is_fixed_by_a_table_of_its_recipe(tmp_path):
     table = caught.value.fix.partition("[[evaluation.sets]] ")[2]
     settings = tomllib.loads(table)["tasks"]
     assert settings.pop("type") == "file"
-    assert len(FileTasks(FileTasksConfig.model_validate(settings)).tasks("test")) == 1
+    assert len(FileTasksConfig.model_validate(settings).build().tasks("test")) == 1
 
 
 def test_repeated_rows_can_be_dropped_and_are_counted(tmp_path):

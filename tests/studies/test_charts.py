@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from studies.charts import Panel, dots, panels
 
-from midstream.report.study import StudyRow
+from midstream_extra.study_tables import StudyRow
 
 pytest.importorskip("matplotlib")
 

@@ -11,7 +11,7 @@ from studies.numbers import Metric, curves, main
 from midstream.core.errors import RecipeError
 from midstream.core.text_file import read_toml
 from midstream.recipe.schema import load_recipe
-from midstream.study import shipped_studies
+from midstream_extra.study import shipped_studies
 from support.fake_run import evaluation
 from support.question_server import QuestionServer
 

@@ -21,7 +21,7 @@ from studies.refinement import (
     vote_accuracy,
 )
 
-from midstream.agents.strategy import Strategy
+from midstream_extra.dser import Dser
 
 Rates = Callable[[random.Random], tuple[float, float]]  # a task's p and q
 
@@ -43,7 +43,7 @@ def study(
 ) -> RefinementStudy:
     draw = random.Random(seed)
     chains = [[attempt(draw, start, p, q, K, T)] for _ in range(tasks)]
-    return study_of(chains, Strategy(K=K, T=T), budget=budget, runs=K * (1 + 2 * T))
+    return study_of(chains, Dser(K=K, T=T), budget=budget, runs=K * (1 + 2 * T))
 
 
 def changes(chains: Attempt, *, was: bool) -> tuple[int, int]:
@@ -195,7 +195,7 @@ def test_it_is_undecided_where_the_data_leave_it_open(start: float, p: float, q:
 def test_stopped_chains_count_for_the_rounds_that_they_have():
     full = [("right", True)] * 3
     cut = [("wrong", False), ("wrong", False)]
-    found = study_of([[[full, cut, [], full]]], Strategy(K=4, T=2), budget=20, runs=17)
+    found = study_of([[[full, cut, [], full]]], Dser(K=4, T=2), budget=20, runs=17)
     assert (found.chains, found.cut_short) == (4, 2)
     assert [each.chains for each in found.rounds] == [3, 3, 2]
     assert (found.improvement.trials, found.degradation.trials) == (1, 4)
@@ -203,5 +203,5 @@ def test_stopped_chains_count_for_the_rounds_that_they_have():
 
 def test_chains_that_ended_before_their_first_solution_are_cut_short():
     solved = [("right", True)]
-    found = study_of([[[solved, solved, solved, []]]], Strategy(K=4, T=0), budget=4, runs=3)
+    found = study_of([[[solved, solved, solved, []]]], Dser(K=4, T=0), budget=4, runs=3)
     assert (found.chains, found.cut_short, found.start.trials) == (4, 1, 3)

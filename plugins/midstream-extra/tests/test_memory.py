@@ -368,7 +368,7 @@ def test_moments_follow_one_another():
 
 # -- what recipes promise ----------------------------------------------------------------------------------------------
 
-RECIPES = Path(__file__).parents[3] / "recipes" / "papers"
+RECIPES = Path(__file__).parents[2] / "midstream-benchmarks" / "src" / "midstream_benchmarks" / "recipes"
 
 
 def parts_of(name, *overrides):

@@ -53,7 +53,7 @@ KINDS = {
     "advantage": "from the rewards of a group to advantages",
     "loss": "what an update of the weights minimizes",
     "learner": "what trains",
-    "tracker": "where the metrics of a run go",
+    "strategy": "several runs of an agent that make one answer",
 }
 _HEADINGS = {
     "nothing": 'Run an agent: midstream solve "..." --recipe NAME, midstream eval NAME',
@@ -132,9 +132,9 @@ def _listed(kind: str) -> list[Entry]:
 def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
     """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
     if name is None:
-        from midstream.sources.file import FileTasks, FileTasksConfig
+        from midstream.sources.file import FileTasksConfig
 
-        tasks = FileTasks(FileTasksConfig(path=Path(str(path)))).tasks("test")
+        tasks = FileTasksConfig(path=Path(str(path))).build().tasks("test")
         return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
     if kind == "recipes":
         return _recipe(name, full=full)

@@ -42,7 +42,6 @@ COMMANDS = {
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, or as a table",
     "lessons": "look at an agent's lessons, edit, test them",
-    "study": "recipes and changes of them over several seeds, compared",
     "completion": "print the completion for bash, zsh or fish",
 }
 
@@ -66,8 +65,7 @@ EXAMPLES = """examples:
   midstream view runs/demo --file      write its pages as one file, report.html
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream export runs/demo --format sft --out sft.jsonl
-  midstream lessons show runs/p        the lessons an agent has learned
-  midstream study controls --seeds 3   a recipe next to its controls"""
+  midstream lessons show runs/p        the lessons an agent has learned"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -106,7 +106,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--reward": {"metavar": "TYPE", "help": "what scores the answers, e.g. exact_match, judge, or FILE.py:NAME"},
     "--lessons": {"metavar": "LESSONS", "help": "lessons in the prompts: a lesson run, RUN@VERSION, or a file"},
     "--strategy": {
-        "metavar": "SPEC", "help": "several chains that verify and refine, and a vote, e.g. dser:K=8,T=4",
+        "metavar": "SPEC", "help": "several runs and one answer, by an installed strategy, e.g. dser:K=8,T=4",
     },
     "--retry-errors": {
         "action": "store_true", "help": "of an evaluation: run again what ended in an infrastructure error",
@@ -114,7 +114,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
     "--out": {"help": "run directory (default: a new one under runs/)"},
     "--track": {
-        "metavar": "A,B", "default": (), "help": "send metrics to wandb, mlflow, or FILE.py:NAME",
+        "metavar": "A,B", "default": (), "help": "send metrics to trackers, or FILE.py:NAME; a wrong name lists them",
     },
     "--max-mb": {
         "metavar": "MB", "type": parse_amount, "default": MAX_MB,

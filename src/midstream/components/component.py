@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
+from midstream.core.agent import Agent
 from midstream.core.data import Settings
 from midstream.core.engine import Engine
 from midstream.core.errors import UnsupportedError
@@ -32,7 +34,7 @@ from midstream.core.stream_template import Template
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
-    "advantage", "loss", "learner", "tracker",
+    "advantage", "loss", "learner", "strategy",
 ]  # fmt: skip
 Table = dict[str, Any]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
@@ -214,6 +216,28 @@ class EngineConfig(ComponentConfig):
     def priced(self) -> bool:
         """Whether the costs of its requests are known, if only as 0."""
         return True
+
+
+class StrategyConfig(ComponentConfig):
+    """The settings of a strategy, which runs an agent several times on a task and makes one answer of the results.
+
+    Its `str` is its text in `evaluation.strategy`: "NAME:KEY=VALUE,KEY=VALUE".
+    """
+
+    example: ClassVar[str]  # such a text, and what it means
+
+    @property
+    def agent_runs(self) -> int:
+        """The most runs of the agent on a task."""
+        raise NotImplementedError
+
+    def wrap(self, agent: Agent, *, max_attempts: int, kept: Path | None) -> Agent:
+        """The agent that applies the strategy to `agent`, and closes it.
+
+        Each run of `agent` has up to `max_attempts` attempts. `kept` is a new file for runs that have ended, so that a
+        resumed evaluation does not repeat them; its folder may be missing, and is removed after the evaluation.
+        """
+        raise NotImplementedError
 
 
 class Component(Settings):

@@ -15,7 +15,15 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from midstream.components.component import ComponentConfig, EngineConfig, Kind, RewardConfig, TasksConfig, ToolConfig
+from midstream.components.component import (
+    ComponentConfig,
+    EngineConfig,
+    Kind,
+    RewardConfig,
+    StrategyConfig,
+    TasksConfig,
+    ToolConfig,
+)
 from midstream.components.own import load
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
@@ -29,7 +37,6 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 MODULE_KINDS: tuple[Kind, ...] = ("planner", "executor", "verifier", "generator", "analyst", "policy")
 COMPONENTS: dict[Kind, dict[str, str]] = {
     "tasks": {
-        "game24": "midstream.sources.game24:Game24Config",
         "quiz": "midstream.sources.quiz:QuizConfig",
         "benchmark": "midstream.sources.benchmarks:BenchmarkConfig",
         "file": "midstream.sources.file:FileTasksConfig",
@@ -41,8 +48,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "f1": "midstream.rewards.exact_match:F1Config",
         "numeric": "midstream.rewards.numeric:NumericConfig",
         "multiple_choice": "midstream.rewards.multiple_choice:MultipleChoiceConfig",
-        "gaia": "midstream.rewards.gaia:GaiaConfig",
-        "game24": "midstream.rewards.game24:Game24RewardConfig",
         "math": "midstream.rewards.math:MathConfig",
         "judge": "midstream.rewards.judge:JudgeConfig",
         "composite": "midstream.rewards.composite:CompositeConfig",
@@ -61,10 +66,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "web_page": "midstream.tools.web.web_page:WebPageConfig",
         "mcp": "midstream.tools.mcp.tools:McpConfig",
         "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
-    },
-    "tracker": {
-        "wandb": "midstream.trackers:WandbConfig",
-        "mlflow": "midstream.trackers:MlflowConfig",
     },
     "engine": {
         "reference": "midstream.engines.local.settings:ReferenceConfig",
@@ -116,7 +117,6 @@ OWN: dict[Kind, str] = {
     "engine": "midstream.engines.own:own_engine",
     "agent": "midstream.agents.own_agent:own_agent",
     "advantage": "midstream.training.own:own_advantage",
-    "tracker": "midstream.trackers:own_tracker",
     "loss": "midstream.training.own:own_loss",
     "learner": "midstream.training.own:own_learner",
 }
@@ -129,6 +129,7 @@ _BASES: dict[Kind, type] = {
     "reward": RewardConfig,
     "tool": ToolConfig,
     "engine": EngineConfig,
+    "strategy": StrategyConfig,
     "agent": Settings,
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
@@ -207,7 +208,7 @@ def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
     known = _own_classes.get((kind, reference))
     if known is not None and known[0] is value:
         return known[1]
-    if isinstance(value, type) and issubclass(value, ComponentConfig):
+    if kind not in OWN or (isinstance(value, type) and issubclass(value, ComponentConfig)):
         made = _of_kind(kind, reference, value)
     else:
         maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(OWN[kind])
@@ -221,11 +222,11 @@ def _imported(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
+def _of_kind(kind: Kind, name: str, config: Any) -> type[ComponentConfig]:
     base = _BASES.get(kind, ComponentConfig)
-    if not issubclass(config, base):
+    if not (isinstance(config, type) and issubclass(config, base)):
         raise RecipeError(
-            f"{config.__name__}, registered as {kind} {name!r}, is not a {base.__name__}",
+            f"{getattr(config, '__name__', config)}, registered as {kind} {name!r}, is not a {base.__name__}",
             code="component-invalid",
             fix=f"derive it from midstream.components.component.{base.__name__}",
         )
@@ -233,8 +234,8 @@ def _of_kind(kind: Kind, name: str, config: type) -> type[ComponentConfig]:
 
 
 def rules() -> list[str]:
-    """The types of midstream's rewards that a task may name: rule-based, without a model."""
-    classes = {name: config_class("reward", name) for name in _REGISTRY["reward"]}
+    """The types of rewards that a task may name: rule-based, without a model."""
+    classes = {name: config_class("reward", name) for name in registered("reward")}
     return [name for name, config in classes.items() if issubclass(config, RewardConfig) and config.rule_based]
 
 

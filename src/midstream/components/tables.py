@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from midstream.components.component import Component, Kind, Parts
+from midstream.components.component import Component, Kind, Parts, StrategyConfig
 from midstream.components.kinds import config_class, installed, reference_of_installed, registered
 from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
@@ -65,12 +65,32 @@ def located(kind: Kind, named: Any, where: str) -> str:
     if named not in registered(kind) and not is_reference(named):
         own = 'your own, e.g. type = "my_file.py:name"'
         raise RecipeError(
-            f"{where} has no type" if named is None else f"{where}.type = {shown(named)} does not exist",
+            f"{where} has no type" if named is None else f"no installed package has {where}.type = {shown(named)}",
             code="unknown-type",
             fix=did_you_mean(named, registered(kind))
             + (f"name one of: {', '.join(registered(kind))}; or {own}" if registered(kind) else f"name {own}"),
         )
     return named
+
+
+def parse_strategy(text: str) -> StrategyConfig:
+    """The strategy that a text such as "dser:K=8,T=4" names, with its settings. Raises `RecipeError`."""
+    name, _, listed = text.partition(":")
+    name, known = name.strip(), registered("strategy")
+    what, fix = f"evaluation.strategy = {text!r} is not a strategy", "leave out the strategy"
+    if name not in known:
+        there = f"installed are: {', '.join(known)}" if known else "no installed package has one"
+        raise RecipeError(what, code="strategy-invalid", fix=f"{did_you_mean(name, known)}{there}; or {fix}")
+    config = config_class("strategy", name)
+    assert issubclass(config, StrategyConfig)
+    given = [part.partition("=")[::2] for part in listed.split(",")] if listed else []
+    settings = {key.strip(): value.strip() for key, value in given}
+    try:
+        if len(settings) < len(given):
+            raise ValueError("a setting is given twice")
+        return config.model_validate(settings)
+    except ValueError as error:
+        raise RecipeError(what, code="strategy-invalid", fix=f"write {config.example}; or {fix}") from error
 
 
 def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:

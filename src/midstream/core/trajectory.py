@@ -267,7 +267,7 @@ class Score(Frozen):
 
 
 class Refinement(Frozen):
-    """What a strategy of several chains did on one task (`agents/refining.py`).
+    """What a strategy of several chains did on one task.
 
     `answers` has for each chain its answers of rounds 0 to T, None where a run gave none; a chain that was stopped has
     fewer. `agent_runs` counts the runs that ended, failed ones included.

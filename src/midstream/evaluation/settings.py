@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, WrapValidator, field_validator, model_validator
 
-from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component
+from midstream.components.tables import parse_strategy
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
 from midstream.runs.segments import result_name as result_name
@@ -69,8 +69,8 @@ class EvaluationConfig(Settings):
         validation: evaluated greedily every `validate_every` steps; a table such as a set's
         temperatures: every set is evaluated at each; 0 is greedy, "own" the temperature that the agent asks for
         trials: attempts at each task of a set, at each temperature
-        strategy: longer thinking of `midstream eval` and `solve`: `dser:K=8,T=4` runs the agent in 8 chains that verify
-            and refine 4 times, and votes (docs/evaluation.md)
+        strategy: how `midstream eval` and `solve` make one answer of several runs of the agent: `NAME:KEY=VALUE,...` of
+            an installed strategy, such as `dser:K=8,T=4` (docs/evaluation.md)
         at: when a run that learns evaluates: before and after (`both`), after (`end`), or never (`none`, also without
             the validations of training)
     """

@@ -159,7 +159,7 @@ def solve(
         agent: an agent, a run, or a recipe's name.
         question: the question.
         temperature: of the planner or policy; by default its own, and 0 with the weights of a run.
-        strategy: several chains that verify and refine, and a vote, e.g. "dser:K=8,T=4" (docs/evaluation.md).
+        strategy: makes one answer of several runs, e.g. "dser:K=8,T=4" (docs/evaluation.md).
 
     Returns:
         The trajectory, without a reward. If it was lost, such as to a server that is down, `error` says to what, its

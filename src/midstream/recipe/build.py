@@ -21,12 +21,10 @@ from midstream import rollout
 from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
-from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
-from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component, Sandbox
 from midstream.components.kinds import config_class, registered
-from midstream.components.tables import validate
+from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
@@ -38,7 +36,7 @@ from midstream.core.tool import Tool
 from midstream.core.trajectory import Trajectory
 from midstream.engines.openai.providers import price_of
 from midstream.engines.openai.settings import wanted_key
-from midstream.evaluation.settings import SetConfig
+from midstream.evaluation.settings import OWN, SetConfig, result_name, sampling_name
 from midstream.gateway.server import Gateway
 from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
@@ -46,9 +44,7 @@ from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
 from midstream.rewards.own import FunctionReward
-from midstream.rewards.votes import answer_key
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
-from midstream.runs.results import AgentRuns
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.training.protocols import TrainableWorld
@@ -70,7 +66,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         replay: a directory of such recordings that answers in place of the tools; no tool is built.
         budget: counts every request and every rollout of the recipe's agent, and refuses what would pass a limit.
         continuous: engines in this process answer each request as it comes, also those of midstream's own agents.
-        kept: the directory in which the agent runs of a strategy are kept, and found again.
+        kept: the directory in which a strategy keeps the agent runs that have ended.
 
     Raises:
         RecipeError: the recipe's components do not fit each other.
@@ -93,8 +89,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(self.recipe.serve)  # starts with its first session
-        self.agent_runs = AgentRuns(self.kept)  # opened by the first agent run of a strategy
-        self.opened += [self.gateway, self.agent_runs]
+        self.opened.append(self.gateway)
         self.resolved = check(self.recipe)
         for name, component in self.recipe.engines.items():  # recorded, so that the run resumes with it
             if (listed := getattr(component.config, "listed_price", None)) is not None:
@@ -285,14 +280,13 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if self.budget is not None and not replaced:
             agent = BudgetedAgent(agent, self.budget)
         if self.recipe.evaluation.strategy is not None:  # each of its agent runs is a rollout of the budget
-            agent = Refining(
-                agent,
-                parse_strategy(self.recipe.evaluation.strategy),
-                key=answer_key,
-                max_attempts=self.recipe.rollout.max_attempts,
-                kept=self.agent_runs,
-                place=f"{chosen.name if chosen else ''} {temperature}",
-            )
+            kept = None
+            if self.kept is not None and chosen is not None:
+                name = result_name(chosen.name, sampling_name(OWN if temperature is None else temperature))
+                kept = self.kept / f"{name}.jsonl"
+            strategy = parse_strategy(self.recipe.evaluation.strategy)
+            agent = strategy.wrap(agent, max_attempts=self.recipe.rollout.max_attempts, kept=kept)
+            self.opened.append(agent)
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}

@@ -288,7 +288,7 @@ def _check_rewards(recipe: Recipe) -> None:
             named = getattr(config, key, None)
             if isinstance(named, str) and named not in ("", "per_task", *rules()):
                 raise RecipeError(
-                    f"{where}.{key} = {named!r} is not a rule-based reward",
+                    f"{where}.{key} = {named!r} is no rule-based reward of midstream or an installed package",
                     code="unknown-type",
                     fix=f"{did_you_mean(named, rules())}name one of: {', '.join(rules())}",
                 )

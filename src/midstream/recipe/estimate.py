@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.agents.prompted import ExecutorConfig
-from midstream.agents.strategy import parse_strategy
 from midstream.components.component import Component
+from midstream.components.tables import parse_strategy
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
 from midstream.engines.openai.providers import price_of, prices_used

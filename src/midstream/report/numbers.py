@@ -11,7 +11,6 @@ from midstream.core.metrics import Spent
 from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
 from midstream.core.trajectory import OUTER_LIMITS
-from midstream.evaluation.estimates import t_quantile
 
 Point = tuple[float, float]
 
@@ -111,14 +110,6 @@ def mean(values: Sequence[float]) -> float | None:
     """The mean of the finite values, None without any."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None
-
-
-def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value."""
-    if len(values) < 2:
-        return values[0] if values else math.nan, None
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), half
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -144,7 +144,7 @@ class PerTask(BaseReward):
         named = self._reward_of(task)
         if named not in self._rules and (task.reward or named != self._otherwise):
             raise RecipeError(
-                f"task {task.id!r} names the reward {named!r}, which is not rule-based",
+                f"task {task.id!r} names the reward {named!r}, which no installed package has as a rule",
                 code="unknown-type",
                 fix=f"{did_you_mean(named, self._rules)}name one of: {', '.join(self._rules)}; or score the whole set "
                 "by a judge: its own `reward`, or "

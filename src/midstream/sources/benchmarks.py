@@ -180,12 +180,8 @@ class BenchmarkTasks(Finite):
             else "pin an earlier `revision`, or download it and name it as `file`",
         )
         if not tasks:
-            raise UsageError(
-                f"{source} has no question",
-                code="no-questions",
-                cause=f"left out: {dict(left_out)}",
-                fix="give another file",
-            )
+            what = f"{source} has no question; left out: {dict(left_out)}"
+            raise UsageError(what, code="no-questions", fix="give another file")
         return tasks
 
     def _task(self, record: Record, family: str) -> Task:
@@ -255,14 +251,9 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         code, fix = "hub-changed", f"look at {page}; pin a `revision` that works, or {file}"
-        cause = f"{repository} was moved, closed or changed"
         if isinstance(error, ConnectionError):
-            code, fix = "hub-unreachable", f"connect it; or download {page} elsewhere and {file}"
-            cause = "this machine does not reach the Hugging Face Hub, or HF_HUB_OFFLINE is set"
+            code = "hub-unreachable"
+            fix = f"connect this machine, and unset HF_HUB_OFFLINE; or download {page} elsewhere and {file}"
         elif benchmark.gated and isinstance(error, DatasetsError | OSError):
-            code, fix = (
-                "hub-access",
-                f"accept them at {page}, then hf auth login (was: huggingface-cli login); or {file}",
-            )
-            cause = "its owners ask you to accept its conditions first, and you are not logged in or have not"
-        raise UsageError(f"{what} could not be downloaded: {reason}", code=code, cause=cause, fix=fix) from error
+            code, fix = "hub-access", f"accept the conditions of its owners at {page}, then hf auth login; or {file}"
+        raise UsageError(f"{what} could not be downloaded: {reason}", code=code, fix=fix) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,23 +44,15 @@ _SAME_SPLIT = {"val": "validation", "valid": "validation", "dev": "validation"}
 
 
 class RowTasks(Finite):
-    """The questions in the rows of `records`; with `duplicates = "drop"`, without repeated ones."""
+    """The questions in rows, which `records` yields; with `duplicates = "drop"`, without repeated ones."""
 
-    def __init__(self, config: RowsConfig, what: str) -> None:
-        self.config = config
+    def __init__(self, config: RowsConfig, what: str, records: Callable[[Faults], Iterable[Record]]) -> None:
+        self.config, self._records = config, records
         splits = SPLITS if config.split_field else [name for name in SPLITS if name in config.splits]
         super().__init__(what, splits, config.counts)
 
-    def records(self, faults: Faults) -> Iterable[Record]:
-        """Yield every row."""
-        raise NotImplementedError
-
     @property
-    def rows_fix(self) -> str:
-        """How bad rows are corrected, or read otherwise."""
-        return "correct them, or change question_field, answer_field or duplicates in the table of these tasks"
-
-    def split_fix(self, split: str) -> str:
+    def split_fix(self) -> str:
         """Rows serve the splits that they or the settings name."""
         return f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
 
@@ -85,7 +77,7 @@ class RowTasks(Finite):
         ids: dict[str, str] = {}
         seen: dict[str, tuple[str, Task]] = {}
         without: list[str] = []  # places of rows that name no split
-        for record in self.records(faults):
+        for record in self._records(faults):
             try:
                 name, task = self._task(record)
                 new = self._is_new(record, task, ids, seen)
@@ -101,7 +93,13 @@ class RowTasks(Finite):
         total = sum(map(len, found.values()))
         if without and len(without) < total + sum(counts.total() for counts in self.left_out.values()):
             faults.add(without[0], "it names no split, and other rows do")
-        faults.refuse('a row must be such as {"question": "...", "answer": "..."}', self.rows_fix)
+        path = getattr(self.config, "path", "...")
+        faults.refuse(
+            'a row must be such as {"question": "...", "answer": "..."}',
+            "correct them, or change question_field, answer_field or duplicates in the table of these tasks; for an "
+            "evaluation, without --tasks, in its recipe: "
+            f'[[evaluation.sets]] tasks = {{ type = "file", path = "{path}", duplicates = "drop" }}',
+        )
         if not total:
             raise UsageError(f"{self.what} has no question", code="no-questions", fix="add some, one a line")
         self._loaded.update(found)
@@ -196,70 +194,46 @@ class RowTasks(Finite):
         return self.splits[-1]
 
 
-class FileTasks(RowTasks):
-    """The questions of a file."""
+def function_records(
+    faults: Faults, *, config: RowsConfig, reference: str, function: Callable[..., Iterable[Any]]
+) -> Iterator[Record]:
+    """Yield every row that a function returns, as a list or an iterator.
 
-    config: FileTasksConfig
-
-    def __init__(self, config: FileTasksConfig) -> None:
-        super().__init__(config, str(config.path))
-
-    def records(self, faults: Faults) -> Iterable[Record]:
-        """Yield every row of the file."""
-        return read_records(self.config.path, faults)
-
-    @property
-    def rows_fix(self) -> str:
-        """Which table it is: the option `--tasks` has none, and a recipe has one for each set of its evaluation."""
-        tasks = f'tasks = {{ type = "file", path = "{self.config.path}", duplicates = "drop" }}'
-        return f"{super().rows_fix}; for an evaluation, without --tasks, in its recipe: [[evaluation.sets]] {tasks}"
-
-
-class FunctionTasks(RowTasks):
-    """The questions of a function: rows like those of a file, as a list or an iterator.
-
-    A function with a parameter `split` is called for each split and returns its rows, or none; `seed` receives the
-    setting `split_seed`.
+    One with a parameter `split` is called for each split and returns its rows, or none; `seed` receives the setting
+    `split_seed`. Raises `RecipeError` if it raises, or returns no rows.
     """
-
-    def __init__(self, config: RowsConfig, reference: str, function: Callable[..., Iterable[Any]]) -> None:
-        super().__init__(config, name_of(reference))
-        self._reference, self._function = reference, function
-
-    def records(self, faults: Faults) -> Iterable[Record]:
-        """Yield every row that the function returns. Raises `RecipeError` if it raises, or returns no rows."""
-        takes, earlier = inspect.signature(self._function).parameters, dict[str, str | None]()
-        example = 'return a list of rows such as {"question": "...", "answer": "..."}'
-        for split in SPLITS if "split" in takes else [None]:
-            passed = {"split": split, "seed": self.config.split_seed}
-            try:
-                returned = self._function(**{name: passed[name] for name in passed.keys() & takes.keys()})
-                rows = [] if returned is None or isinstance(returned, str | bytes | Mapping) else list(returned)
-            except (Exception, SystemExit) as error:  # what a user's function raises can be anything
-                raise RecipeError(
-                    f"{self._reference} gave no tasks: {described(error)}",
-                    code="tasks-failed",
-                    cause=where_raised(error),
-                    fix=example,
-                ) from error
-            if returned is None or isinstance(returned, str | bytes | Mapping):
-                raise RecipeError(
-                    f"{self._reference} returned {'None' if returned is None else json_excerpt(returned)}, no rows",
-                    code="tasks-failed",
-                    cause=f"{self.what} ends without `return`" if returned is None else "",
-                    fix=example,
-                )
-            if rows and self.config.duplicates == "error" and (other := earlier.get(repr(rows))):
-                raise RecipeError(
-                    f"{self._reference} returns the same rows for split {other!r} and {split!r}",
-                    code="tasks-failed",
-                    fix="return other rows for each split, [] for none; or leave the parameter `split` out",
-                )
-            earlier[repr(rows)] = split
-            for number, row in enumerate(rows, 1):
-                place = f"row {number}" + (f" of {split}" if split else "")
-                for record in record_of(place, row, faults):
-                    yield record if split is None else Record(place, {**record.fields, "split": split})
+    takes, earlier = inspect.signature(function).parameters, dict[str, str | None]()
+    example = 'return a list of rows such as {"question": "...", "answer": "..."}'
+    for split in SPLITS if "split" in takes else [None]:
+        passed = {"split": split, "seed": config.split_seed}
+        try:
+            returned = function(**{name: passed[name] for name in passed.keys() & takes.keys()})
+            rows = None if isinstance(returned, str | bytes | Mapping | None) else list(returned)
+        except (Exception, SystemExit) as error:  # what a user's function raises can be anything
+            raise RecipeError(
+                f"{reference} gave no tasks: {described(error)}",
+                code="tasks-failed",
+                cause=where_raised(error),
+                fix=example,
+            ) from error
+        if rows is None:
+            raise RecipeError(
+                f"{reference} returned {'None' if returned is None else json_excerpt(returned)}, no rows",
+                code="tasks-failed",
+                cause=f"{name_of(reference)} ends without `return`" if returned is None else "",
+                fix=example,
+            )
+        if rows and config.duplicates == "error" and (other := earlier.get(repr(rows))):
+            raise RecipeError(
+                f"{reference} returns the same rows for split {other!r} and {split!r}",
+                code="tasks-failed",
+                fix="return other rows for each split, [] for none; or leave the parameter `split` out",
+            )
+        earlier[repr(rows)] = split
+        for number, row in enumerate(rows, 1):
+            place = f"row {number}" + (f" of {split}" if split else "")
+            for record in record_of(place, row, faults):
+                yield record if split is None else Record(place, {**record.fields, "split": split})
 
 
 class RowsConfig(TasksConfig):
@@ -292,15 +266,11 @@ class RowsConfig(TasksConfig):
     duplicates: Literal["error", "drop"] = "error"
 
     @model_validator(mode="after")
-    def _one_way_to_split(self) -> RowsConfig:
+    def _one_meaning(self) -> RowsConfig:
         if self.split_field and self.splits != {"test": 1.0}:
             raise ValueError("both split_field and splits say which split a row is in: leave one out")
         if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
             raise ValueError(f"the shares in splits add up to {sum(self.splits.values()):g}, not to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _one_field_for_each(self) -> RowsConfig:
         names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two settings name the field {twice[0]!r}")
@@ -314,9 +284,11 @@ class FileTasksConfig(RowsConfig):
         path: a `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file, or one of these with `.gz`
     """
 
-    component = FileTasks
-
     path: Path
+
+    def build(self, context: Context | None = None) -> RowTasks:
+        """Build the source, which reads nothing yet."""
+        return RowTasks(self, str(self.path), partial(read_records, self.path))
 
 
 def own_tasks(kind: Kind, reference: str, value: Any) -> type[TasksConfig]:
@@ -328,8 +300,9 @@ def own_tasks(kind: Kind, reference: str, value: Any) -> type[TasksConfig]:
     if is_async or not callable(value) or isinstance(value, type):
         raise not_of_kind(kind, reference, value, what)
 
-    def build(self: RowsConfig, context: Context) -> FunctionTasks:
-        function: Any = partial(value, **own_values(self))
-        return FunctionTasks(self, reference, function)
+    def build(self: RowsConfig, context: Context) -> RowTasks:
+        function = partial(value, **own_values(self))
+        records = partial(function_records, config=self, reference=reference, function=function)
+        return RowTasks(self, name_of(reference), records)
 
     return settings_of(RowsConfig, reference, value, build=build, given=("split", "seed"))

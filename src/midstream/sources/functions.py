@@ -1,15 +1,13 @@
-"""Shared parts of stateful benchmarks: functions of one rollout's state as tools, and the comparison of calls."""
+"""Functions of one rollout's state as tools, which dialogues offer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.errors import RecipeError
 from midstream.core.tool import Tool, ToolResult
 
 
@@ -46,25 +44,3 @@ class StateFunction(Tool):
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Act on the state."""
         return self.act(Invocation(name=self.name, arguments=arguments))
-
-
-def matched_calls(made: Sequence[Invocation], expected: Sequence[Invocation]) -> int:
-    """Count the `expected` calls that were made, by name and arguments, in any order; each counts once."""
-    left = list(made)
-    count = 0
-    for call in expected:
-        if call in left:
-            left.remove(call)
-            count += 1
-    return count
-
-
-@contextmanager
-def reading(what: str, fix: str) -> Iterator[None]:
-    """Raise one kind of `RecipeError` for missing or broken parts of a benchmark that the user has installed."""
-    try:
-        yield
-    except (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
-        raise RecipeError(
-            f"{what} cannot be read: {type(error).__name__}: {error}", code="data-invalid", fix=fix
-        ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import from_json
+
 from midstream.core.data import unfit
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.text_file import check_regular
 
 SHOWN = 10  # faults that are reported one by one
-MAX_LINE = 1 << 24  # bytes; a small file can unpack to a line that fills the memory
-MAX_JSON = 1 << 28  # bytes, of a file that is read whole
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -99,17 +98,14 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
 
 def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
     """Read a list of objects; a file that begins otherwise holds one object a line, as many `.json` files do."""
-    data = file.read(MAX_JSON + 1).removeprefix(_BYTE_ORDER_MARK)
-    if len(data) > MAX_JSON:
-        faults.add("the whole file", f"it has more than {MAX_JSON:,} bytes; a .jsonl file is read line by line")
-        return
+    data = file.read().removeprefix(_BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"[":
         yield from _lines(io.BytesIO(data), faults)
         return
     try:
-        entries = _parse(data)
-    except BadRowError as error:
-        faults.add("the whole file", error)
+        entries = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        faults.add("the whole file", f"it is no JSON: {error}")
         return
     for number, value in enumerate(entries, 1):
         yield from record_of(f"entry {number}", value, faults)
@@ -117,33 +113,26 @@ def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
 
 def _lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
     """Read one JSON object a line, skipping empty lines."""
-    for number, line in _numbered(file, faults):
-        text = line.strip()
+    for number, line in enumerate(file, 1):
+        text = line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip()
         if not text:
             continue
         if number == 1 and text in (b"[", b"{", b"[{"):
             faults.add("the whole file", "it is one value over many lines, not one object a line (a list may be .json)")
             return
         try:
-            value = _parse(text)
-        except BadRowError as error:
-            faults.add(f"line {number}", error)
+            value = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            faults.add(f"line {number}", f"it is no JSON: {error}")
         else:
             yield from record_of(f"line {number}", value, faults)
 
 
 def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]:
     """Read a table whose first row names the columns; an empty cell is a missing value."""
-
-    def decoded() -> Iterator[str]:
-        for number, line in _numbered(file, faults):
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                faults.add(f"line {number}", f"it is no UTF-8: {error.reason} at byte {error.start + 1}")
-                yield line.decode(errors="replace")
-
-    rows = csv.reader(decoded(), delimiter=separator, strict=True)
+    # Bytes that are no UTF-8 become surrogates, which no record can hold, so that their row is a fault.
+    lines = (line.decode("utf-8" if place else "utf-8-sig", "surrogateescape") for place, line in enumerate(file))
+    rows = csv.reader(lines, delimiter=separator, strict=True)
     header, first = None, 1  # a row may span several lines; its place is the first of them
     try:
         for cells in rows:
@@ -158,7 +147,8 @@ def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]
             elif len(cells) != len(header):
                 faults.add(place, f"it has {len(cells)} cells, and the first line names {len(header)} columns")
             else:
-                yield Record(place, {name: cell for name, cell in zip(header, cells, strict=True) if cell})
+                row = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+                yield from record_of(place, row, faults)
     except csv.Error as error:
         faults.add(f"line {first}", f"it is no CSV: {error}")
 
@@ -180,39 +170,6 @@ def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iter
         raise UsageError(
             f"{faults.source} is no parquet file: {error}", code="file-invalid", fix="download it again"
         ) from error
-
-
-def _numbered(file: IO[bytes], faults: Faults) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines without the byte order mark; stop at a line that is too long."""
-    for number in itertools.count(1):
-        line = file.readline(MAX_LINE + 1)
-        if len(line) > MAX_LINE:
-            faults.add(f"line {number}", f"it is longer than {MAX_LINE:,} bytes; nothing after it was read")
-            return
-        if not line:
-            return
-        yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-
-
-def _parse(data: bytes) -> Any:
-    """Parse strict JSON: no key twice, no NaN."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-            raise BadRowError(f"{twice!r} stands in it twice")
-        return found
-
-    def no_constant(name: str) -> Any:
-        raise BadRowError(f"{name} is no JSON")
-
-    try:
-        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
-    except BadRowError:
-        raise
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deeply, a number of too many digits
-        raise BadRowError(f"it is no JSON: {error}") from error
 
 
 def record_of(place: str, value: Any, faults: Faults) -> Iterator[Record]:

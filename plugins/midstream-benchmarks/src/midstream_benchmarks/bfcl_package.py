@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import RecipeError
-from midstream.sources.functions import FunctionSpec, reading
+from midstream.sources.functions import FunctionSpec
+from midstream_benchmarks.reading import reading
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 mpmath"

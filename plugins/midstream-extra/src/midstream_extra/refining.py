@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from midstream.agents.rendering import prompt_text
-from midstream.agents.strategy import Strategy, is_decided, winner
 from midstream.core.agent import Agent, RunContext
 from midstream.core.errors import BudgetError, DeadlineError, UnsupportedError
 from midstream.core.events import TurnEvent
@@ -26,9 +26,10 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, shorten
 from midstream.core.trajectory import ErrorInfo, Refinement, Trajectory, Turn
-from midstream.runs.results import AgentRuns
+from midstream.rewards.votes import answer_key
+from midstream_extra.agent_runs import AgentRuns
+from midstream_extra.dser import Dser, is_decided, winner
 
-AnswerKey = Callable[[str, str | None], Hashable | None]  # (question, answer) -> what equal answers have in common
 _SHOWN = 80  # characters of an answer in an event
 
 
@@ -45,26 +46,21 @@ class Refining:
     Args:
         agent: runs each part; it is closed with this one.
         strategy: K, T, and whether to stop early.
-        key: which answers are the same.
         max_attempts: attempts at an agent run.
-        kept: where agent runs that ended are kept, and found again.
-        place: the part of keys in `kept` that differs between evaluations of one task: set and temperature.
+        kept: the file in which agent runs that ended are kept, and found again.
     """
 
     def __init__(
         self,
         agent: Agent,
-        strategy: Strategy,
+        strategy: Dser,
         *,
-        key: AnswerKey,
         max_attempts: int = 1,
-        kept: AgentRuns | None = None,
-        place: str = "",
+        kept: Path | None = None,
     ) -> None:
         self.agent, self.strategy, self.name = agent, strategy, agent.name
-        self.key, self.max_attempts = key, max_attempts
-        self.kept, self.place = kept or AgentRuns(None), place
-        self.prompts = {part: prompt_text(f"dser_{part}") for part in ("verify", "refine")}
+        self.max_attempts, self.kept = max_attempts, AgentRuns(kept)
+        self.prompts = {part: prompt_text(f"dser_{part}", package="midstream_extra") for part in ("verify", "refine")}
 
     async def run(self, task: Task, context: RunContext) -> Trajectory:
         """Run all chains, and vote. Raises `UnsupportedError` for a dialogue."""
@@ -77,7 +73,8 @@ class Refining:
         return await _RefiningRun(self, task, context).trajectory()
 
     async def close(self) -> None:
-        """Close the agent."""
+        """Close the file of agent runs, and the agent."""
+        self.kept.close()
         await self.agent.close()
 
 
@@ -160,7 +157,7 @@ class _RefiningRun:
         Raises `_FailedError` if it fails for good.
         """
         refining, context = self.refining, self.context
-        key = (refining.place, self.task.id, context.seed, chain.number, number, part)
+        key = (self.task.id, context.seed, chain.number, number, part)
         if (ended := refining.kept.find(*key)) is not None:
             chain.runs.append(ended)
             return ended
@@ -201,7 +198,7 @@ class _RefiningRun:
     def _keys(self) -> dict[int, Hashable | None]:
         """What each chain that has ended votes for, by its last state; one that was stopped has no vote."""
         return {
-            chain.number: self.refining.key(self.task.question, chain.states[-1].answer)
+            chain.number: answer_key(self.task.question, chain.states[-1].answer)
             for chain in self.chains
             if chain.states and chain.number not in self.running
         }

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.study import plan, read_study
+from midstream_extra.study import plan, read_study
 from support.errors import printed
 from support.killed_training import differences
 from support.question_server import QuestionServer

@@ -51,9 +51,9 @@ from midstream.recipe.files import each_setting, overrides_of, recipe_directorie
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.recipe.sessions import check_work
-from midstream.report.study import StudyRow
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
+from midstream_extra.study_tables import StudyRow
 
 Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of each seed
 EvaluationKey = tuple[str, str]  # set, sampling
@@ -115,13 +115,14 @@ class StudyFile(Settings):
 
 
 def shipped_studies() -> dict[str, Path]:
-    """The studies of midstream and of installed packages, by name: the folder `studies` next to their recipes."""
-    files = [path for recipes in recipe_directories() for path in recipes.with_name("studies").glob("*.toml")]
+    """The studies of this and of other installed packages, by name: the folder `studies` next to their recipes."""
+    folders = [Path(__file__).with_name("studies"), *(path.with_name("studies") for path in recipe_directories())]
+    files = [path for folder in folders for path in folder.glob("*.toml")]
     return {path.stem: path for path in sorted(files) if "arms" in read_toml(path)}
 
 
 def read_study(name: str | Path) -> StudyFile:
-    """The study in a TOML file, by path or by the name of one that comes with midstream. Raises `RecipeError`.
+    """The study in a TOML file, by path or by the name of an installed one. Raises `RecipeError`.
 
     Its paths to recipes, and paths in `set` to files that exist, are relative to the file.
     """
@@ -131,7 +132,7 @@ def read_study(name: str | Path) -> StudyFile:
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
-            fix=f"{did_you_mean(name, known)}midstream study --list, or a file like docs/evaluation.md shows",
+            fix=f"{did_you_mean(name, known)}midstream study --list, or a file as midstream-extra's README.md has",
         )
     study, directory = validate(StudyFile, read_toml(path), "", of=f"study {path}"), path.parent.resolve()
     arms: list[Arm] = []

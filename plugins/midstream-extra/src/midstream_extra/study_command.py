@@ -16,13 +16,15 @@ from midstream.report.draw import show
 from midstream.report.progress import progress
 
 if TYPE_CHECKING:
-    from midstream.study import Plan
+    from midstream_extra.study import Plan
+
+HELP = "recipes and changes of them over several seeds, compared"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `study`."""
-    parser.add_argument("file", nargs="?", help="a .toml file that names arms, or a study that comes with midstream")
-    parser.add_argument("--list", action="store_true", help="list the studies that come with midstream")
+    parser.add_argument("file", nargs="?", help="a .toml file that names arms, or the name of an installed study")
+    parser.add_argument("--list", action="store_true", help="list the installed studies")
     parser.add_argument("--seeds", type=int, default=None, help="seeds of each arm (default: as the file has it)")
     parser.add_argument(
         "--out", default=None, help="directory (default: runs/study-NAME); what is in it is not repeated"
@@ -33,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run what is missing and print the numbers; or list studies, or what a study would run."""
-    from midstream.report.study import study_blocks
-    from midstream.study import plan, read_study, run_study, shipped_studies
+    from midstream_extra.study import plan, read_study, run_study, shipped_studies
+    from midstream_extra.study_tables import study_blocks
 
     if options.list:
         print("\n".join(f"{name}: {read_study(name).title}" for name in shipped_studies()))

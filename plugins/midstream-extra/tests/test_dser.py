@@ -7,19 +7,20 @@ import random
 
 import pytest
 
-from midstream.agents.strategy import Strategy, is_decided, parse_strategy, winner
+from midstream.components.tables import parse_strategy
+from midstream_extra.dser import Dser, is_decided, winner
 from support.errors import raises
 
 
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
-        ("dser:K=8,T=4", Strategy(K=8, T=4)),
-        (" dser: T = 4 , K = 8", Strategy(K=8, T=4)),
-        ("dser:K=3,T=0,early_stop=no", Strategy(K=3, T=0, early_stop=False)),
+        ("dser:K=8,T=4", Dser(K=8, T=4)),
+        (" dser: T = 4 , K = 8", Dser(K=8, T=4)),
+        ("dser:K=3,T=0,early_stop=no", Dser(K=3, T=0, early_stop=False)),
     ],
 )
-def test_a_text_is_a_strategy_and_a_strategy_a_text(text: str, strategy: Strategy):
+def test_a_text_is_a_strategy_and_a_strategy_a_text(text: str, strategy: Dser):
     assert parse_strategy(text) == strategy
     assert parse_strategy(str(strategy)) == strategy
 
@@ -35,8 +36,8 @@ def test_another_text_is_refused(text: str):
 
 
 def test_a_task_takes_k_times_one_and_two_t_runs():
-    assert Strategy(K=8, T=4).agent_runs == 72
-    assert Strategy(K=5, T=0).agent_runs == 5
+    assert Dser(K=8, T=4).agent_runs == 72
+    assert Dser(K=5, T=0).agent_runs == 5
 
 
 def test_the_most_frequent_answer_wins_and_of_a_tie_the_lowest_chain():

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import MidstreamError, RecipeError
-from midstream.report.study import study_blocks
-from midstream.study import StudyFile, plan, read_study, run_study, shipped_studies, study_rows
+from midstream_extra.study import StudyFile, plan, read_study, run_study, shipped_studies, study_rows
+from midstream_extra.study_tables import study_blocks
 from support.errors import coded, raises
 from support.fake_run import evaluation
 
@@ -242,7 +241,7 @@ def test_arms_that_cannot_be_compared_are_refused_by_name(arm: str, code: str, n
 
 
 def test_the_study_of_the_documentation_can_run(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (tmp_path / "group-size.toml").write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
     planned = plan(read_study(tmp_path / "group-size.toml"), tmp_path, seeds=1)
     assert [run.out.name for run in planned.runs] == ["flow-grpo-tiny-s0", "groups-of-4-s0"]
@@ -294,12 +293,3 @@ def test_a_study_whose_weights_are_trained_first_is_read_and_refused_without_the
     assert len(read_study("simulators").arms) == 4
     with raises("file-not-found", "simulator-small"):
         plan(read_study("simulators"), tmp_path, seeds=1)
-
-
-def test_the_wheel_holds_the_studies_of_the_checkout():
-    root = Path(__file__).parents[1]
-    built = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    packaged = {path for path in built["force-include"] if path.startswith("studies/")}
-    assert packaged == {
-        f"studies/{path.name}" for path in root.glob("studies/*.toml") if "[[arms]]" in path.read_text()
-    }

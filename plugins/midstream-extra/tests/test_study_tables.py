@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.terminal import Terminal
 from midstream.report.draw import draw
-from midstream.report.study import StudyRow, study_blocks
+from midstream_extra.study_tables import StudyRow, study_blocks, t_interval
 
 
 def shown(rows: list[StudyRow], head: str = "control", width: int = 80) -> str:
@@ -62,3 +64,20 @@ def test_tables_fit_a_terminal_and_leave_no_metric_out(metrics: int, seeds: int,
 def test_a_number_that_no_seed_has_is_a_dash():
     rows = [StudyRow(name="a", metric="recovered", values=()), StudyRow(name="a", metric="errors", values=(0.1, 0.1))]
     assert cells(shown(rows), "a") == ["0", "to", "2", "-", "10.0", "(all)"]
+
+
+def test_t_interval_against_a_worked_example():
+    # Three seeds: t(2) = 4.303, standard deviation 0.02, so 4.303 * 0.02 / sqrt(3).
+    middle, half = t_interval((0.68, 0.70, 0.72))
+    assert middle == pytest.approx(0.70)
+    assert half == pytest.approx(0.049687, abs=1e-5)
+    assert t_interval((0.5,)) == (0.5, None)
+    assert math.isnan(t_interval(())[0])
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=60))
+def test_t_interval_shrinks_when_every_seed_is_seen_twice(values):
+    once, twice = t_interval(values)[1], t_interval(values * 2)[1]
+    assert once is not None
+    assert twice is not None
+    assert twice <= once + 1e-9

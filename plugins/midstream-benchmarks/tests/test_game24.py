@@ -8,8 +8,8 @@ from itertools import combinations_with_replacement, permutations, product
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.rewards.game24 import solves
-from midstream.sources.game24 import Game24Config, GameOf24, solutions, solve, values
+from midstream_benchmarks.game24 import Game24Config, GameOf24, solutions, solve, values
+from midstream_benchmarks.game24_reward import solves
 from support.errors import coded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.rewards.gaia import Gaia
+from midstream_benchmarks.gaia import Gaia
 from support.rules import value
 
 

@@ -1,20 +1,21 @@
-"""A strategy over an agent: its settings, which are written as one text, and the vote of its chains."""
+"""Deep self-evolving reasoning (DSER, arXiv 2510.17498) as a strategy: its settings, and the vote of its chains."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
+from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from midstream.components.component import StrategyConfig
+from midstream.core.agent import Agent
 from midstream.core.answers import most_frequent
-from midstream.core.data import Settings
-from midstream.core.errors import RecipeError
 
 _MOST = 10_000
 
 
-class Strategy(Settings):
-    """Deep self-evolving reasoning (DSER, arXiv 2510.17498): several chains that verify and refine, and a vote.
+class Dser(StrategyConfig):
+    """Deep self-evolving reasoning: several chains that verify and refine, and a vote.
 
     As text, `dser:K=8,T=4`, or `dser:K=8,T=4,early_stop=no`.
 
@@ -24,6 +25,8 @@ class Strategy(Settings):
         early_stop: whether the other chains are stopped once they can no longer change the answer; "no" lets every
             chain end, which `studies/refine.py` needs for accuracies without bias
     """
+
+    example = '"dser:K=8,T=4": K chains (at least 1), T rounds of each (0 or more); early_stop=no may follow'
 
     K: int = Field(ge=1, le=_MOST)
     T: int = Field(ge=0, le=_MOST)
@@ -37,22 +40,11 @@ class Strategy(Settings):
         """The most agent runs of a task, K(1 + 2T)."""
         return self.K * (1 + 2 * self.T)
 
+    def wrap(self, agent: Agent, *, max_attempts: int, kept: Path | None) -> Agent:
+        """The agent that runs `agent` in chains, and votes."""
+        from midstream_extra.refining import Refining
 
-def parse_strategy(text: str) -> Strategy:
-    """The strategy that a text names. Raises `RecipeError`."""
-    name, _, listed = text.partition(":")
-    given = [part.partition("=")[::2] for part in listed.split(",")]
-    settings = {key.strip(): value.strip() for key, value in given}
-    try:
-        if name.strip() != "dser" or len(settings) < len(given):
-            raise ValueError(text)
-        return Strategy.model_validate(settings)
-    except (ValidationError, ValueError) as error:
-        raise RecipeError(
-            f"evaluation.strategy = {text!r} is not a strategy",
-            code="strategy-invalid",
-            fix='write "dser:K=8,T=4": K chains (at least 1), T rounds of each (0 or more); early_stop=no may follow',
-        ) from error
+        return Refining(agent, self, max_attempts=max_attempts, kept=kept)
 
 
 def winner(keys: Mapping[int, Hashable | None]) -> int | None:

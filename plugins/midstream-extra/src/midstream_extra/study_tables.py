@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from midstream.evaluation.estimates import t_quantile
 from midstream.report import blocks
 from midstream.report.blocks import Block, text
-from midstream.report.numbers import t_interval
 
 CAPTION = "mean over seeds ± half-width of the 95% Student t interval"
 
@@ -49,6 +51,14 @@ def study_blocks(rows: Sequence[StudyRow], head: str, title: str) -> list[Block 
             unit = "points, " if any(row.signed for row in picked) else "percent, "
             found.append(text(unit * as_percent + caption, "soft"))
     return found
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value."""
+    if len(values) < 2:
+        return values[0] if values else math.nan, None
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), half
 
 
 def _same(row: StudyRow) -> bool:

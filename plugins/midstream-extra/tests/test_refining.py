@@ -6,16 +6,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from studies.refinement import expected_accuracy
 
-from midstream.agents.refining import Refining
-from midstream.agents.strategy import Strategy
 from midstream.core.agent import RunContext
 from midstream.core.errors import EngineError
 from midstream.core.events import TurnEvent
@@ -26,28 +22,25 @@ from midstream.evaluation.estimates import wilson
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.votes import answer_key
 from midstream.rollout import Environment, rollout
-from midstream.runs.results import AgentRuns
 from midstream.tools.degraded import DegradedConfig, DegradedTool
 from midstream.tools.function import tool
+from midstream_extra.dser import Dser
+from midstream_extra.refining import Refining
+from simulated_agent import Simulated
 from support.errors import raises
-from support.refining import Simulated
 
 TASK = Task(id="t", question="Right or wrong?", answer="")
 
 
 def refining(agent: Simulated, K: int = 5, T: int = 2, *, early_stop: bool = True, **more: Any) -> Refining:
-    return Refining(agent, Strategy(K=K, T=T, early_stop=early_stop), key=answer_key, **more)
-
-
-@contextmanager
-def kept(directory: Path) -> Iterator[AgentRuns]:
-    opened = AgentRuns(directory)
-    yield opened
-    asyncio.run(opened.close())
+    return Refining(agent, Dser(K=K, T=T, early_stop=early_stop), **more)
 
 
 def run(agent: Refining, seed: int = 0, **context: Any) -> Trajectory:
-    return asyncio.run(agent.run(TASK, RunContext(seed=seed, **context)))
+    try:
+        return asyncio.run(agent.run(TASK, RunContext(seed=seed, **context)))
+    finally:
+        asyncio.run(agent.close())
 
 
 def test_each_chain_solves_then_verifies_and_refines():
@@ -248,14 +241,10 @@ def searched(tmp_path: Path, order: int, fault: Any = lambda part, number: None)
     tmp_path.mkdir(exist_ok=True)
     degraded = DegradedTool(echo, DegradedConfig.model_validate({"missing": 0.5}), None, always=True)
     agent = Searching(order=order, fault=fault)
-    with kept(tmp_path) as runs:
-        environment = Environment(
-            agent=refining(agent, K=6, T=1, early_stop=False, kept=runs),
-            tools=[degraded],
-            engines={},
-            reward=ExactMatch(),
-        )
-        [group] = asyncio.run(rollout(environment, [TASK], seed=2))
+    refined = refining(agent, K=6, T=1, early_stop=False, kept=tmp_path / "set.jsonl")
+    environment = Environment(agent=refined, tools=[degraded], engines={}, reward=ExactMatch())
+    [group] = asyncio.run(rollout(environment, [TASK], seed=2))
+    asyncio.run(refined.close())
     return group.trajectories[0]
 
 
@@ -284,11 +273,10 @@ def test_a_dialogue_is_refused():
 
 def test_kept_runs_are_not_repeated(tmp_path: Path):
     first, second, third = (Simulated() for _ in range(3))
-    with kept(tmp_path) as runs:
-        found = run(refining(first, early_stop=False, kept=runs, place="set"))
-    with kept(tmp_path) as runs:
-        again = run(refining(second, early_stop=False, kept=runs, place="set"))
-        run(refining(third, early_stop=False, kept=runs, place="another set"))
+    runs = tmp_path / "strategy" / "set.jsonl"
+    found = run(refining(first, early_stop=False, kept=runs))
+    again = run(refining(second, early_stop=False, kept=runs))
+    run(refining(third, early_stop=False, kept=runs.with_name("other.jsonl")))
     assert sum(first.runs.values()) == 25
     assert not second.runs
     assert (again.refinement, again.turns, again.answer) == (found.refinement, found.turns, found.answer)
@@ -297,9 +285,9 @@ def test_kept_runs_are_not_repeated(tmp_path: Path):
 
 def test_failed_runs_are_not_kept(tmp_path: Path):
     broken, whole = Simulated(fault=fails("refine", 4, retryable=False)), Simulated()
-    with kept(tmp_path) as runs:
-        assert run(refining(broken, early_stop=False, kept=runs)).status == "error"
-        found = run(refining(whole, early_stop=False, kept=runs))
+    runs = tmp_path / "set.jsonl"
+    assert run(refining(broken, early_stop=False, kept=runs)).status == "error"
+    found = run(refining(whole, early_stop=False, kept=runs))
     assert found.status == "ok"
     assert 0 < sum(whole.runs.values()) < 25
     assert found.refinement == run(refining(Simulated(), early_stop=False)).refinement

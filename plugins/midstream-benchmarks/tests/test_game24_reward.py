@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.answers import LONGEST
 from midstream.core.errors import RecipeError
-from midstream.rewards.game24 import Game24, solves
+from midstream_benchmarks.game24_reward import Game24, solves
 from support.errors import coded
 from support.rules import value
 
