@@ -301,7 +301,7 @@ def own_tasks(kind: Kind, reference: str, value: Any) -> type[TasksConfig]:
         raise not_of_kind(kind, reference, value, what)
 
     def build(self: RowsConfig, context: Context) -> RowTasks:
-        function = partial(value, **own_values(self))
+        function: Any = partial(value, **own_values(self))
         records = partial(function_records, config=self, reference=reference, function=function)
         return RowTasks(self, name_of(reference), records)
 
