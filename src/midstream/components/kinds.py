@@ -57,10 +57,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "python": "midstream.tools.python:PythonConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
-        "web_search": "midstream.tools.web.web_search:WebSearchConfig",
-        "web_page": "midstream.tools.web.web_page:WebPageConfig",
-        "mcp": "midstream.tools.mcp.tools:McpConfig",
-        "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
     },
     "tracker": {
         "wandb": "midstream.trackers:WandbConfig",
@@ -70,7 +66,6 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "reference": "midstream.engines.local.settings:ReferenceConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
-        "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
     },
     "learner": {
         "local": "midstream.training.settings:LearnerConfig",
@@ -123,6 +118,8 @@ OWN: dict[Kind, str] = {
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
 GROUP = "midstream.components"
+# The end of a fix where a name is unknown.
+IN_A_PACKAGE = "or install the package that has it: midstream's repository has some in plugins/"
 
 _BASES: dict[Kind, type] = {
     "tasks": TasksConfig,

@@ -33,17 +33,18 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
+from midstream.components.tables import validate
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError, ToolServerError, TransientError
+from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
 from midstream.lessons.settings import EmbeddingConfig
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
 _BATCH = 64  # texts a request
-_LARGEST = 1e30  # of a vector's values
+_ATTEMPTS = 4  # at a request
+_SETTING = "lessons.limits.embedding"
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
@@ -120,48 +121,24 @@ async def embedding_similarity(
     Raises `EngineError` if the server refused, or every attempt failed.
     """
     # Here, because it needs aiohttp: commands that only read a run start without.
-    from midstream.tools.web import api
+    from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 
     lines = dict.fromkeys(map(one_line, texts))
     wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
     vectors = {**known, "": {}}
-    if not wanted:
-        return EmbeddingSimilarity(vectors)
-    key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
-    address = f"{config.base_url.rstrip('/')}/embeddings"
-    service = api.Service("the embedding model", address, api.WebApiConfig(timeout_s=config.timeout_s), key=key)
+    settings = {**config.model_dump(), "max_attempts": _ATTEMPTS}
+    engine = OpenAICompatibleEngine(validate(OpenAIConfig, settings, _SETTING), "the embedding model")
     try:
         for start in range(0, len(wanted), _BATCH):
             batch = wanted[start : start + _BATCH]
-
-            def check(answer: Any, pause_s: float, count: int = len(batch)) -> None:
-                if _vectors(answer, count) is None:
-                    raise TransientError(f"the answer does not hold {count} vectors", pause_s)
-
-            answer = await service.request("POST", check, json={"model": config.model, "input": batch})
-            for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
+            for text, vector in zip(batch, await engine.embed(batch), strict=True):
                 vectors[text] = _unit(dict(enumerate(vector)))
-    except ToolServerError as failure:
-        fix = "check `lessons.limits.embedding`, or leave it out: texts are then compared by shared words"
+    except EngineError as failure:
+        fix = f"check `{_SETTING}`, or leave it out: texts are then compared by shared words"
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
-        await service.close()
-
+        await engine.close()
     return EmbeddingSimilarity(vectors)
-
-
-def _vectors(answer: Any, count: int) -> list[list[float]] | None:
-    """The vectors of an answer in the order of the texts, None where the answer cannot be used."""
-    try:
-        # A server may answer in another order.
-        by_index = {str(item.get("index", place)): item["embedding"] for place, item in enumerate(answer["data"])}
-        vectors = [list(by_index[str(place)]) for place in range(count)]
-        # The comparison is false for NaN, too.
-        finite = all(-_LARGEST < value < _LARGEST for vector in vectors for value in vector)
-    except (AttributeError, KeyError, TypeError):
-        return None
-    usable = finite and vectors[0] and len(answer["data"]) == count and len({len(vector) for vector in vectors}) == 1
-    return vectors if usable else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class ToolTables:
                     raise RecipeError(
                         f"tools.{table} and tools.{built[tool.name][1].name} both have a tool called {tool.name!r}",
                         code="name-clash",
-                        fix="remove one of them; an MCP server's tools get other names with `prefix`",
+                        fix="remove one of them; a server's tools get other names with `prefix`",
                     )
                 built[tool.name] = (tool, context)
         return [*built.values()]
@@ -146,6 +146,6 @@ def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
         raise RecipeError(
             f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
             code="name-clash",
-            fix="remove it; an MCP server's tools get other names with `prefix`",
+            fix="remove it; a server's tools get other names with `prefix`",
         )
     return [Renamed(tools[0], alias)]

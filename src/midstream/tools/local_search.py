@@ -1,6 +1,6 @@
 """Search in your own documents: a SQLite full-text index (FTS5) ranked by BM25, on disk or in memory.
 
-Also the best passages of one long text (`passages`, `by_words`, `best_spans`), for pages and for building an index.
+Also the passages of one long text (`passages`), for building an index.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -29,9 +29,6 @@ from midstream.core.tool_calls import text_arguments
 MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
 QUERY = "SELECT title, text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?"
-TITLED = "SELECT title, text FROM documents WHERE documents MATCH ? AND title = ? COLLATE NOCASE ORDER BY rowid LIMIT 1"
-PASSAGES_SCHEMA = "CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')"
-PASSAGES_QUERY = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid"
 Row = tuple[str, str]  # title and text
 Span = tuple[int, int]  # of characters: start, end
 
@@ -131,14 +128,11 @@ class LocalSearch:
     async def find(self, query: str, limit: int) -> list[Row]:
         """Titles and texts of the documents that match best, best first; raises as `call`."""
         expression = match_expression(query, self._config.match)
-        return await self._rows(QUERY, (expression, limit)) if expression else []
+        return await self.rows(QUERY, (expression, limit)) if expression else []
 
-    async def titled(self, title: str) -> list[Row]:
-        """Title and text of the first document of that title, whatever its case; [] if there is not one."""
-        expression = match_expression(title, "all")
-        return await self._rows(TITLED, (f"title : ({expression})", title)) if expression else []
+    async def rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Row]:
+        """What an SQL statement finds in the index. Raises `ToolServerError` if reading fails."""
 
-    async def _rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Row]:
         def rows() -> list[Row]:
             return self._connection.execute(statement, parameters).fetchall()
 
@@ -244,41 +238,6 @@ def passages(text: str, size: int, overlap: int) -> Iterator[Span]:
         space = text.find(" ", end - overlap, end)
         start = space + 1 if space >= 0 else end - overlap
     yield start, len(text)
-
-
-def by_words(texts: Sequence[str], query: str) -> list[int]:
-    """Places of the texts that share words with `query`, best first, by BM25 with English stems."""
-
-    # Chinese, Japanese and Korean are written without spaces: each character is indexed as a word.
-    def spaced(words: str) -> str:
-        return re.sub(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])", r" \1 ", words)
-
-    expression = match_expression(spaced(query), "any")
-    if not expression:
-        return []
-    with closing(sqlite3.connect(":memory:")) as index:
-        index.execute(PASSAGES_SCHEMA)
-        index.executemany("INSERT INTO passages VALUES (?)", ((spaced(text),) for text in texts))
-        return [rowid - 1 for (rowid,) in index.execute(PASSAGES_QUERY, (expression,))]
-
-
-def best_spans(spans: Sequence[Span], ranking: Sequence[int], limit: int) -> list[Span]:
-    """The first spans of `ranking`, in the text's order; adjacent ones are joined. Without a ranking, the first spans.
-
-    They have at most `limit` characters, except that there is always at least one.
-    """
-    chosen: list[Span] = []
-    for number in ranking or range(len(spans)):
-        joined: list[Span] = []
-        for start, end in sorted([*chosen, spans[number]]):
-            if joined and start <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-            else:
-                joined.append((start, end))
-        if chosen and sum(end - start for start, end in joined) > limit:
-            break
-        chosen = joined
-    return chosen
 
 
 def _cut(text: str, limit: int) -> str:

@@ -35,6 +35,7 @@ _TOO_LONG = re.compile(
 )
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
+_LARGEST_VALUE = 1e30  # of an embedding: squares of such numbers can be added
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names of functions that OpenAI accepts
 LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
@@ -129,6 +130,25 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
         completion_tokens=_count(usage.get("completion_tokens")),
         **exact,
     )
+
+
+def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
+    """The vectors in an answer of `/embeddings` that came with status 200, in the order of the `count` texts.
+
+    Raises `TransientError` if they are not `count` vectors of finite numbers, all of one length.
+    """
+    rows: Any = data.get("data")
+    try:
+        # A server may answer in another order.
+        by_index = {str(row.get("index", place)): row["embedding"] for place, row in enumerate(rows)}
+        vectors = [list(by_index[str(place)]) for place in range(count)]
+        # The comparison is false for NaN, too.
+        finite = all(-_LARGEST_VALUE < value < _LARGEST_VALUE for vector in vectors for value in vector)
+    except (AttributeError, KeyError, TypeError):
+        rows, vectors, finite = [], [], False
+    if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
+        raise TransientError(f"the answer does not hold {count} vectors of one length")
+    return vectors
 
 
 def no_token_ids(seen: str) -> UnsupportedError:
