@@ -126,7 +126,7 @@ class ToolTables:
         """A tool that is made worse."""
         corpus = None
         if config.needs_corpus:
-            corpus = Corpus(config.index, context, f"degraded.{context.name}")
+            corpus = Corpus(config.index, context)
             self._build.opened.append(corpus)
         return DegradedTool(tool, config, corpus, always=always)
 

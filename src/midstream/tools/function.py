@@ -328,11 +328,9 @@ def own_tool(kind: Kind, reference: str, value: object) -> type[ToolConfig]:
     if isinstance(value, type) and issubclass(value, ToolConfig):
         return value
     if isinstance(value, type):
-
-        def build_made(made: object, context: Context) -> Tool:
-            return _find_tool(reference, made, context.name)
-
-        return class_settings(ToolConfig, reference, value, build_made)
+        return class_settings(
+            ToolConfig, reference, value, lambda made, context: _find_tool(reference, made, context.name)
+        )
 
     def build(self: ToolConfig, context: Context) -> Tool:
         return _find_tool(reference, value, context.name)

@@ -26,7 +26,7 @@ from midstream.core.protocols import ToolResult, World
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import text_arguments
 
-MAX_TERMS = 64  # of a query; a longer one is cut
+_MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
 QUERY = "SELECT title, text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?"
 Row = tuple[str, str]  # title and text
@@ -76,7 +76,7 @@ def match_expression(query: str, match: Literal["all", "any"]) -> str:
     """The FTS5 expression for untrusted text: its words, each quoted, so none is an operator; "" without words."""
     # Runs of letters and digits, as FTS5's unicode61 tokenizer splits text.
     words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", query))
-    terms = list(dict.fromkeys(word.lower() for word in words))[:MAX_TERMS]
+    terms = list(dict.fromkeys(word.lower() for word in words))[:_MAX_TERMS]
     return (" AND " if match == "all" else " OR ").join(f'"{term}"' for term in terms)
 
 
@@ -184,17 +184,12 @@ class LocalSearchConfig(ToolConfig):
         """Build it."""
         if self.index is not None:
             return LocalSearch(self)
-        # Without an index file: the facts of the recipe's offline world, a share of them, the same in every run.
-        if not isinstance(context.source, World):
-            raise RecipeError(
-                "local_search has no index, and the recipe's tasks have no facts of their own to search",
-                code="world-missing",
-                fix="give it an `index`, take the tasks of a world, or leave it out: local_search = false",
-            )
-        facts = context.source.documents()
+        # The facts of the recipe's world, a share of them, the same in every run. Other tasks were refused by
+        # `recipe/check.py`.
+        assert isinstance(context.source, World)
         documents = (
             Document(id=name, text=text)
-            for name, text in facts
+            for name, text in context.source.documents()
             if derive_seed("coverage", text) < self.coverage * 2**63
         )
         return LocalSearch.from_documents(documents, self)

@@ -73,10 +73,8 @@ class SimulatedConfig(Settings):
     everywhere: bool = False
 
     def simulator(self, context: Context, engine: Engine | None) -> Tool:
-        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places, or without documents."""
-        if engine is not None:
-            return ModelSimulator(self, engine)
-        return CorpusSimulator(self, Corpus(self.index, context, f"simulated.{context.name}"))
+        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places."""
+        return CorpusSimulator(self, Corpus(self.index, context)) if engine is None else ModelSimulator(self, engine)
 
 
 class Simulator(Tool):
@@ -186,11 +184,6 @@ def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
     parts = (_LABEL if _LABEL.search(reply) else _NUMBER).split(reply)
     texts = [" ".join(neutral(part).split()) for part in (parts[1:] or parts)]
     return [text[: config.max_characters].rstrip() for text in texts if text][: config.documents]
-
-
-def write_documents(documents: Sequence[str]) -> str:
-    """The reply that `read_documents` reads as these documents, if they are of a result of it."""
-    return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
 
 
 class SimulatedTool(Wrapper):

@@ -58,11 +58,10 @@ class WebApiConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key from the environment variable `env`, sent as the header `header` after the word `scheme`."""
+    """A key from the environment variable `env`, sent as the header `header`."""
 
     header: str
     env: str
-    scheme: str = ""
 
     def read(self) -> str:
         """The key; raises `RecipeError` if it is not set, or a header cannot carry it."""
@@ -146,7 +145,7 @@ class Service:
     ) -> tuple[Any, float]:
         """The answer as JSON and its Retry-After; `TransientError` or `ToolServerError` for anything else."""
         key = self._key.read() if self._key else ""
-        headers = self._headers | ({self._key.header: f"{self._key.scheme} {key}".strip()} if self._key else {})
+        headers = self._headers | ({self._key.header: key} if self._key else {})
         body = bytearray()
         try:
             async with (

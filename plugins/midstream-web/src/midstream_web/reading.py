@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from operator import mul
-from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import Field
 
-from midstream.core.data import Settings, problems_of
-from midstream.core.errors import TransientError
+from midstream.components.tables import validate
+from midstream.core.data import Settings
+from midstream.core.errors import EngineError, ToolServerError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.trajectory import Sampling
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.tools.base_generator import ask
 from midstream.tools.local_search import Span, match_expression, passages
-from midstream_web import api
 
 _SCHEMA = "CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')"
 _RANKED = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid"
@@ -46,20 +46,26 @@ Page: {title}
 Query, once more: {query}"""
 
 
-class EmbeddingsConfig(api.WebApiConfig):
-    """Settings of an OpenAI-compatible embeddings endpoint, next to those of `WebApiConfig`.
+class EmbeddingsConfig(Settings):
+    """Settings of an OpenAI-compatible embeddings endpoint.
 
     Attributes:
         base_url: the server's address, such as `http://127.0.0.1:8000/v1`; `/embeddings` is added
         model: the model's name on the server
         api_key_env: the environment variable with the server's key; `""` sends no key
         batch: the most texts of one request
+        max_concurrency: requests in progress
+        timeout_s: seconds of one attempt
+        max_attempts: attempts at a request that may succeed later
     """
 
     base_url: str
     model: str
     api_key_env: str = ""
     batch: int = Field(default=64, ge=1)
+    max_concurrency: int = Field(default=4, ge=1)
+    timeout_s: float = Field(default=20.0, gt=0)
+    max_attempts: int = Field(default=4, ge=1)
 
 
 class ReadingConfig(Settings):
@@ -113,7 +119,7 @@ class Reader:
     async def close(self) -> None:
         """Close the embeddings endpoint's connections; the engine's owner closes it."""
         if self._embeddings is not None:
-            await self._embeddings.service.close()
+            await self._embeddings.close()
 
 
 def _excerpt(text: str, spans: Sequence[Span], ranking: Sequence[int], limit: int) -> str:
@@ -164,14 +170,13 @@ def best_spans(spans: Sequence[Span], ranking: Sequence[int], limit: int) -> lis
 class Embeddings:
     """An OpenAI-compatible embeddings endpoint (https://platform.openai.com/docs/api-reference/embeddings).
 
-    Keeps the vectors of the last texts: the rollouts of one task often read the same pages.
+    Keeps the vectors of the last texts: the rollouts of one task often read the same pages. Raises `RecipeError` for
+    settings that no endpoint has.
     """
 
     def __init__(self, config: EmbeddingsConfig) -> None:
-        self._config = config
-        key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
-        url = f"{config.base_url.rstrip('/')}/embeddings"
-        self.service = api.Service("the embeddings endpoint", url, config, key=key)
+        settings = validate(OpenAIConfig, config.model_dump(exclude={"batch"}), "embeddings")
+        self._engine, self._batch = OpenAICompatibleEngine(settings, "the embeddings endpoint"), config.batch
         self._kept: dict[str, array[float]] = {}  # unit vectors by text, the last used last
         self._pages: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
@@ -187,45 +192,35 @@ class Embeddings:
         """The vectors of the texts, those asked for that are not kept."""
         vectors = {text: self._kept[text] for text in texts if text in self._kept}
         missing = [text for text in dict.fromkeys(texts) if text not in vectors]
-        for start in range(0, len(missing), self._config.batch):
-            batch = missing[start : start + self._config.batch]
-            vectors |= zip(batch, await self._vectors(batch), strict=True)
+        for start in range(0, len(missing), self._batch):
+            batch = missing[start : start + self._batch]
+            try:
+                found = await self._engine.embed(batch)
+            except EngineError as error:
+                raise ToolServerError(
+                    error.what, code=error.code, cause=error.cause, fix=error.fix, retryable=error.retryable
+                ) from error
+            vectors |= zip(batch, map(_unit, found), strict=True)
         lengths = sorted({len(vector) for vector in vectors.values()})
         if len(lengths) > 1:
-            raise api.final(
+            raise ToolServerError(
                 f"the embeddings endpoint gives vectors of different lengths: {lengths}",
+                code="service-refused",
                 fix="set the tool's embeddings.base_url and embeddings.model to one model",
+                retryable=False,
             )
         others = {text: vector for text, vector in self._kept.items() if text not in vectors}
         self._kept = dict(list((others | vectors).items())[-_KEPT_VECTORS:])
         return vectors
 
-    async def _vectors(self, texts: Sequence[str]) -> list[array[float]]:
-        def check(data: Any, pause_s: float) -> None:
-            try:
-                lengths = {len(row.embedding) for row in _Answer.model_validate(data).data}
-            except ValidationError as failure:
-                raise TransientError(f"the answer holds no embeddings: {problems_of(failure)[0]}") from failure
-            if len(data["data"]) != len(texts) or len(lengths) != 1:
-                raise TransientError(f"the answer does not hold {len(texts)} embeddings of one length")
-
-        content = {"model": self._config.model, "input": list(texts)}
-        answer = _Answer.model_validate(await self.service.request("POST", check, json=content))
-        return [_unit(row.embedding) for row in sorted(answer.data, key=lambda row: row.index)]
-
-
-class _Embedding(BaseModel):
-    index: int = 0
-    embedding: list[FiniteFloat] = Field(min_length=1)
-
-
-class _Answer(BaseModel):
-    data: list[_Embedding]
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._engine.close()
 
 
 def _unit(vector: Sequence[float]) -> array[float]:
     """The vector with length 1; one of zeros as it is."""
-    largest = max(map(abs, vector)) or 1.0  # without it, the squares of numbers near 1e308 would be infinite
+    largest = max(map(abs, vector)) or 1.0  # without it, the squares of tiny numbers would be 0
     scaled = [number / largest for number in vector]
     length = math.hypot(*scaled) or 1.0
     return array("d", [number / length for number in scaled])
