@@ -127,7 +127,8 @@ def _arguments(words: Sequence[str], tool: Tool, named: str) -> dict[str, Any]:
     for name, text in pairs:
         arguments[name], schema = text, known[name]
         if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):
-            continue  # a text as it is written, even if it looks like JSON
+            # A text as it is written, even if it looks like JSON.
+            continue
         with suppress(ValueError, RecursionError):
             arguments[name] = json.loads(text)
     return arguments

@@ -124,7 +124,8 @@ async def embedding_similarity(
     from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 
     lines = dict.fromkeys(map(one_line, texts))
-    wanted = [line for line in lines if line and line not in known]  # servers refuse empty ones
+    # Servers refuse empty texts.
+    wanted = [line for line in lines if line and line not in known]
     vectors = {**known, "": {}}
     settings = {**config.model_dump(), "max_attempts": _ATTEMPTS}
     engine = OpenAICompatibleEngine(validate(OpenAIConfig, settings, _SETTING), "the embedding model")

@@ -39,7 +39,8 @@ class ToolTables:
             context = self._context_of(component, table)
             config = component.config
             if table in self._recipe.simulated and self._only_simulated(table) and hasattr(config, "api_key_env"):
-                config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
+                # Nothing asks the tool itself.
+                config = config.model_copy(update={"api_key_env": ""})
             tools = self._recorded(self._origin(component, context), partial(config.build, context))
             if (simulated := self._recipe.simulated.get(table)) is not None:
                 tools = self._simulated(tools, simulated, context)
@@ -90,7 +91,8 @@ class ToolTables:
 
     def _recorded(self, origin: RecordingOrigin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
         """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
-        recorded = self._recording  # first: an unusable recording must be refused before a server starts
+        # First: an unusable recording must be refused before a server starts.
+        recorded = self._recording
         if recorded is not None and self._build.replay:
             return recorded.replay(origin)
         made = build()
@@ -116,7 +118,8 @@ class ToolTables:
         else:
             settings["engine"] = engine_identity(self._recipe.engines[config.engine])
             settings["prompt"] = SimulatorPrompt(config).template
-            if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
+            if not self._build.replay:
+                # It answers at any time, not in the waves of the agent's engine.
                 engine = self._build.engine(config.engine, continuous=True)
         origin = RecordingOrigin(table=f"{context.name}.simulated", settings=settings)
         (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))

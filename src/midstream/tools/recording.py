@@ -30,6 +30,7 @@ from midstream.core.keyed_file import SqliteFile
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
+from midstream.runs.info import differing_settings
 
 FILE = "tools.sqlite"
 FORMAT = 1  # the file's user_version; raised by any change that older code would misread
@@ -161,16 +162,10 @@ class Recording:
                 cause=f"it holds {', '.join(sorted({table for table, _ in rows})) or 'nothing'}",
                 fix=f"{fix}, or leave [tools.{origin.table}] out",
             )
-        there, here = others[-1], origin.relevant
-        differences = [
-            f"{name} was {there.get(name)!r}, and is {here.get(name)!r}"
-            for name in {**there, **here}
-            if there.get(name) != here.get(name)
-        ]
         raise UsageError(
             f"{self.directory} holds no recording of [tools.{origin.table}] with these settings",
             code="not-recorded",
-            cause="; ".join(text if len(text) < 200 else f"{text[:200]} ..." for text in differences),
+            cause=f"recorded | now: {'; '.join(differing_settings(others[-1], origin.relevant))}",
             fix=f"{fix}, or use the settings that it was recorded with",
         )
 
@@ -226,7 +221,7 @@ class RecordedTool:
             InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
-        key = request_key(self.name, self._settings, arguments)
+        key = digest([self.name, self._settings, arguments])
         if self._tool is None:
             found = self._recording.find(key)
             if found is not None:
@@ -242,11 +237,13 @@ class RecordedTool:
             )
         loop, flights = asyncio.get_running_loop(), self._recording.flights
         while (loop, key) in flights:
-            shared = await asyncio.shield(flights[loop, key])  # cancelling this caller must not cancel the others
+            # Cancelling this caller must not cancel the others.
+            shared = await asyncio.shield(flights[loop, key])
             if isinstance(shared, ToolResult):
                 return shared
             if shared is not None:
-                raise copy.copy(shared)  # each caller adds its own calls to it
+                # Each caller adds its own calls to it.
+                raise copy.copy(shared)
         flight = flights[loop, key] = loop.create_future()
         outcome: ToolResult | InfrastructureError | None = None
         try:
@@ -272,11 +269,6 @@ class RecordedTool:
                 await self._tool.close()
         finally:
             await self._recording.close()
-
-
-def request_key(tool: str, settings: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
-    """SHA-256, in hexadecimal, of the canonical JSON of a request."""
-    return digest([tool, settings, arguments])
 
 
 def canonical(value: object) -> str:
