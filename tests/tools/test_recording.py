@@ -244,7 +244,7 @@ def test_a_table_keeps_the_order_of_its_tools_and_the_newest_of_them(tmp_path):
     ("origin", "cause"),
     [
         (RecordingOrigin(table="other", settings=ORIGIN.settings), "it holds counter"),
-        (RecordingOrigin(table="counter", settings={"type": "counter", "top_k": 5}), "recorded | now: top_k: 3 | 5"),
+        (RecordingOrigin(table="counter", settings={"type": "counter", "top_k": 5}), "top_k was 3, and is 5"),
     ],
 )
 def test_an_unrecorded_table_is_refused_with_what_the_file_holds(tmp_path, origin, cause):

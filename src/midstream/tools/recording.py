@@ -30,7 +30,6 @@ from midstream.core.keyed_file import SqliteFile
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
-from midstream.runs.info import differing_settings
 
 FILE = "tools.sqlite"
 FORMAT = 1  # the file's user_version; raised by any change that older code would misread
@@ -162,10 +161,16 @@ class Recording:
                 cause=f"it holds {', '.join(sorted({table for table, _ in rows})) or 'nothing'}",
                 fix=f"{fix}, or leave [tools.{origin.table}] out",
             )
+        there, here = others[-1], origin.relevant
+        differences = [
+            f"{name} was {there.get(name)!r}, and is {here.get(name)!r}"
+            for name in {**there, **here}
+            if there.get(name) != here.get(name)
+        ]
         raise UsageError(
             f"{self.directory} holds no recording of [tools.{origin.table}] with these settings",
             code="not-recorded",
-            cause=f"recorded | now: {'; '.join(differing_settings(others[-1], origin.relevant))}",
+            cause="; ".join(text if len(text) < 200 else f"{text[:200]} ..." for text in differences),
             fix=f"{fix}, or use the settings that it was recorded with",
         )
 
