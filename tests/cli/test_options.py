@@ -181,3 +181,17 @@ def test_what_is_no_amount_is_refused(text):
 def test_counts_and_amounts_are_read():
     assert [parse_count(text) for text in ("1", "007", "999999999")] == [1, 7, 999_999_999]
     assert [parse_amount(text) for text in ("0", "1.5", "2e3")] == [0, 1.5, 2000]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--set", "tools.no_such={}"], "unknown-type"),
+        (["--tools", "no_such"], "unknown-tool"),
+        (["--recipe", "no_such"], "unknown-recipe"),
+    ],
+)
+def test_what_is_unknown_may_be_in_a_package(words, code, capsys):
+    exit_code, _, err = dry_run(capsys, *words)
+    assert exit_code == 2
+    assert coded(code, "no_such", fix=kinds.IN_A_PACKAGE)(printed(err))
