@@ -23,7 +23,7 @@ from midstream.recipe.check import teacher
 from midstream.recipe.overrides import evaluation_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
-from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents
+from midstream.tools.simulated import ANSWER, SimulatedConfig, read_documents, write_documents
 from support.llm_server import LLMServer, prompt_of
 
 CANARY = "zebrafinch 7731"
@@ -221,6 +221,15 @@ def test_documents_of_a_reply(reply, documents):
 
 words = st.sampled_from(["Doc", "Document 1:", "Doc 2.", "12.5", "1.", "2)", "1990:", ":", "a", "high", "é"])
 lines = st.lists(words, min_size=1, max_size=5).map(" ".join)
+
+
+@given(st.lists(lines, max_size=5), st.integers(1, 12))
+def test_what_is_written_is_read_as_it_was(documents, characters):
+    assert read_documents(write_documents(documents), SimulatedConfig()) == documents
+    config = SimulatedConfig(max_characters=characters)
+    cut = read_documents(write_documents(documents), config)
+    assert len(cut) == len(documents)
+    assert read_documents(write_documents(cut), config) == cut
 
 
 @given(st.lists(lines, min_size=1, max_size=5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from midstream.core.protocols import Row
 from midstream.prefix_tree.stages import stages_of
 from midstream.prefix_tree.tree import tree_of
-from midstream.recipe.files import find_recipe
 from midstream.recipe.memory import GIB, SHAPES, SLACK, WIDTHS, activation_share, promised_bytes, shape_of
 from midstream.recipe.schema import load_recipe
 from midstream.training.learner import LocalLearner
@@ -368,6 +368,8 @@ def test_moments_follow_one_another():
 
 # -- what recipes promise ----------------------------------------------------------------------------------------------
 
+RECIPES = Path(__file__).parents[3] / "recipes"
+
 
 def parts_of(name, *overrides):
     """A recipe, the parts of its trained model, and the bytes of a further token of a row that goes alone."""
@@ -381,7 +383,7 @@ def parts_of(name, *overrides):
 
 @pytest.mark.parametrize("name", ["agentflow-1.5b-24gb", "agentflow-7b-80gb"])
 def test_the_longest_row_fits_with_the_server_on_the_card(name):
-    text = find_recipe(name).read_text()
+    text = (RECIPES / f"{name}.toml").read_text()
     share = float(re.findall(r"--gpu-memory-utilization ([\d.]+)", text)[0])
     longest = int(re.findall(r"--max-model-len (\d+)", text)[0])
     recipe, parts, token = parts_of(name)
@@ -391,7 +393,7 @@ def test_the_longest_row_fits_with_the_server_on_the_card(name):
 
 def test_all_weights_fit_one_card_as_the_recipe_says():
     """Both commands of its first lines: their bytes, and the longest row that still fits."""
-    text = find_recipe("agentflow-7b").read_text().replace("\\\n#", "")
+    text = (RECIPES / "agentflow-7b.toml").read_text().replace("\\\n#", "")
     commands = re.findall(
         r"^#   midstream train agentflow-7b (--set.*?) # ([\d.]+) GB of the card, ([\d.]+) GB", text, re.M
     )

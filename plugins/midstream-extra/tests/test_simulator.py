@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import midstream_worlds
 from midstream.cli.main import main
@@ -21,7 +19,7 @@ from midstream.exports.write import OF_A_STRATEGY
 from midstream.runs import RunDirectory
 from midstream.tools.simulated import ModelSimulator, SimulatedConfig, read_documents
 from midstream.training.transcripts import read_transcripts
-from midstream_extra.transcripts import Kind, UsefulJudge, by_rule, write_documents, write_transcripts
+from midstream_extra.transcripts import Kind, UsefulJudge, by_rule, write_transcripts
 from midstream_worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from searches import run_of, searched, three_searches, trajectory
 from support.errors import coded
@@ -308,16 +306,3 @@ def test_a_simulator_learns_from_searches_and_a_policy_from_the_simulator(tmp_pa
     marks = Counter(mark for result in answered if result for mark in result.marks)
     assert marks["useful"] > 0
     assert marks["noisy"] > 0
-
-
-WORDS = st.sampled_from(["Doc", "Document 1:", "Doc 2.", "12.5", "1.", "2)", "1990:", ":", "a", "high", "é"])
-LINES = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
-
-
-@given(st.lists(LINES, max_size=5), st.integers(1, 12))
-def test_what_is_written_is_read_as_it_was(documents: list[str], characters: int) -> None:
-    assert read_documents(write_documents(documents), SimulatedConfig()) == documents
-    config = SimulatedConfig(max_characters=characters)
-    cut = read_documents(write_documents(documents), config)
-    assert len(cut) == len(documents)
-    assert read_documents(write_documents(cut), config) == cut

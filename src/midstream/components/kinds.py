@@ -20,6 +20,8 @@ from midstream.components.own import load
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 
+# The end of a fix where a name is unknown.
+IN_A_PACKAGE = "or install the package that has it: midstream's repository has some in plugins/"
 # The modules of each kind of agent; the first is the one whose weights are trained.
 MODULES: dict[str, tuple[Kind, ...]] = {
     "agentflow": ("planner", "executor", "verifier", "generator"),
@@ -118,8 +120,6 @@ OWN: dict[Kind, str] = {
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
 GROUP = "midstream.components"
-# The end of a fix where a name is unknown.
-IN_A_PACKAGE = "or install the package that has it: midstream's repository has some in plugins/"
 
 _BASES: dict[Kind, type] = {
     "tasks": TasksConfig,

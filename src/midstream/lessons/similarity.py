@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
+from operator import mul
 from types import MappingProxyType
 
 from midstream.components.tables import validate
@@ -72,7 +73,7 @@ _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
-Vectors = Mapping[str, Mapping[int, float]]  # by text, in one line
+Vectors = Mapping[str, Sequence[float]]  # of length 1, by text in one line
 
 NO_VECTORS: Vectors = MappingProxyType({})
 
@@ -92,13 +93,14 @@ def ngram_similarity(one: str, other: str) -> float:
     if first.text == second.text:
         return 1.0
     different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
-    cosine = _cosine(first.ngrams, second.ngrams)
+    shared = (value * second.ngrams[place] for place, value in first.ngrams.items() if place in second.ngrams)
+    cosine = min(1.0, sum(shared))
     return cosine * _DIFFERENT if different else cosine
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSimilarity:
-    """The cosine of two texts' vectors, of length 1 by the texts in one line; negative ones as 0.
+    """The cosine of two texts' vectors; negative ones as 0.
 
     Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
     contradictions ("left", "right") lie close together for most models, so the threshold should be high.
@@ -109,7 +111,7 @@ class EmbeddingSimilarity:
     def __call__(self, one: str, other: str) -> float:
         """Compare two texts; raises `KeyError` for a text without a vector."""
         one, other = one_line(one), one_line(other)
-        cosine = max(0.0, _cosine(self.vectors[one], self.vectors[other]))
+        cosine = max(0.0, min(1.0, sum(map(mul, self.vectors[one], self.vectors[other]))))
         return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
 
 
@@ -123,17 +125,15 @@ async def embedding_similarity(
     # Here, because it needs aiohttp: commands that only read a run start without.
     from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 
-    lines = dict.fromkeys(map(one_line, texts))
     # Servers refuse empty texts.
-    wanted = [line for line in lines if line and line not in known]
-    vectors = {**known, "": {}}
-    settings = {**config.model_dump(), "max_attempts": _ATTEMPTS}
-    engine = OpenAICompatibleEngine(validate(OpenAIConfig, settings, _SETTING), "the embedding model")
+    wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line and line not in known]
+    vectors: dict[str, Sequence[float]] = {**known, "": ()}
+    settings = validate(OpenAIConfig, {**config.model_dump(), "max_attempts": _ATTEMPTS}, _SETTING)
+    engine = OpenAICompatibleEngine(settings, "the embedding model")
     try:
         for start in range(0, len(wanted), _BATCH):
             batch = wanted[start : start + _BATCH]
-            for text, vector in zip(batch, await engine.embed(batch), strict=True):
-                vectors[text] = _unit(dict(enumerate(vector)))
+            vectors |= zip(batch, await engine.embed(batch), strict=True)
     except EngineError as failure:
         fix = f"check `{_SETTING}`, or leave it out: texts are then compared by shared words"
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
@@ -166,18 +166,9 @@ def _features(text: str) -> _Features:
         int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
         for gram in (*stems, *map(" ".join, pairwise(stems)))
     )
-    return _Features(text, frozenset(stems), _unit(counts), (tuple(sorted(numbers(text))), negations))
-
-
-def _unit(vector: Mapping[int, float]) -> dict[int, float]:
-    """The vector scaled to length 1; the zero vector stays as it is."""
-    length = math.hypot(*vector.values()) or 1.0
-    return {place: value / length for place, value in vector.items()}
-
-
-def _cosine(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """The cosine of two vectors of length 1."""
-    return min(1.0, sum(value * other[place] for place, value in one.items() if place in other))
+    length = math.hypot(*counts.values()) or 1.0
+    ngrams = {place: count / length for place, count in counts.items()}
+    return _Features(text, frozenset(stems), ngrams, (tuple(sorted(numbers(text))), negations))
 
 
 # --- leaks ------------------------------------------------------------------------------------------------------------

@@ -172,11 +172,6 @@ class Recipe(Settings):
         return modules_of(self.agent.type)[0]
 
     @property
-    def tool_servers(self) -> list[str]:
-        """The tables in `tools` that are each a server of several tools."""
-        return [name for name, tool in self.tools.items() if getattr(tool.config, "several", False)]
-
-    @property
     def role(self) -> str:
         """The role of the calls that are trained."""
         config: Any = self.modules[self.trained].config
@@ -199,6 +194,11 @@ class Recipe(Settings):
             ):
                 return True
         return self.of_another_program and self.serve.batching == "continuous"
+
+    @property
+    def tool_servers(self) -> list[str]:
+        """The tables in `tools` that are each a server of several tools."""
+        return [name for name, tool in self.tools.items() if getattr(tool.config, "several", False)]
 
     @property
     def of_another_program(self) -> bool:

@@ -226,7 +226,7 @@ class RecordedTool:
             InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
-        key = digest([self.name, self._settings, arguments])
+        key = request_key(self.name, self._settings, arguments)
         if self._tool is None:
             found = self._recording.find(key)
             if found is not None:
@@ -242,13 +242,11 @@ class RecordedTool:
             )
         loop, flights = asyncio.get_running_loop(), self._recording.flights
         while (loop, key) in flights:
-            # Cancelling this caller must not cancel the others.
-            shared = await asyncio.shield(flights[loop, key])
+            shared = await asyncio.shield(flights[loop, key])  # cancelling this caller must not cancel the others
             if isinstance(shared, ToolResult):
                 return shared
             if shared is not None:
-                # Each caller adds its own calls to it.
-                raise copy.copy(shared)
+                raise copy.copy(shared)  # each caller adds its own calls to it
         flight = flights[loop, key] = loop.create_future()
         outcome: ToolResult | InfrastructureError | None = None
         try:
@@ -274,6 +272,11 @@ class RecordedTool:
                 await self._tool.close()
         finally:
             await self._recording.close()
+
+
+def request_key(tool: str, settings: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
+    """SHA-256, in hexadecimal, of the canonical JSON of a request."""
+    return digest([tool, settings, arguments])
 
 
 def canonical(value: object) -> str:

@@ -186,6 +186,11 @@ def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
     return [text[: config.max_characters].rstrip() for text in texts if text][: config.documents]
 
 
+def write_documents(documents: Sequence[str]) -> str:
+    """The reply that `read_documents` reads as these documents, if they are of a result of it."""
+    return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
+
+
 class SimulatedTool(Wrapper):
     """A tool, and its simulator in its place while an agent trains (`core.protocols.PerRun`)."""
 

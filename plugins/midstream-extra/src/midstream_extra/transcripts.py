@@ -28,7 +28,7 @@ from midstream.rewards.judge import Judge, JudgeConfig
 from midstream.rollout import run_concurrently
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_file, encode_record
-from midstream.tools.simulated import Kind, SimulatedConfig, SimulatorPrompt, query_of, read_documents
+from midstream.tools.simulated import Kind, SimulatedConfig, SimulatorPrompt, query_of, read_documents, write_documents
 
 _AT_ONCE = 64  # requests to a judge
 
@@ -81,11 +81,6 @@ class UsefulJudge:
     async def close(self) -> None:
         """Close the verdicts."""
         await self._judge.close()
-
-
-def write_documents(documents: Sequence[str]) -> str:
-    """The reply that `tools.simulated.read_documents` reads as these documents, if they are of a result of it."""
-    return "\n".join(f"Doc {place}: {text}" for place, text in enumerate(documents, 1))
 
 
 async def write_transcripts(

@@ -8,7 +8,6 @@ passages are ranked by their words (BM25).
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import sqlite3
 from array import array
@@ -200,7 +199,7 @@ class Embeddings:
                 raise ToolServerError(
                     error.what, code=error.code, cause=error.cause, fix=error.fix, retryable=error.retryable
                 ) from error
-            vectors |= zip(batch, map(_unit, found), strict=True)
+            vectors |= zip(batch, (array("d", vector) for vector in found), strict=True)
         lengths = sorted({len(vector) for vector in vectors.values()})
         if len(lengths) > 1:
             raise ToolServerError(
@@ -216,11 +215,3 @@ class Embeddings:
     async def close(self) -> None:
         """Close its connections."""
         await self._engine.close()
-
-
-def _unit(vector: Sequence[float]) -> array[float]:
-    """The vector with length 1; one of zeros as it is."""
-    largest = max(map(abs, vector)) or 1.0  # without it, the squares of tiny numbers would be 0
-    scaled = [number / largest for number in vector]
-    length = math.hypot(*scaled) or 1.0
-    return array("d", [number / length for number in scaled])

@@ -13,6 +13,7 @@ directions: a server refuses a conversation with an invalid call in it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,7 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
 
 
 def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
-    """The vectors in an answer of `/embeddings` that came with status 200, in the order of the `count` texts.
+    """The vectors of `count` texts, of length 1, in an answer of `/embeddings` that came with status 200.
 
     Raises `TransientError` if they are not `count` vectors of finite numbers, all of one length.
     """
@@ -148,7 +149,15 @@ def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[floa
         rows, vectors, finite = [], [], False
     if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
         raise TransientError(f"the answer does not hold {count} vectors of one length")
-    return vectors
+    return [_unit(vector) for vector in vectors]
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    """The vector with length 1; one of zeros as it is."""
+    # Without it, the squares of tiny numbers would be 0.
+    largest = max(map(abs, vector)) or 1.0
+    length = math.hypot(*(number / largest for number in vector)) or 1.0
+    return [number / largest / length for number in vector]
 
 
 def no_token_ids(seen: str) -> UnsupportedError:

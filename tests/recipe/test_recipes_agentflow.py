@@ -119,7 +119,7 @@ def test_the_servers_command_fits_recipe_and_card(name, resolved, capsys):
 
 
 def test_what_the_page_shows_is_what_is_printed(capsys):
-    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     main(["train", "agentflow-1.5b-24gb", "--dry-run"])
     assert shown in capsys.readouterr().out
