@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
 COPY src src
 COPY plugins plugins
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]' ./plugins/midstream-worlds
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu '.[train,tools,serve]' ./plugins/midstream-mcp ./plugins/midstream-web ./plugins/midstream-worlds
 RUN useradd --create-home --uid 1000 midstream && mkdir /work && chown midstream /work
 USER midstream
 WORKDIR /work

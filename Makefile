@@ -43,7 +43,7 @@ test-all: $(VENV)/.installed-dev
 	$(MAKE) test-agents test-verl test-tinker
 
 test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
-	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest tests/tools/mcp/test_mcp_node.py
+	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest plugins/midstream-mcp/tests/test_mcp_node.py
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py

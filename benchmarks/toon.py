@@ -35,8 +35,8 @@ from midstream.agents.rendering import result_writer
 from midstream.core.text import neutral, to_json
 from midstream.tools.function import tool
 from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
-from midstream.tools.mcp.tools import McpConfig, make
 from midstream_benchmarks.bfcl_tasks import Bfcl, BfclConfig
+from midstream_mcp.tools import McpConfig, make
 from midstream_worlds.desks.tasks import Desks, DesksConfig
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,9 @@ import sys
 import time
 from contextlib import suppress
 
-from midstream.tools.local_search import by_words, passages
-from midstream.tools.web.page import NoPage, Page, read_page
+from midstream.tools.local_search import passages
+from midstream_web.page import NoPage, Page, read_page
+from midstream_web.reading import by_words
 
 SIZE = 1_000_000
 WORDS = "The river rises in the hills north of the town and turns east beyond the old mill. "

@@ -38,7 +38,7 @@ for variable in ("OMP_NUM_THREADS", "OPENAI_API_KEY", "HF_HUB_OFFLINE"):
     os.environ[variable] = "1"
 for variable in ("MIDSTREAM_TRUST", "MIDSTREAM_ADMIN_KEY"):
     os.environ.pop(variable, None)
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path[:0] = [str(Path(__file__).parents[1] / place) for place in ("tests", "plugins/midstream-web/tests")]
 
 from midstream.cli.main import main as midstream  # noqa: E402
 from support.llm_server import LLMServer, completion  # noqa: E402
@@ -373,7 +373,7 @@ def _() -> Found:
 
 @check("borders", "Address and redirect that no name decodes")
 def _() -> Found:
-    from support.page_server import FIXED, PageServer, head
+    from page_server import FIXED, PageServer, head
 
     addresses, said = ["http://xn--/", "http://www.xn--/x", "http://a.xn--zzzzzzz-/"], []
     FIXED["/to"] = head(302, Location="http://xn--/")
@@ -686,7 +686,7 @@ def _() -> Found:
 
 @check("numbers", "Prefix of an MCP server's tools")
 def _() -> Found:
-    server = Path(__file__).parents[1] / "tests/support/mcp_servers/honest.py"
+    server = Path(__file__).parents[1] / "plugins/midstream-mcp/tests/mcp_servers/honest.py"
     command = json.dumps([sys.executable, str(server), "stdio"])
     shop = f'[tools.shop]\ntype = "mcp"\ncommand = {command}\nprefix = "shop"\n'
     write("r.toml", f'name = "r"\nextends = "tool-calling"\n{shop}')

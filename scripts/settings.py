@@ -18,6 +18,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import docstring_parser
 from pydantic import BaseModel
@@ -43,10 +44,10 @@ from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
 from midstream.tools.degraded import DegradedConfig
 from midstream.tools.simulated import SimulatedConfig
-from midstream.tools.web.api import WebApiConfig
-from midstream.tools.web.reading import EmbeddingsConfig, ReadingConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
+from midstream_web.api import WebApiConfig
+from midstream_web.reading import EmbeddingsConfig, ReadingConfig
 
 ROOT = Path(__file__).parent.parent
 HEAD = "| key | default | meaning |\n|---|---|---|\n"
@@ -55,8 +56,6 @@ SHARED: dict[str, type[BaseModel]] = {
     "Every task source": TasksConfig,
     "Modules that ask a model": ModuleConfig,
     "Limits of code": CodeLimits,
-    "Web requests": WebApiConfig,
-    "Passages": ReadingConfig,
     "Supervised updates": training.SupervisedConfig,
     "`[agent]`: session": SessionSettings,
 }
@@ -68,7 +67,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[agent]`: interleaved": StreamConfig,
     "`sampling`": Sampling,
     "`agent.executor.program`": CodeRunnerConfig,
-    "`tools.NAME.embeddings`": EmbeddingsConfig,
     "`[simulated.NAME]`": SimulatedConfig,
     "`[degraded.NAME]`": DegradedConfig,
     "a schedule": Schedule,
@@ -96,13 +94,24 @@ TABLES: dict[str, type[BaseModel]] = {
 }
 
 
+# Likewise, in the README.md of a package in plugins/.
+OF_PLUGINS: dict[str, dict[str, type[BaseModel]]] = {
+    "midstream-web": {
+        "Web requests": WebApiConfig,
+        "Passages": ReadingConfig,
+        "`tools.NAME.embeddings`": EmbeddingsConfig,
+    }
+}
+
+
 def documents() -> dict[Path, dict[str, type[BaseModel]]]:
     """The tables of each document, by the title of their section."""
     tables = {ROOT / "docs" / "recipes.md": TABLES}
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
         points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get(GROUP, {})
         parts = [name.partition(".") for name in points]
-        tables[path.with_name("README.md")] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
+        own: dict[str, Any] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
+        tables[path.with_name("README.md")] = own | OF_PLUGINS.get(path.parent.name, {})
     return tables
 
 
@@ -126,7 +135,7 @@ def main() -> int:
 
 def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str, list[str]]:
     """The document with every table of settings replaced, and what is missing."""
-    page = "" if tables.keys() >= SHARED.keys() else "../../docs/recipes.md"
+    everywhere = SHARED | {title: base for more in OF_PLUGINS.values() for title, base in more.items()}
     titles = re.split(r"^(#{2,3} .+\n)", document, flags=re.MULTILINE)
     places = {heading.strip("# \n"): number + 1 for number, heading in enumerate(titles) if heading.startswith("##")}
     problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in tables]
@@ -137,11 +146,12 @@ def with_tables(document: str, tables: dict[str, type[BaseModel]]) -> tuple[str,
         # Other learners have the settings of the local one, too.
         base = training.LearnerConfig.model_fields if config.__bases__ == (training.LearnerConfig,) else {}
         rows = [row for name, row in rows_of(config).items() if name not in base]
-        bases = [(name, base) for name, base in SHARED.items() if config is not base and issubclass(config, base)]
+        bases = [(name, base) for name, base in everywhere.items() if config is not base and issubclass(config, base)]
         for _, base in bases:
             rows = [row for row in rows if row not in rows_of(base).values()]
         for shared, _ in bases if rows else ():
             anchor = re.sub(r"[^\w\- ]", "", shared.lower()).replace(" ", "-")
+            page = "" if shared in tables else "../../docs/recipes.md"
             rows.append(f"| more: [{shared}]({page}#{anchor}) | | |")
         body = titles[places[title]] if title in places else ""
         without = re.sub(re.escape(HEAD) + r"(\|.*\n)*", "\0", body)

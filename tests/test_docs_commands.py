@@ -31,7 +31,7 @@ PAGES = {
     "tools.md": "test_tools_page.py",
 }
 # Where the part of such a page begins that this test runs.
-REST = {"tools.md": "\n## MCP servers\n"}
+REST = {"tools.md": "\n## Search, web pages, MCP servers\n"}
 # What no test runs, and why; `test_docs.py` still parses each and loads its recipe.
 NOT_RUN = {
     r"make |\.venv/bin/": "it is a target of make, which .ci/run calls, or part of the tests",
@@ -48,7 +48,7 @@ NOT_RUN = {
     r"midstream (show|solve|call).*(runs/artist|mine\.toml|runs/mine)": "a run or a recipe of the page before it",
     r".*question_field|.*--reward judge": "rows or a judge of the reader's own; tests/cli/test_eval.py has both",
     r".*runs/eval-mine": "an evaluation of the page before it; tests/exports/test_export.py exports one",
-    r"midstream list benchmarks medqa|midstream .*--benchmark|.*my-bfcl\.toml|.*mcp": "data from the Hugging Face Hub",
+    r"midstream list benchmarks medqa|midstream .*--benchmark|.*my-bfcl\.toml": "data from the Hugging Face Hub",
     r"midstream models fetch|.*local/(smollm2|qwen05b)": "a model from the network; tests/cli/test_models.py has a "
     "stand-in",
     r"midstream view( runs/demo)?$": "it serves until Ctrl-C; tests/view/ runs it",

@@ -17,7 +17,7 @@ import pytest
 from support.llm_server import AgentFlowReplies, LLMServer
 
 PAGE = Path(__file__).parents[1] / "docs" / "tools.md"
-PART = PAGE.read_text(encoding="utf-8").partition("\n## MCP servers\n")[0]
+PART = PAGE.read_text(encoding="utf-8").partition("\n## Search, web pages, MCP servers\n")[0]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

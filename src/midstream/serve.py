@@ -1,6 +1,6 @@
 """Serve an agent, or sessions for agents of other programs, until Ctrl-C (`midstream serve`).
 
-RUN or RECIPE            clients ask the agent: OpenAI's and Anthropic's over HTTP, with `mcp` those of MCP
+RUN or RECIPE            clients of OpenAI's and Anthropic's APIs ask the agent
 RECIPE, sessions         callers open sessions with tasks of their own; each is scored and recorded
 RECIPE, sessions, train  callers run the agent that learns: they get the tasks of the training
 """
@@ -8,23 +8,20 @@ RECIPE, sessions, train  callers run the agent that learns: they get the tasks o
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from midstream import api
-from midstream.core.errors import RewardError, StorageError, needs_extra
+from midstream.core.errors import RewardError, StorageError
 from midstream.core.events import Listener, Note, TurnEvent
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import Action, Message, Observation, Score, Trajectory, usage_of
-from midstream.core.version import __version__
-from midstream.engines.mcp_client import client_session
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, find_changing
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.session import SessionSettings
@@ -46,7 +43,6 @@ def serve_agent(
     source: api.Source | Path,
     *,
     config: ServeConfig = ServeConfig(),  # noqa: B008  # immutable
-    mcp: bool = False,
     temperature: float | None = None,
     unsafe: bool = False,
     listener: Listener = print_warnings,
@@ -58,18 +54,12 @@ def serve_agent(
     Args:
         source: a training or lesson run, or a recipe by name, file or table.
         config: where to listen.
-        mcp: speak MCP on standard input and output in place of HTTP.
         temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
         ready: called with the address once it answers.
     """
     built = api.answering(source, temperature=temperature, unsafe=unsafe, listener=listener, continuous=True, **changes)
-    with built as (environment, run_coroutine, seed):
-        agent = AnsweringAgent(environment, seed)
-        if not mcp:
-            with suppress(KeyboardInterrupt):
-                run_coroutine(_speak_http(agent, config, ready))
-            return
-        run_coroutine(_speak_mcp(agent))
+    with built as (environment, run_coroutine, seed), suppress(KeyboardInterrupt):
+        run_coroutine(_speak_http(AnsweringAgent(environment, seed), config, ready))
 
 
 def serve_training(
@@ -257,48 +247,3 @@ async def _speak_http(agent: AnsweringAgent, config: ServeConfig, ready: Callabl
         await asyncio.Event().wait()  # until Ctrl-C
     finally:
         await gateway.close()
-
-
-async def _speak_mcp(agent: AnsweringAgent) -> None:
-    """An MCP server on standard input and output, until the client closes it: tool `ask`, lessons as resources."""
-    with needs_extra("midstream serve --mcp needs the MCP SDK, not installed here", "mcp"):
-        from mcp.server import MCPServer
-        from mcp.server.mcpserver import Context
-
-    server = MCPServer("midstream", version=__version__)
-
-    async def ask(question, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Ask the agent, which plans and calls tools before it answers."""
-        steps: asyncio.Queue[str | None] = asyncio.Queue()
-        token = client_session.set(context.session)  # an engine may ask the client's own model
-        running = asyncio.ensure_future(agent.run(question, steps.put_nowait))
-        client_session.reset(token)
-        running.add_done_callback(lambda _: steps.put_nowait(None))
-        try:
-            number = 0
-            while (text := await steps.get()) is not None:
-                number += 1
-                await context.report_progress(number, message=text)
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
-        ended = running.result()
-        if ended.error is not None:
-            raise RuntimeError(ended.error.line)  # the SDK makes it the tool's error
-        if ended.held_back:
-            raise RuntimeError(f"the answer is held back by agent.filter: {ended.held_back}")
-        return ended.answer or ""
-
-    # The SDK reads types, and finds the context by its: as text they would be looked up outside of this function.
-    ask.__annotations__ = {"question": str, "context": Context, "return": str}
-    server.add_tool(ask)
-
-    def offer(module: str, text: str) -> None:
-        @server.resource(f"lessons://{module}", name=f"lessons of the {module}")
-        def lessons() -> str:
-            return text
-
-    for module, text in agent.environment.lessons.items():
-        offer(module, text)
-    with redirect_stdout(sys.__stdout__):  # the command line's own stream cleans text for terminals
-        await server.run_stdio_async()

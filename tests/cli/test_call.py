@@ -15,7 +15,7 @@ from midstream.report.tools import words_of
 from support.errors import coded, printed
 from support.llm_server import LLMServer
 
-HONEST = Path(__file__).parents[1] / "support" / "mcp_servers" / "honest.py"
+HONEST = Path(__file__).parents[2] / "plugins" / "midstream-mcp" / "tests" / "mcp_servers" / "honest.py"
 MINE = '''
 from typing import Literal
 from midstream import ToolServerError, tool

@@ -133,7 +133,7 @@ def test_one_of_your_own_is_shown(capsys, tmp_path):
 def test_what_a_tool_needs_is_looked_for(capsys, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", "sk-canary")
     tools = found(capsys, "tools")
-    assert tools["web_search"]["needs"] == {"extra web": "installed"}
+    assert tools["graph"]["needs"]["extra graphs"] == "installed"
     assert tools["web_search"]["may_use"]["key SERPER_API_KEY"] == "set"
     assert tools["base_generator"]["needs"].keys() == {"a model"}
     assert tools["python"]["needs"].keys() == {"a sandbox"}
@@ -141,10 +141,10 @@ def test_what_a_tool_needs_is_looked_for(capsys, monkeypatch):
     assert "canary" not in output(capsys, "tools") + output(capsys, "tools", "web_search")
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     monkeypatch.setenv("SERPER_API_KEY", " ")
-    [entry] = found(capsys, "tools", "web_search").values()
-    assert entry["needs"]["extra web"].endswith("pip install 'midstream[web]'")
-    assert entry["may_use"]["key SERPER_API_KEY"].startswith("not set")
-    assert "extra web (missing)" in output(capsys, "tools")
+    tools = found(capsys, "tools")
+    assert tools["graph"]["needs"]["extra graphs"].endswith("pip install 'midstream[graphs]'")
+    assert tools["web_search"]["may_use"]["key SERPER_API_KEY"].startswith("not set")
+    assert "extra graphs (missing)" in output(capsys, "tools")
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------

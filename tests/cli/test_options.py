@@ -59,9 +59,7 @@ def test_what_is_missing_is_named_after_the_recipe(words, code, named, capsys, t
 @pytest.mark.parametrize(
     ("package", "words", "extra"),
     [
-        ("ddgs", ["--set", "tools.web_search={}"], "web"),
-        ("trafilatura", ["--set", "tools.web_page={}"], "web"),
-        ("mcp", ["--set", "tools.x={type='mcp',url='http://localhost:1/mcp'}"], "mcp"),
+        ("networkx", ["--set", "tools.graph={}"], "graphs"),
         ("datasets", ["--set", "tasks={type='benchmark',name='bamboogle'}"], "data"),
         ("torch", ["--set", "engines.model={type='transformers_local',model='m'}"], "train"),
     ],
@@ -78,7 +76,6 @@ def test_nothing_is_missing_for_what_is_there_or_replayed(capsys, tmp_path: Path
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "serve").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "serve").chmod(0o755)
-    monkeypatch.setitem(sys.modules, "ddgs", None)
     served = "tools.x={type='mcp',command=['./serve']}"
     with_key = "tools.web_search={provider='serper'}"
     assert dry_run(capsys, "--tools", "mine.py:word_count")[0] == 0
@@ -184,3 +181,17 @@ def test_what_is_no_amount_is_refused(text):
 def test_counts_and_amounts_are_read():
     assert [parse_count(text) for text in ("1", "007", "999999999")] == [1, 7, 999_999_999]
     assert [parse_amount(text) for text in ("0", "1.5", "2e3")] == [0, 1.5, 2000]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--set", "tools.no_such={}"], "unknown-type"),
+        (["--tools", "no_such"], "unknown-tool"),
+        (["--recipe", "no_such"], "unknown-recipe"),
+    ],
+)
+def test_what_is_unknown_may_be_in_a_package(words, code, capsys):
+    exit_code, _, err = dry_run(capsys, *words)
+    assert exit_code == 2
+    assert coded(code, "no_such", fix=kinds.IN_A_PACKAGE)(printed(err))

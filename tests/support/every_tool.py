@@ -23,7 +23,7 @@ from support.mediawiki_server import Entry, MediaWikiServer
 from support.serper_server import KEY, SerperServer
 
 SERPER_VARIABLE, MCP_VARIABLE = "MIDSTREAM_TEST_SERPER_KEY", "MIDSTREAM_TEST_MCP_KEY"
-MCP_SERVER = Path(__file__).parent / "mcp_servers" / "honest.py"
+MCP_SERVER = Path(__file__).parents[2] / "plugins" / "midstream-mcp" / "tests" / "mcp_servers" / "honest.py"
 ARTICLE = (
     "<html><head><title>Toubkal</title></head><body><article>"
     + "".join(

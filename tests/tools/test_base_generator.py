@@ -30,7 +30,7 @@ class Echo:
 
 def call(engine: Echo, query: str, config: BaseGeneratorConfig | None = None) -> ToolResult:
     async def go() -> ToolResult:
-        tool = BaseGenerator(engine, config)
+        tool = BaseGenerator(config or BaseGeneratorConfig(), engine)
         assert isinstance(tool, Tool)
         try:
             return await tool.call({"query": query})
@@ -95,7 +95,7 @@ def test_trajectories_ask_the_reference_in_this_process_in_one_batch(tmp_path):
 
     async def texts(queries: tuple[str, ...]) -> list[str]:
         engine = TransformersLocal(model, tokenizer)
-        tool = BaseGenerator(ReferencePolicy(engine, "frozen"), BaseGeneratorConfig(max_tokens=8))
+        tool = BaseGenerator(BaseGeneratorConfig(max_tokens=8), ReferencePolicy(engine, "frozen"))
 
         async def asks(order: int, query: str) -> str:
             ORDER.set(order)

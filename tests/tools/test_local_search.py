@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.tool import Tool, ToolResult
-from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig, build_index
+from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig, build_index, passages
 
 TEXTS = ["Amberbank height 105", "Amberbank age 40", "Coldmere height 77", "Coldmere height 78"]
 DOCUMENTS = [Document(id=str(place), text=text) for place, text in enumerate(TEXTS)]
@@ -224,3 +225,23 @@ def _fail(number: int) -> Document:
     if number == 8:
         raise RuntimeError("source ended")
     return Document(id=str(number), text="hay")
+
+
+# --- passages ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(alphabet="ab .\n灯", max_size=500), st.integers(10, 80), st.integers(0, 4))
+def test_passages_cover_the_text_in_order(text: str, size: int, overlap: int):
+    spans = list(passages(text, size, overlap))
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert all(end - start <= size for start, end in spans)
+    for (start, end), (after, later) in pairwise(spans):
+        assert start < after <= end < later
+        assert end - after <= overlap
+
+
+def test_a_passage_ends_where_a_line_does():
+    text = "\n".join(f"Paragraph {number} describes harbors, herons and hay." for number in range(100))
+    assert all(text[end - 1] == "\n" for _, end in [*passages(text, 200, 30)][:-1])
+    words = "one two three four five six " * 30
+    assert all(words[end - 1] == " " and words[start - 1] == " " for start, end in list(passages(words, 100, 20))[1:-1])

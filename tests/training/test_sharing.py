@@ -17,11 +17,11 @@ from midstream.core.sequences import joined
 from midstream.core.trajectory import Call, Memory, MemoryRecord, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
-from midstream.tools.base_generator import BaseGenerator
+from midstream.tools.base_generator import BaseGenerator, BaseGeneratorConfig
 from midstream.training.sharing import first_difference, sharing_warning
 from midstream_worlds.planning.compact import CompactConfig, CompactPlanner
 
-TOOL = BaseGenerator(ScriptedEngine([]))
+TOOL = BaseGenerator(BaseGeneratorConfig(), ScriptedEngine([]))
 PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"
 
 

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     name = options.name
     if "," in name:
         raise UsageError(f"{name!r} are several tools", code="too-many", fix="name one")
-    servers = [table for table, tool in recipe.tools.items() if tool.type == "mcp"]
+    servers = recipe.tool_servers
     is_table = name in {*recipe.tools, *registered("tool")} or ":" in name
     for table in [name] if is_table or not servers else servers:
         build = Build(_with_tool(recipe, table), unsafe=options.unsafe, record=options.record, replay=options.replay)
@@ -127,7 +127,8 @@ def _arguments(words: Sequence[str], tool: Tool, named: str) -> dict[str, Any]:
     for name, text in pairs:
         arguments[name], schema = text, known[name]
         if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):
-            continue  # a text as it is written, even if it looks like JSON
+            # A text as it is written, even if it looks like JSON.
+            continue
         with suppress(ValueError, RecursionError):
             arguments[name] = json.loads(text)
     return arguments

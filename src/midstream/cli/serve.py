@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--sessions", action="store_true", help="open sessions for agents that run elsewhere")
     how.add_argument("--train", action="store_true", help="likewise, with the tasks of the recipe's training")
-    how.add_argument("--mcp", action="store_true", help="answer as an MCP server on standard input and output")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8321, help="the port (default: 8321)")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
@@ -66,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
     serve.serve_agent(
         api.trained_run(options.target) or options.target,
         config=config,
-        mcp=options.mcp,
         temperature=options.temperature,
         unsafe=options.unsafe,
         ready=ready,

@@ -199,6 +199,8 @@ class RewardConfig(ComponentConfig):
 class ToolConfig(ComponentConfig):
     """The settings of a tool, or of a server of several tools."""
 
+    several: ClassVar[bool] = False  # `build` returns a list of tools, whose names are known only then
+
     def build(self, context: Context) -> Any:
         """Build the tool, with its engine if it may ask a model."""
         return super().build(context) if self.asks == "never" else type(self).component(self, context.engine)

@@ -28,6 +28,8 @@ from midstream.components.own import load
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 
+# The end of a fix where a name is unknown.
+IN_A_PACKAGE = "or install the package that has it: midstream's repository has some in plugins/"
 # The modules of each kind of agent; the first is the one whose weights are trained.
 MODULES: dict[str, tuple[Kind, ...]] = {
     "agentflow": ("planner", "executor", "verifier", "generator"),
@@ -62,16 +64,11 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "python": "midstream.tools.python:PythonConfig",
         "base_generator": "midstream.tools.base_generator:BaseGeneratorConfig",
         "function": "midstream.tools.function:FunctionConfig",
-        "web_search": "midstream.tools.web.web_search:WebSearchConfig",
-        "web_page": "midstream.tools.web.web_page:WebPageConfig",
-        "mcp": "midstream.tools.mcp.tools:McpConfig",
-        "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
     },
     "engine": {
         "reference": "midstream.engines.local.settings:ReferenceConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
-        "mcp_client": "midstream.engines.mcp_client:McpClientConfig",
     },
     "learner": {
         "local": "midstream.training.settings:LearnerConfig",

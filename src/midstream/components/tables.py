@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from midstream.components.component import Component, Kind, Parts, StrategyConfig
-from midstream.components.kinds import config_class, installed, reference_of_installed, registered
+from midstream.components.kinds import IN_A_PACKAGE, config_class, installed, reference_of_installed, registered
 from midstream.components.own import anchored, is_reference, load
 from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError, did_you_mean, shown
@@ -63,7 +63,7 @@ def located(kind: Kind, named: Any, where: str) -> str:
         offered = load(reference := reference_of_installed(kind, named))
         return named if isinstance(offered, type) and issubclass(offered, Settings) else reference
     if named not in registered(kind) and not is_reference(named):
-        own = 'your own, e.g. type = "my_file.py:name"'
+        own = f'your own, e.g. type = "my_file.py:name"; {IN_A_PACKAGE}'
         raise RecipeError(
             f"{where} has no type" if named is None else f"no installed package has {where}.type = {shown(named)}",
             code="unknown-type",

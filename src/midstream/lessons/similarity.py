@@ -35,13 +35,17 @@ from itertools import pairwise
 from operator import mul
 from types import MappingProxyType
 
+from midstream.components.tables import validate
 from midstream.core.answers import numbers, words
-from midstream.core.errors import EngineError, ToolServerError
+from midstream.core.errors import EngineError
 from midstream.core.task import Task
 from midstream.lessons.lesson_set import one_line
 from midstream.lessons.settings import EmbeddingConfig
 
 _DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
+_BATCH = 64  # texts a request
+_ATTEMPTS = 4  # at a request
+_SETTING = "lessons.limits.embedding"
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’][^\W{_CJK}]+)*")
@@ -119,18 +123,23 @@ async def embedding_similarity(
     Raises `EngineError` if the server refused, or every attempt failed.
     """
     # Here, because it needs aiohttp: commands that only read a run start without.
-    from midstream.tools.web.reading import Embeddings, EmbeddingsConfig
+    from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 
     # Servers refuse empty texts.
     wanted = [line for line in dict.fromkeys(map(one_line, texts)) if line and line not in known]
-    embeddings = Embeddings(EmbeddingsConfig(**config.model_dump()))
+    vectors: dict[str, Sequence[float]] = {**known, "": ()}
+    settings = validate(OpenAIConfig, {**config.model_dump(), "max_attempts": _ATTEMPTS}, _SETTING)
+    engine = OpenAICompatibleEngine(settings, "the embedding model")
     try:
-        return EmbeddingSimilarity({**known, "": (), **await embeddings.vectors(*wanted)})
-    except ToolServerError as failure:
-        fix = "check `lessons.limits.embedding`, or leave it out: texts are then compared by shared words"
+        for start in range(0, len(wanted), _BATCH):
+            batch = wanted[start : start + _BATCH]
+            vectors |= zip(batch, await engine.embed(batch), strict=True)
+    except EngineError as failure:
+        fix = f"check `{_SETTING}`, or leave it out: texts are then compared by shared words"
         raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
-        await embeddings.service.close()
+        await engine.close()
+    return EmbeddingSimilarity(vectors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,7 +329,7 @@ def _check_agent(recipe: Recipe) -> None:
     names = [component.alias or name for name, component in recipe.tools.items()]
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
-        if tool not in names and not any(component.type == "mcp" for component in recipe.tools.values()):
+        if tool not in names and not recipe.tool_servers:
             meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
             alone = "use recipe direct (the model alone) in place of --tools none"
             raise RecipeError(

@@ -16,6 +16,7 @@ from tomllib import TOMLDecodeError
 from typing import Any
 
 from midstream.components.component import Table
+from midstream.components.kinds import IN_A_PACKAGE
 from midstream.components.own import anchored, is_reference, name_of
 from midstream.core.errors import RecipeError, did_you_mean, shown
 from midstream.core.secrets import refuse_secrets
@@ -62,7 +63,7 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
             f"recipe {shown(name)} was not found",
             code="unknown-recipe",
             cause=f"{extended_by} extends it, and {directory} has no {file}" if extended_by else "",
-            fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}",
+            fix=f"{did_you_mean(name, known)}name a .toml file or one of: {', '.join(known)}; {IN_A_PACKAGE}",
         )
     return path.resolve()
 

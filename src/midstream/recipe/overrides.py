@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from midstream.components import own
 from midstream.components.component import Table
-from midstream.components.kinds import agent_type, config_class, modules_of, registered
+from midstream.components.kinds import IN_A_PACKAGE, agent_type, config_class, modules_of, registered
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
@@ -514,7 +514,8 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
             f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
             code="unknown-tool" if unknown else "empty-value",
             fix="".join(did_you_mean(name, nameable) for name in unknown)
-            + f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count",
+            + f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count; "
+            + IN_A_PACKAGE,
         )
     chosen: dict[str, Table] = {}
     for name in wanted:

@@ -196,6 +196,11 @@ class Recipe(Settings):
         return self.of_another_program and self.serve.batching == "continuous"
 
     @property
+    def tool_servers(self) -> list[str]:
+        """The tables in `tools` that are each a server of several tools."""
+        return [name for name, tool in self.tools.items() if getattr(tool.config, "several", False)]
+
+    @property
     def of_another_program(self) -> bool:
         """Whether the agent asks through the gateway."""
         return isinstance(self.agent, OwnAgentConfig) and isinstance(self.agent.policy.config, SessionSettings)

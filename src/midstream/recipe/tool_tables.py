@@ -39,7 +39,8 @@ class ToolTables:
             context = self._context_of(component, table)
             config = component.config
             if table in self._recipe.simulated and self._only_simulated(table) and hasattr(config, "api_key_env"):
-                config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
+                # Nothing asks the tool itself.
+                config = config.model_copy(update={"api_key_env": ""})
             tools = self._recorded(self._origin(component, context), partial(config.build, context))
             if (simulated := self._recipe.simulated.get(table)) is not None:
                 tools = self._simulated(tools, simulated, context)
@@ -52,7 +53,7 @@ class ToolTables:
                     raise RecipeError(
                         f"tools.{table} and tools.{built[tool.name][1].name} both have a tool called {tool.name!r}",
                         code="name-clash",
-                        fix="remove one of them; an MCP server's tools get other names with `prefix`",
+                        fix="remove one of them; a server's tools get other names with `prefix`",
                     )
                 built[tool.name] = (tool, context)
         return [*built.values()]
@@ -90,7 +91,8 @@ class ToolTables:
 
     def _recorded(self, origin: RecordingOrigin, build: Callable[[], Tool | list[Tool]]) -> list[Tool]:
         """The tools of one table: built, and recorded if this run records; or replayed, and then not built."""
-        recorded = self._recording  # first: an unusable recording must be refused before a server starts
+        # First: an unusable recording must be refused before a server starts.
+        recorded = self._recording
         if recorded is not None and self._build.replay:
             return recorded.replay(origin)
         made = build()
@@ -116,7 +118,8 @@ class ToolTables:
         else:
             settings["engine"] = engine_identity(self._recipe.engines[config.engine])
             settings["prompt"] = SimulatorPrompt(config).template
-            if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
+            if not self._build.replay:
+                # It answers at any time, not in the waves of the agent's engine.
                 engine = self._build.engine(config.engine, continuous=True)
         origin = RecordingOrigin(table=f"{context.name}.simulated", settings=settings)
         (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
@@ -126,7 +129,7 @@ class ToolTables:
         """A tool that is made worse."""
         corpus = None
         if config.needs_corpus:
-            corpus = Corpus(config.index, context, f"degraded.{context.name}")
+            corpus = Corpus(config.index, context)
             self._build.opened.append(corpus)
         return DegradedTool(tool, config, corpus, always=always)
 
@@ -146,6 +149,6 @@ def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
         raise RecipeError(
             f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
             code="name-clash",
-            fix="remove it; an MCP server's tools get other names with `prefix`",
+            fix="remove it; a server's tools get other names with `prefix`",
         )
     return [Renamed(tools[0], alias)]

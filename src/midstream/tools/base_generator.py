@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field, JsonValue
 
-from midstream.components.component import Context, ToolConfig
+from midstream.components.component import ToolConfig
 from midstream.core.engine import ORDER, Engine, Request
 from midstream.core.errors import EngineError, PromptTooLongError, RefusedError, ToolServerError
 from midstream.core.seeds import derive_seed
@@ -58,8 +58,7 @@ class BaseGenerator(Tool):
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
     parameters: Mapping[str, JsonValue] = text_arguments(query="the request, with everything needed to answer it")
 
-    def __init__(self, engine: Engine, config: BaseGeneratorConfig | None = None) -> None:
-        config = config or BaseGeneratorConfig()
+    def __init__(self, config: BaseGeneratorConfig, engine: Engine) -> None:
         self._engine = engine
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self.timeout_s = config.timeout_s
@@ -85,8 +84,3 @@ class BaseGeneratorConfig(ToolConfig):
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=2048, ge=1)
     timeout_s: float = Field(default=500.0, gt=0)
-
-    def build(self, context: Context) -> BaseGenerator:
-        """Build it."""
-        assert context.engine is not None
-        return BaseGenerator(context.engine, self)

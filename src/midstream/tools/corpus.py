@@ -9,9 +9,7 @@ from pathlib import Path
 
 from midstream.components.component import Context
 from midstream.core.answers import holds, words
-from midstream.core.errors import RecipeError
-from midstream.core.source import World
-from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
+from midstream.tools.local_search import LocalSearchConfig
 
 _NEIGHBORS = 40  # passages from which made-up ones are put together
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -19,24 +17,10 @@ _NAME = re.compile(r"\b[A-Z]\w+")
 
 
 class Corpus:
-    """Documents by their words, as `local_search` finds them, where any word of a query counts.
+    """Documents by their words, as `local_search` finds them, where any word of a query counts."""
 
-    Raises `RecipeError` if there is no index and the recipe's tasks have no facts.
-    """
-
-    def __init__(self, index: Path | None, context: Context, setting: str) -> None:
-        config = LocalSearchConfig(index=index, match="any")
-        if index is not None:
-            self._search = LocalSearch(config)
-        elif isinstance(context.source, World):
-            facts = context.source.documents()
-            self._search = LocalSearch.from_documents((Document(id=name, text=text) for name, text in facts), config)
-        else:
-            raise RecipeError(
-                f"{setting} has no documents to draw from",
-                code="world-missing",
-                fix=f"midstream index build DOCUMENTS.jsonl, then --set {setting}.index=FILE",
-            )
+    def __init__(self, index: Path | None, context: Context) -> None:
+        self._search = LocalSearchConfig(index=index, match="any").build(context)
 
     async def passages(self, query: str, count: int) -> list[str]:
         """The passages that match best, best first. Raises `ToolServerError` if reading fails."""

@@ -1,6 +1,6 @@
 """Search in your own documents: a SQLite full-text index (FTS5) ranked by BM25, on disk or in memory.
 
-Also the best passages of one long text (`passages`, `by_words`, `best_spans`), for pages and for building an index.
+Also the passages of one long text (`passages`), for building an index.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -27,12 +27,9 @@ from midstream.core.source import World
 from midstream.core.tool import ToolResult
 from midstream.core.tool_calls import text_arguments
 
-MAX_TERMS = 64  # of a query; a longer one is cut
+_MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
 QUERY = "SELECT title, text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?"
-TITLED = "SELECT title, text FROM documents WHERE documents MATCH ? AND title = ? COLLATE NOCASE ORDER BY rowid LIMIT 1"
-PASSAGES_SCHEMA = "CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')"
-PASSAGES_QUERY = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid"
 Row = tuple[str, str]  # title and text
 Span = tuple[int, int]  # of characters: start, end
 
@@ -60,10 +57,12 @@ def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document])
             connection.executemany("INSERT INTO documents (title, text, id) VALUES (?, ?, ?)", rows)
 
     if isinstance(path, Path):
-        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")  # a name for each build: two may run at once
+        # A name for each build: two may run at once.
+        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
         try:
             with closing(sqlite3.connect(partial)) as connection:
-                connection.execute("PRAGMA journal_mode = OFF")  # a failed build is discarded as a whole
+                # A failed build is discarded as a whole.
+                connection.execute("PRAGMA journal_mode = OFF")
                 fill(connection)
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
@@ -80,7 +79,7 @@ def match_expression(query: str, match: Literal["all", "any"]) -> str:
     """The FTS5 expression for untrusted text: its words, each quoted, so none is an operator; "" without words."""
     # Runs of letters and digits, as FTS5's unicode61 tokenizer splits text.
     words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", query))
-    terms = list(dict.fromkeys(word.lower() for word in words))[:MAX_TERMS]
+    terms = list(dict.fromkeys(word.lower() for word in words))[:_MAX_TERMS]
     return (" AND " if match == "all" else " OR ").join(f'"{term}"' for term in terms)
 
 
@@ -132,14 +131,11 @@ class LocalSearch:
     async def find(self, query: str, limit: int) -> list[Row]:
         """Titles and texts of the documents that match best, best first; raises as `call`."""
         expression = match_expression(query, self._config.match)
-        return await self._rows(QUERY, (expression, limit)) if expression else []
+        return await self.rows(QUERY, (expression, limit)) if expression else []
 
-    async def titled(self, title: str) -> list[Row]:
-        """Title and text of the first document of that title, whatever its case; [] if there is not one."""
-        expression = match_expression(title, "all")
-        return await self._rows(TITLED, (f"title : ({expression})", title)) if expression else []
+    async def rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Row]:
+        """What an SQL statement finds in the index. Raises `ToolServerError` if reading fails."""
 
-    async def _rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Row]:
         def rows() -> list[Row]:
             return self._connection.execute(statement, parameters).fetchall()
 
@@ -191,17 +187,12 @@ class LocalSearchConfig(ToolConfig):
         """Build it."""
         if self.index is not None:
             return LocalSearch(self)
-        # Without an index file: the facts of the recipe's offline world, a share of them, the same in every run.
-        if not isinstance(context.source, World):
-            raise RecipeError(
-                "local_search has no index, and the recipe's tasks have no facts of their own to search",
-                code="world-missing",
-                fix="give it an `index`, take the tasks of a world, or leave it out: local_search = false",
-            )
-        facts = context.source.documents()
+        # The facts of the recipe's world, a share of them, the same in every run. Other tasks were refused by
+        # `recipe/check.py`.
+        assert isinstance(context.source, World)
         documents = (
             Document(id=name, text=text)
-            for name, text in facts
+            for name, text in context.source.documents()
             if derive_seed("coverage", text) < self.coverage * 2**63
         )
         return LocalSearch.from_documents(documents, self)
@@ -245,41 +236,6 @@ def passages(text: str, size: int, overlap: int) -> Iterator[Span]:
         space = text.find(" ", end - overlap, end)
         start = space + 1 if space >= 0 else end - overlap
     yield start, len(text)
-
-
-def by_words(texts: Sequence[str], query: str) -> list[int]:
-    """Places of the texts that share words with `query`, best first, by BM25 with English stems."""
-
-    # Chinese, Japanese and Korean are written without spaces: each character is indexed as a word.
-    def spaced(words: str) -> str:
-        return re.sub(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])", r" \1 ", words)
-
-    expression = match_expression(spaced(query), "any")
-    if not expression:
-        return []
-    with closing(sqlite3.connect(":memory:")) as index:
-        index.execute(PASSAGES_SCHEMA)
-        index.executemany("INSERT INTO passages VALUES (?)", ((spaced(text),) for text in texts))
-        return [rowid - 1 for (rowid,) in index.execute(PASSAGES_QUERY, (expression,))]
-
-
-def best_spans(spans: Sequence[Span], ranking: Sequence[int], limit: int) -> list[Span]:
-    """The first spans of `ranking`, in the text's order; adjacent ones are joined. Without a ranking, the first spans.
-
-    They have at most `limit` characters, except that there is always at least one.
-    """
-    chosen: list[Span] = []
-    for number in ranking or range(len(spans)):
-        joined: list[Span] = []
-        for start, end in sorted([*chosen, spans[number]]):
-            if joined and start <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-            else:
-                joined.append((start, end))
-        if chosen and sum(end - start for start, end in joined) > limit:
-            break
-        chosen = joined
-    return chosen
 
 
 def _cut(text: str, limit: int) -> str:

@@ -61,7 +61,8 @@ class PythonTool:
         """Run `arguments["code"]`, without a fence around it; raises `SandboxError` if no process could run it."""
         written = str(arguments["code"])
         program, _ = find_program(written)
-        result = await self.pool.run(program or written)  # what does not compile gets Python's own error
+        # What does not compile gets Python's own error.
+        result = await self.pool.run(program or written)
         return ToolResult(text=result.text or "(no output)", ok=result.usable)
 
     async def close(self) -> None:

@@ -74,10 +74,8 @@ class SimulatedConfig(Settings):
     everywhere: bool = False
 
     def simulator(self, context: Context, engine: Engine | None) -> Tool:
-        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places, or without documents."""
-        if engine is not None:
-            return ModelSimulator(self, engine)
-        return CorpusSimulator(self, Corpus(self.index, context, f"simulated.{context.name}"))
+        """What writes the documents. Raises `RecipeError` for a prompt file with wrong places."""
+        return CorpusSimulator(self, Corpus(self.index, context)) if engine is None else ModelSimulator(self, engine)
 
 
 class Simulator(Tool):

@@ -51,6 +51,7 @@ from midstream.engines.openai.reply import (
     CheckedReply,
     as_fields,
     checked_reply,
+    checked_vectors,
     decode_body,
     may_pass,
     no_token_ids,
@@ -219,6 +220,20 @@ class OpenAICompatibleEngine:
         info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
         error.calls = (self._call(request, out, version, failures, _NO_REPLY, info),)
         raise error
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """The vectors of texts, by the server's `/embeddings`. Raises `EngineError`."""
+        body = json.dumps({"model": self._model, "input": list(texts)}).encode()
+
+        async def attempt() -> list[list[float]]:
+            session, slots = await self._endpoint.join(self, self.config.max_concurrency)
+            async with slots, self._send(session, "embeddings", body) as (response, _):
+                answer = await _read_body(response)
+                data = decode_body(answer)
+                self._check(response.status, data, answer, self._model, retry_after_s(response.headers))
+            return checked_vectors(data, len(texts))
+
+        return await self._retry(attempt, f"{self.name} at {self._base_url}")
 
     async def use_weights(self, weights: Weights) -> None:
         """Sample from the newest weights: the server loads them as a LoRA adapter, and unloads older ones.

@@ -13,6 +13,7 @@ directions: a server refuses a conversation with an invalid call in it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ _TOO_LONG = re.compile(
 )
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
+_LARGEST_VALUE = 1e30  # of an embedding: squares of such numbers can be added
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names of functions that OpenAI accepts
 LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
@@ -129,6 +131,33 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
         completion_tokens=_count(usage.get("completion_tokens")),
         **exact,
     )
+
+
+def checked_vectors(data: Mapping[str, JsonValue], count: int) -> list[list[float]]:
+    """The vectors of `count` texts, of length 1, in an answer of `/embeddings` that came with status 200.
+
+    Raises `TransientError` if they are not `count` vectors of finite numbers, all of one length.
+    """
+    rows: Any = data.get("data")
+    try:
+        # A server may answer in another order.
+        by_index = {str(row.get("index", place)): row["embedding"] for place, row in enumerate(rows)}
+        vectors = [list(by_index[str(place)]) for place in range(count)]
+        # The comparison is false for NaN, too.
+        finite = all(-_LARGEST_VALUE < value < _LARGEST_VALUE for vector in vectors for value in vector)
+    except (AttributeError, KeyError, TypeError):
+        rows, vectors, finite = [], [], False
+    if not finite or len(rows) != count or not vectors[0] or len({len(vector) for vector in vectors}) != 1:
+        raise TransientError(f"the answer does not hold {count} vectors of one length")
+    return [_unit(vector) for vector in vectors]
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    """The vector with length 1; one of zeros as it is."""
+    # Without it, the squares of tiny numbers would be 0.
+    largest = max(map(abs, vector)) or 1.0
+    length = math.hypot(*(number / largest for number in vector)) or 1.0
+    return [number / largest / length for number in vector]
 
 
 def no_token_ids(seen: str) -> UnsupportedError:
