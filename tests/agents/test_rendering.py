@@ -94,7 +94,6 @@ records = st.builds(
     result=texts,
     error=optional_texts,
     verdict=st.none() | st.builds(Verdict, result_valid=st.booleans(), memory_sufficient=st.booleans(), analysis=texts),
-    elapsed_s=st.none() | st.floats(0, 1e6),
 )
 memories = st.lists(records, max_size=3).map(lambda made: Memory(records=tuple(made)))
 

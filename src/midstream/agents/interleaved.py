@@ -33,7 +33,8 @@ from midstream.core.task import Task
 from midstream.core.text import neutral, render_lessons, to_json
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
-_VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
+# Of one reply: each costs a request that carries the whole stream.
+_VAIN_STOPS = 50
 _TOO_LATE = "no result: the time limit has passed, and no tool runs any more"
 
 
@@ -182,12 +183,14 @@ class _StreamRun:
         for _ in range(_VAIN_STOPS):
             try:
                 call = await self._call(draft, module)
-                if self.template.native and not self.stream.pieces:  # or nobody could learn from the transcript
+                # Otherwise nobody could learn from the transcript.
+                if self.template.native and not self.stream.pieces:
                     tools: list[JsonValue] = [dict(tool) for tool in self.stream.request().tools]
                     call = call.model_copy(update={"sent": {**call.sent, "tools": tools}})
             except PromptTooLongError as failure:
                 if not self.stream.pieces:
-                    raise  # nothing is sampled yet: the recipe or the task alone is too long
+                    # Nothing is sampled yet: the recipe or the task alone is too long.
+                    raise
                 draft.add_calls(failure.calls)
                 return "full"
             self.stream = self.stream.with_reply(call, draft.index)

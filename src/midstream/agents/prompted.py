@@ -14,8 +14,7 @@ query, in lessons and in a reply that is shown to its model again, chat-template
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -34,8 +33,9 @@ from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
 
 Value = TypeVar("Value")
+# parse(reply, repair) -> a value, and what is wrong with the reply (None: nothing); `repair` accepts broken JSON.
+Parse = Callable[[str, bool], tuple[Value, str | None]]
 
-_MAX_ASKS = 2
 VERDICT_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {
@@ -67,12 +67,13 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
+    prompt: str = ""  # the prompt file's name, by default the role's
 
-    def __init__(self, config: ModuleConfig, *, prompt: str = "") -> None:
+    def __init__(self, config: ModuleConfig) -> None:
         self.config = config
-        self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
-        # Said before a run whose recipe names a prompt file of its own.
+        # A run whose recipe names a prompt file of its own shows it first.
         self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
 
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
@@ -87,16 +88,14 @@ class PromptedModule:
         self,
         values: Mapping[str, str],
         context: ModuleContext,
-        parse: Callable[[str], Awaitable[tuple[Value, str | None]]],
+        parse: Parse[Value],
         *,
-        asks: int = _MAX_ASKS,
-        repair: Callable[[str], Awaitable[tuple[Value, str | None]]] | None = None,
+        asks: int = 2,
         json_schema: Mapping[str, JsonValue] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
-        """Ask up to `asks` times; `parse` returns a value and its problem (None: no problem).
+        """Ask up to `asks` times, until `parse` has no problem with the reply.
 
-        The module's lessons are added to `values`. `repair` is tried on the last reply if that could not be parsed and
-        was not cut off.
+        The module's lessons are added to `values`. The last reply may be repaired if it was not cut off.
         """
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
@@ -125,13 +124,13 @@ class PromptedModule:
                 call = await context.sample(request)
                 calls = (*calls, call)
                 reply = opening + call.completion
-                value, problem = await parse(reply)
+                value, problem = parse(reply, False)
             except InfrastructureError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
-            if problem is not None and last and repair is not None and call.finish_reason != "length":
-                repaired, problem = await repair(reply)
+            if problem is not None and last and call.finish_reason != "length":
+                repaired, problem = parse(reply, True)
                 if problem is None:
                     value, calls = repaired, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.emit("call", calls[-1])
@@ -153,11 +152,8 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-
-        async def parse(reply: str) -> tuple[Action, None]:
-            return parse_action(reply, tools), None
-
-        return await self._ask(self._prompt_values(question, tools, memory), context, parse, asks=1)
+        values = self._prompt_values(question, tools, memory)
+        return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
 
     def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         """The prompt's values."""
@@ -191,16 +187,18 @@ class PromptedExecutor(PromptedModule):
     """
 
     role, layout = "executor", ("tools", "action")
+    code_prompt = "executor_code"
+    config: ExecutorConfig
 
-    def __init__(self, config: ExecutorConfig, *, code_prompt: str = "executor_code") -> None:
-        self.mode, self._structured = config.mode, config.structured_output
-        if self.mode == "code" and self._structured:
+    def __init__(self, config: ExecutorConfig) -> None:
+        if config.mode == "code" and config.structured_output:
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 code="setting-conflict",
                 fix='set structured_output = false, or mode = "arguments"',
             )
-        super().__init__(config, prompt=code_prompt if self.mode == "code" else "executor")
+        self.prompt = self.code_prompt if config.mode == "code" else "executor"
+        super().__init__(config)
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
@@ -209,23 +207,15 @@ class PromptedExecutor(PromptedModule):
         tool = next((tool for tool in tools if tool.name == action.tool), None)
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
-        if self.mode == "code":
+        in_code = self.config.mode == "code"
 
-            async def parse_code(reply: str) -> tuple[Command, str | None]:
-                command = parse_program(reply, tool.name)
-                return command, command.error
-
-            return await self._ask(self._functions(action, tools), context, parse_code)
-
-        wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
-        values = {"tools": render_tools(tools), "action": to_json(wanted)}
-
-        async def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
-            command = parse_command(reply, tool, repair=repair)
+        def parse(reply: str, repair: bool) -> tuple[Command, str | None]:
+            command = parse_program(reply, tool.name) if in_code else parse_command(reply, tool, repair=repair)
             return command, command.error
 
-        schema = tool.parameters if self._structured else None
-        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+        values = self._functions(action, tools) if in_code else action_values(action, tools)
+        schema = tool.parameters if self.config.structured_output else None
+        return await self._ask(values, context, parse, json_schema=schema)
 
     def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         """The prompt's values in mode "code"."""
@@ -256,6 +246,12 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
     program: code_runner.CodeRunnerConfig = code_runner.CodeRunnerConfig()
 
 
+def action_values(action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    """An executor's prompt values: the tools, and the action without its justification."""
+    wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
+    return {"tools": render_tools(tools), "action": to_json(wanted)}
+
+
 def parse_program(text: str, tool: str) -> Command:
     """The executor's program (`core.text.find_program`); without one, a command with `error`, never an exception."""
     code, problem = find_program(spoken(text))
@@ -266,10 +262,7 @@ class PromptedVerifier(PromptedModule):
     """`core.protocols.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
     role, layout = "verifier", ("tools", "query", "memory")
-
-    def __init__(self, config: VerifierConfig) -> None:
-        super().__init__(config)
-        self._structured = config.structured_output
+    config: VerifierConfig
 
     async def verify(
         self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
@@ -281,7 +274,7 @@ class PromptedVerifier(PromptedModule):
         """
         values = self._values(question, memory.append(newest)) | {"tools": render_tools(tools)}
 
-        async def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
+        def parse(reply: str, repair: bool) -> tuple[Verdict, str | None]:
             verdict = parse_verdict(reply, repair=repair)
             if verdict is not None:
                 return verdict, None
@@ -289,8 +282,8 @@ class PromptedVerifier(PromptedModule):
             unreadable = f"unparseable verdict: {reply[:500]}".encode("utf-8", "replace").decode()
             return Verdict(result_valid=False, memory_sufficient=False, analysis=unreadable), problem
 
-        schema = VERDICT_SCHEMA if self._structured else None
-        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+        schema = VERDICT_SCHEMA if self.config.structured_output else None
+        return await self._ask(values, context, parse, json_schema=schema)
 
 
 class VerifierConfig(ModuleConfig, ComponentConfig):
@@ -315,12 +308,13 @@ class PromptedGenerator(PromptedModule):
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
+        return await self._ask(self._values(question, memory), context, answer_in)
 
-        async def parse(reply: str) -> tuple[str | None, str | None]:
-            answer = parse_answer(reply) or None
-            return answer, None if answer else "it holds no answer"
 
-        return await self._ask(self._values(question, memory), context, parse)
+def answer_in(reply: str, _: bool = False) -> tuple[str | None, str | None]:
+    """The generator's answer, or what is wrong with its reply."""
+    answer = parse_answer(reply) or None
+    return answer, None if answer else "it holds no answer"
 
 
 class GeneratorConfig(ModuleConfig, ComponentConfig):
@@ -341,7 +335,7 @@ class PromptedAnalyst(PromptedModule):
         """Say what the query asks for and which tools help."""
         values = {"query": neutral(question), "tools": render_tools(tools)}
 
-        async def parse(reply: str) -> tuple[str, str | None]:
+        def parse(reply: str, _: bool) -> tuple[str, str | None]:
             analysis = spoken(reply).strip()
             return analysis, None if analysis else "it holds no text"
 

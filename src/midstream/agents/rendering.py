@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
@@ -32,10 +35,13 @@ ResultForm = Literal["json", "toon", "auto"]
 # How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
-_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
+# Values that differ between tasks, and between turns.
+_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")
 _MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
-_SHORTEST_RESULT = 200  # characters: shorter results are not cut further, their turns are left out
-_SHORT_TAIL = 200  # characters after the memory that are not worth a warning
+# Characters: shorter results are not cut further, their turns are left out.
+_SHORTEST_RESULT = 200
+# Characters after the memory that are not worth a note.
+_SHORT_TAIL = 200
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
@@ -154,13 +160,11 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
         try:
             value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
             toon = toon_format.encode(value)
-            if toon_format.decode(toon) != value:  # it holds NaN or an infinite number
+            if toon_format.decode(toon) != value:
+                # It holds NaN or an infinite number.
                 return text
-        except (
-            ValueError,
-            ArithmeticError,
-            RecursionError,
-        ):  # not JSON, too deep, or no form but its own keeps all of it
+        except (ValueError, ArithmeticError, RecursionError):
+            # It is not JSON, is too deep, or only its own form keeps all of it.
             return text
         if form == "toon":
             return toon
@@ -171,7 +175,7 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
     return write
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a key stands twice")

@@ -142,7 +142,8 @@ class Stream:
         elif self.template.appends == "inline" and self.text:
             messages.append(Message(role="assistant", content=self.text))
         offers: list[dict[str, object]] = []
-        if self.template.native:  # the form in which chat models are offered functions
+        # The form in which chat models are offered functions.
+        if self.template.native:
             for name, tool in self.tools.items():
                 function = {"name": name, "description": tool.description, "parameters": tool.parameters}
                 offers.append({"type": "function", "function": _without_tokens(function)})
@@ -169,7 +170,8 @@ class StreamPolicy(Protocol):
 class ModelPolicy:
     """A model writes the stream."""
 
-    shows_lessons = True  # the agent refuses lessons if the template has no place for them
+    # The agent refuses lessons if the template has no place for them.
+    shows_lessons = True
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config

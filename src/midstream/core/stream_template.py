@@ -39,9 +39,8 @@ class Template(Settings):
     call: Marks  # with "{tool}" in them, each tool has its own marks, by its name
     tool: str = ""  # the tool that marks without "{tool}" call; "" if the call's body names the tool
     # How a call is written: "text", the tool's one required argument (a code fence around it is removed); "json", an
-    # object or list of objects with `name` and `arguments`; "python", a call or list of calls in Python with literal
-    # arguments.
-    body: Literal["text", "json", "python"] = "text"
+    # object or list of objects with `name` and `arguments`.
+    body: Literal["text", "json"] = "text"
     output: Marks  # of tool output
     layout: str = "{open}{text}{close}"  # of tool output; {open} and {close} stand for its marks
     answer: Marks | None = None  # None: the answer is the text of the last reply outside of thoughts
