@@ -61,7 +61,7 @@ class JsonLinePlanner(CompactModule):
     """`core.protocols.Planner` on an engine: a line of JSON with `tool` and `input`; anything else costs the turn."""
 
     role, layout = "planner", ("tools", "query", "memory")
-    prompt = "planner_compact"
+    prompt, opening = "planner_compact", '{"tool": "'
 
     def __init__(self, config: JsonLineConfig) -> None:
         super().__init__(config)
@@ -111,7 +111,6 @@ class JsonLineConfig(ModuleConfig, ComponentConfig):
     component = JsonLinePlanner
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=64, stop=('"}',))
-    opening: str = '{"tool": "'
 
 
 class SingleArgumentExecutor:
@@ -143,7 +142,7 @@ class ResultVerifier(CompactModule):
     """
 
     role, layout = "verifier", ("query", "memory")
-    prompt = "verifier_compact"
+    prompt, opening = "verifier_compact", '{"sufficient": '
     config: ResultConfig
 
     async def verify(
@@ -176,7 +175,6 @@ class ResultConfig(ModuleConfig, ComponentConfig):
     component = ResultVerifier
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=16, stop=("}",))
-    opening: str = '{"sufficient": '
     ends: tuple[str, ...] = ("python", "base_generator")
 
 
@@ -187,7 +185,7 @@ class LastResultGenerator(CompactModule):
     """
 
     role, layout = "generator", ("query", "memory")
-    prompt = "generator_compact"
+    prompt, opening = "generator_compact", "<answer>"
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
@@ -210,7 +208,6 @@ class LastResultConfig(ModuleConfig, ComponentConfig):
     component = LastResultGenerator
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=32, stop=("</answer>",))
-    opening: str = "<answer>"
 
 
 def render_steps(memory: Memory) -> str:

@@ -53,12 +53,10 @@ class ModuleConfig(Settings):
 
     Attributes:
         sampling: see `sampling`
-        opening: what every reply begins with; an engine that continues text gets it, other servers do not
         prompt_file: replaces the module's prompt in `src/midstream/agents/prompts/`
     """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
-    opening: str = ""
     prompt_file: Path | None = None
 
 
@@ -67,7 +65,10 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
-    prompt: str = ""  # the prompt file's name, by default the role's
+    # The prompt file's name, by default the role's.
+    prompt: str = ""
+    # What every reply begins with; an engine that continues text gets it, other servers do not.
+    opening: ClassVar[str] = ""
 
     def __init__(self, config: ModuleConfig) -> None:
         self.config = config
@@ -101,13 +102,13 @@ class PromptedModule:
         calls: tuple[Call, ...] = ()
         # Other engines would answer a message of the assistant's as if it were whole.
         continues = getattr(context.engine, "codec", None) is not None
-        opening = self.config.opening if continues else ""
+        opening = self.opening if continues else ""
         begun = (Message(role="assistant", content=opening),) if opening else ()
         sampling = self.config.sampling
         if begun:
             # A schema would describe the whole reply, and this one has begun.
             json_schema = None
-        elif self.config.opening:
+        elif self.opening:
             # Servers leave out the stop string, which closes the form.
             sampling = sampling.model_copy(update={"stop": ()})
         while True:

@@ -85,7 +85,7 @@ class PythonPool:
                 raise SandboxError(
                     "a Python worker died in the middle of a call",
                     code="worker-died",
-                    fix=f"free some memory, or lower memory_mb and workers in [{self._table}]",
+                    fix=f"free some memory, or lower workers in [{self._table}]",
                 ) from error
             finally:
                 # A job that ends early may leave its worker in the middle of an answer: that worker ends too.
