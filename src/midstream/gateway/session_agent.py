@@ -194,16 +194,14 @@ class FunctionSessionAgent(SessionAgent):
         return Outcome(answer=answer)
 
 
-async def _result(tool: Tool, **arguments: JsonValue) -> str:
-    """What a tool of the recipe answers; arguments that it does not take are an answer too."""
-    problem = schema_error(arguments, tool.parameters)
-    return problem or (await call_tool(tool, arguments)).text
-
-
 def _call_tool(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> str | Awaitable[str]:
-    """What a tool answers: to be awaited in the event loop, waited for in a thread."""
-    answer = _result(tool, **arguments)
-    return answer if in_event_loop() else asyncio.run_coroutine_threadsafe(answer, loop).result()
+    """What a tool of the recipe answers: to be awaited in the event loop, waited for in a thread."""
+
+    async def answered() -> str:
+        # Arguments that the tool does not take are an answer too.
+        return schema_error(arguments, tool.parameters) or (await call_tool(tool, arguments)).text
+
+    return answered() if in_event_loop() else asyncio.run_coroutine_threadsafe(answered(), loop).result()
 
 
 class CommandAgent(SessionAgent):
