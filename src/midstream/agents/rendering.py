@@ -37,7 +37,6 @@ _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|
 _USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
 # Values that differ between tasks, and between turns.
 _OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")
-_MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
 # Characters: shorter results are not cut further, their turns are left out.
 _SHORTEST_RESULT = 200
 # Characters after the memory that are not worth a note.
@@ -54,8 +53,7 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
-    Values may stand in any order and in either part; an empty system part is not sent. The user part must hold text or
-    a value that is never empty: many servers refuse a request without a user message. `lost_sharing` says what an order
+    Values may stand in any order and in either part; an empty part is not sent. `lost_sharing` says what an order
     costs: an engine computes only the beginning that two prompts have in common once.
 
     Args:
@@ -84,14 +82,6 @@ class PromptTemplate:
             )
         self.shows_lessons = "lessons" in names
         self._system, self._user = parts
-        # A verifier's memory always holds the newest turn.
-        may_be_empty = [name for name in _MAY_BE_EMPTY if (role, name) != ("verifier", "memory")]
-        if not PLACE.sub(lambda place: "" if place[1] in may_be_empty else place[0], self._user).strip():
-            raise RecipeError(
-                f"the user part of the {role}'s prompt file {override} is empty, or can be",
-                code="prompt-invalid",
-                fix=f"move text, or a value other than {_places(may_be_empty)}, below the line <!-- user -->",
-            )
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
