@@ -19,12 +19,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import JsonValue
-
 from midstream.agents.formats import json_objects, repaired_objects
 from midstream.agents.prompted import ModuleConfig, PromptedModule, answer_in
 from midstream.agents.rendering import prompt_text
 from midstream.components.component import ComponentConfig
+from midstream.core.data import object_schema
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
@@ -41,13 +40,7 @@ _BARE = re.compile(
 _SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
 # Characters of a result that is an answer as it stands.
 _MAX_VALUE = 60
-
-SUFFICIENT_SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {"sufficient": {"type": "boolean"}},
-    "required": ["sufficient"],
-    "additionalProperties": False,
-}
+SUFFICIENT_SCHEMA = object_schema(sufficient={"type": "boolean"})
 
 
 class CompactModule(PromptedModule):
@@ -76,12 +69,7 @@ class JsonLinePlanner(CompactModule):
             action = parse_line(reply, tools, repair=repair)
             return action, action.error
 
-        schema = {
-            "type": "object",
-            "properties": {"tool": {"enum": [tool.name for tool in tools]}, "input": {"type": "string"}},
-            "required": ["tool", "input"],
-            "additionalProperties": False,
-        }
+        schema = object_schema(tool={"enum": [tool.name for tool in tools]}, input={"type": "string"})
         values = self._values(question, memory) | {"tools": self._tools(tools)}
         return await self._ask(values, context, parse, asks=1, json_schema=schema)
 

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
 from midstream.components.component import ComponentConfig
-from midstream.core.data import Settings
+from midstream.core.data import Settings, object_schema
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
@@ -36,16 +36,9 @@ Value = TypeVar("Value")
 # parse(reply, repair) -> a value, and what is wrong with the reply (None: nothing); `repair` accepts broken JSON.
 Parse = Callable[[str, bool], tuple[Value, str | None]]
 
-VERDICT_SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {
-        "analysis": {"type": "string"},
-        "result_valid": {"type": "boolean"},
-        "memory_sufficient": {"type": "boolean"},
-    },
-    "required": ["analysis", "result_valid", "memory_sufficient"],
-    "additionalProperties": False,
-}
+VERDICT_SCHEMA = object_schema(
+    analysis={"type": "string"}, result_valid={"type": "boolean"}, memory_sufficient={"type": "boolean"}
+)
 
 
 class ModuleConfig(Settings):

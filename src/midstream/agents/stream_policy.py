@@ -6,7 +6,7 @@ all of it. With an engine without token ids, the same text is sent as a chat, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -94,26 +94,24 @@ class Stream:
         texts = [put_in(output, self.template) for output in outputs]
         if self.template.appends == "inline":
             text = "".join(texts)
-            codec, ids = self.codec, self.ids
-            if codec is not None and ids is not None:
-                ids = (*ids, *codec.encode_text(text))
-            return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False, turn=turn)), ids=ids), text
+            return self._appended(text, turn, lambda codec: codec.encode_text(text)), text
         text = "\n".join(texts)
+        messages = [Message(role="user", content=text)]
         if self.template.native:
-            messages = [
-                Message(role="tool", content=escape_marks(neutral(output), self.template)) for output in outputs
-            ]
-        else:
-            messages = [Message(role="user", content=text)]
+            shown = [escape_marks(neutral(output), self.template) for output in outputs]
+            messages = [Message(role="tool", content=output) for output in shown]
         return self.with_messages(messages, text, turn), text
 
     def with_messages(self, messages: Sequence[Message], text: str, turn: int) -> Stream:
         """The stream with chat messages at its end; `text` is their text."""
+        stream = self._appended(text, turn, lambda codec: codec.encode_reply(messages, ended=self.ended))
+        return replace(stream, messages=(*self.messages, *messages))
+
+    def _appended(self, text: str, turn: int, encode: Callable[[Codec], Sequence[int]]) -> Stream:
         ids = self.ids
         if self.codec is not None and ids is not None:
-            ids = (*ids, *self.codec.encode_reply(messages, ended=self.ended))
-        pieces = (*self.pieces, Piece(text=text, sampled=False, turn=turn))
-        return replace(self, pieces=pieces, messages=(*self.messages, *messages), ids=ids)
+            ids = (*ids, *encode(self.codec))
+        return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False, turn=turn)), ids=ids)
 
     def request(self) -> Request:
         """The next request: everything so far."""
@@ -180,13 +178,8 @@ class ModelPolicy:
         """Sample until a mark ends the reply, the model does, or a limit."""
         sampling = self.config.sampling
         limits = {"max_tokens": min(sampling.max_tokens, stream.remaining), "stop": (*stream.stops, *sampling.stop)}
-        request = replace(
-            stream.request(),
-            sampling=sampling.model_copy(update=limits),
-            keep_stop=True,
-            seed=context.seed,
-        )
-        return await context.sample(request)
+        sampling = sampling.model_copy(update=limits)
+        return await context.sample(replace(stream.request(), sampling=sampling, keep_stop=True, seed=context.seed))
 
 
 class PolicyConfig(ComponentConfig):

@@ -21,6 +21,8 @@ from midstream.core.trajectory import Message
 # Of a function; wider than each API's own rule.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LARGEST = 2**31 - 1
+# A comment, which keeps a stream alive.
+HEARTBEAT = ": waiting\n\n"
 # Deltas of a text in a stream.
 _PIECES = 4
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
@@ -327,10 +329,11 @@ def sse(data: Mapping[str, object], event: str = "") -> str:
     return (f"event: {event}\n" if event else "") + f"data: {json.dumps(data)}\n\n"
 
 
-def openai_error(status: int, code: str, message: str, param: str | None) -> JsonObject:
+def openai_error(error: FormError) -> JsonObject:
     """An error in the form of both of OpenAI's APIs."""
+    status = error.status
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def _quote(value: object) -> str:

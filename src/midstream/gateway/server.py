@@ -218,7 +218,7 @@ class Gateway:
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:
-            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status)
+            return JSONResponse(chat_completions.error(error), status_code=error.status)
 
         both = ("/s/{key}/v1", "/v1")
         routed = Starlette(
@@ -239,7 +239,7 @@ class Gateway:
 
         async def checked(scope: Asgi, receive: Asgi, send: Asgi) -> None:
             if error := refusal(scope, local=self.config.host in LOOPBACK):
-                return await send_json(send, error.status, chat_completions.error(*_parts(error)), close=True)
+                return await send_json(send, error.status, chat_completions.error(error), close=True)
             return await routed(scope, receive, send)
 
         return checked
@@ -293,7 +293,7 @@ class ApiEndpoint:
             # Nobody may be there to look at its error.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         except FormError as error:
-            return await send_json(send, error.status, api.error(*_parts(error)))
+            return await send_json(send, error.status, api.error(error))
         gone = asyncio.ensure_future(hung_up(receive))
         stream = EventStream(send)
         try:
@@ -311,8 +311,8 @@ class ApiEndpoint:
                 pending = answer.result()
             except FormError as error:
                 if not stream.begun:
-                    return await send_json(send, error.status, api.error(*_parts(error)))
-                return await stream.write(api.error_event(*_parts(error)), last=True)
+                    return await send_json(send, error.status, api.error(error))
+                return await stream.write(api.error_event(error), last=True)
             # Those that came with the answer.
             while chat.stream and hasattr(api, "step") and not steps.empty():
                 await stream.write(api.step(steps.get_nowait(), chat))
@@ -328,10 +328,6 @@ class ApiEndpoint:
             return await stream.write("", last=True)
         finally:
             gone.cancel()
-
-
-def _parts(error: FormError) -> tuple[int, str, str, str | None]:
-    return error.status, error.code, error.message, error.param
 
 
 def now() -> int:

@@ -23,7 +23,7 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
 from midstream.core.answers import extract
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, object_schema
 from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.keyed_file import KeyedFile
 from midstream.core.protocols import Engine, Request, Reward
@@ -35,12 +35,7 @@ from midstream.rewards.rule import SingleFlight
 
 ROLE = "judge"
 ASKS = 2  # a reply that is no verdict is asked for once more
-SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {"analysis": {"type": "string"}, "correct": {"type": "boolean"}},
-    "required": ["analysis", "correct"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema(analysis={"type": "string"}, correct={"type": "boolean"})
 AGAIN = (
     "This is not the judgement. Reply again with one JSON object and nothing else: "
     '{"analysis": "...", "correct": true or false}'
