@@ -61,10 +61,9 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
     marks = {tool: mark for mark, tool in names.items()}
     found = {marks.get(tool.name, tool.name): tool for tool in tools}
     if len(found) < len(tools):
+        names_of = ", ".join(tool.name for tool in tools)
         raise RecipeError(
-            f"two of the tools {', '.join(tool.name for tool in tools)} have one name",
-            code="name-clash",
-            fix="rename it in agent.tools",
+            f"two of the tools {names_of} have one name", code="name-clash", fix="rename it in agent.tools"
         )
     own = {tool.name: mark for mark, tool in found.items()}
     missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
@@ -78,18 +77,11 @@ def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str,
         )
     beyond = sorted(set(found) - {template.tool}) if template.tool else []
     if beyond:
-        raise RecipeError(
-            f"the template {template.name!r} cannot call {', '.join(beyond)}: its marks call {template.tool} alone",
-            code="template-mismatch",
-            fix="take the others out of [tools], or choose a template whose marks or calls name their tool",
-        )
+        fix = "take the others out of [tools], or choose a template whose marks or calls name their tool"
+        raise template.mismatch(f"cannot call {', '.join(beyond)}: its marks call {template.tool} alone", fix)
     several = sorted(name for name, tool in found.items() if len(tool.parameters.get("required", ())) != 1)
     if several and template.body == "text":
-        raise RecipeError(
-            f"the template {template.name!r} cannot call {', '.join(several)}",
-            code="template-mismatch",
-            fix='choose a template with body = "json"',
-        )
+        raise template.mismatch(f"cannot call {', '.join(several)}", 'choose a template with body = "json"')
     return found
 
 

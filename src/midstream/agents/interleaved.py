@@ -24,7 +24,7 @@ from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.data import Settings
-from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
+from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.protocols import Dialogue, ModuleContext, RunContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
@@ -75,17 +75,11 @@ class InterleavedLoop(RecordedAgent):
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
         if context.dialogue is not None and self.template.appends == "inline":
-            raise RecipeError(
-                f"the template {self.template.name!r} cannot hold a dialogue: it writes one reply to one question",
-                code="template-mismatch",
-                fix='choose one with appends = "message", such as artist-function-calling or native',
-            )
+            fix = 'choose one with appends = "message", such as artist-function-calling or native'
+            raise self.template.mismatch("cannot hold a dialogue: it writes one reply to one question", fix)
         if context.lessons.get(POLICY) and not self.template.shows_lessons:
-            raise RecipeError(
-                f"the template {self.template.name!r} has no place for the policy's lessons",
-                code="template-mismatch",
-                fix="put {{lessons}} into its prompt, or run without lessons",
-            )
+            fix = "put {{lessons}} into its prompt, or run without lessons"
+            raise self.template.mismatch("has no place for the policy's lessons", fix)
         await _StreamRun(self, record, context).run(task.question)
 
 

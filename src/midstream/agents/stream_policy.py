@@ -13,7 +13,6 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from midstream.components.component import ComponentConfig
-from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL, Template
@@ -118,11 +117,8 @@ class Stream:
         if self.ids is not None:
             return replace(self._text_request(), prompt_ids=self.ids)
         if self.template.opening and self.template.chat:
-            raise RecipeError(
-                f"the template {self.template.name!r} begins the reply with {self.template.opening!r}",
-                code="template-mismatch",
-                fix="name an engine with token ids, or a template without an opening",
-            )
+            fix = "name an engine with token ids, or a template without an opening"
+            raise self.template.mismatch(f"begins the reply with {self.template.opening!r}", fix)
         return self._text_request()
 
     def _text_request(self) -> Request:

@@ -71,6 +71,10 @@ class Template(Settings):
         """Whether the prompt has a place for lessons."""
         return "{{lessons}}" in self.system + self.user
 
+    def mismatch(self, what: str, fix: str) -> RecipeError:
+        """The error for an agent, tools or a task that the template does not fit."""
+        return RecipeError(f"the template {self.name!r} {what}", code="template-mismatch", fix=fix)
+
     def filled(self, part: str, **values: str) -> str:
         """Fill the places of `system` or `user`; a place inside a value is left as text.
 

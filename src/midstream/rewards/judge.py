@@ -193,14 +193,9 @@ class Judge:
             except RefusedError:
                 raise
             except EngineError as error:
-                raise RewardError(
-                    f"the judge failed: {error.what}",
-                    code="judge-failed",
-                    cause=error.cause,
-                    fix=error.fix,
-                    retryable=error.retryable,
-                    calls=(*calls, *error.calls),
-                ) from error
+                failure = error.of(RewardError, "the judge failed", code="judge-failed")
+                failure.calls = (*calls, *failure.calls)
+                raise failure from error
             reply = spoken(calls[-1].completion).strip()
             correct = read_verdict(reply)
             if correct is not None:

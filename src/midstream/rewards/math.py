@@ -18,11 +18,11 @@ from pydantic import Field
 
 from midstream.components.component import Context, RewardConfig
 from midstream.core.answers import LONGEST, extract
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError
+from midstream.core.errors import RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.numeric import number_of, with_point
-from midstream.rewards.rule import SingleFlight
+from midstream.rewards.rule import SingleFlight, unfit_task
 from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import find_installed
 from midstream.sandbox.pool import PythonPool
@@ -107,11 +107,7 @@ class Math:
         for gold in task.answers:
             stated = state(gold, gold)
             if not (stated.formula or _is_words(stated)) or stated.formula.count("{") != stated.formula.count("}"):
-                raise RecipeError(
-                    f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
-                    code="task-unfit",
-                    fix=_OTHER_REWARD,
-                )
+                raise unfit_task(task, f"has a gold answer that nothing compares with, {gold!r:.200}", _OTHER_REWARD)
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """Compare words and numbers here, formulas in a worker; identical pairs of formulas are compared once.
@@ -188,12 +184,9 @@ class Math:
 
 
 def _not_installed() -> UnsupportedError:
-    return UnsupportedError(
-        "Math-Verify is not installed where the math reward runs",
-        code="missing-extra",
-        cause='it comes with the extra `math`; with sandbox.tier = "remote" it must be in the container\'s image',
-        fix="pip install 'midstream[math]'",
-    )
+    what = "Math-Verify is not installed where the math reward runs"
+    fix = "pip install 'midstream[math]'; with sandbox.tier = \"remote\", in the container's image"
+    return UnsupportedError(what, code="missing-extra", fix=fix)
 
 
 def _is_words(statement: Statement) -> bool:
@@ -227,7 +220,7 @@ def _words(text: str) -> str:
 
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
     return RewardError(
-        f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
+        f"task {task.id!r} has a gold answer that nothing compares with, {gold!r:.200}",
         code="task-unfit",
         cause=cause,
         fix=_OTHER_REWARD,

@@ -99,11 +99,8 @@ class OpenAIConfig(EngineConfig):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
-            raise RecipeError(  # pydantic would show the value of a ValueError, which may be the key
-                "api_key_env is not the name of an environment variable",
-                code="secret-in-recipe",
-                fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
-            )
+            fix = 'export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"'
+            raise _secret("api_key_env is not the name of an environment variable", fix)
         return value
 
     @field_validator("base_url")
@@ -112,11 +109,8 @@ class OpenAIConfig(EngineConfig):
         if not value:
             raise ValueError('azure has no common address: base_url = "https://RESOURCE.openai.azure.com"')
         if any(mark in value for mark in "@?#"):
-            raise RecipeError(  # pydantic would show the address
-                "base_url holds a user name, a password, a query or a fragment",
-                code="secret-in-recipe",
-                fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
-            )
+            fix = 'base_url = "https://host/v1", and the key in the environment variable that api_key_env names'
+            raise _secret("base_url holds a user name, a password, a query or a fragment", fix)
         try:
             url = urlsplit(value)
             valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
@@ -143,11 +137,8 @@ class OpenAIConfig(EngineConfig):
                 raise ValueError(f"serve: {self.base_url} is not an address such as http://localhost:8000/v1")
             words = tuple(shlex.split(self.serve))  # an open quotation mark is a ValueError
             if without_secrets(words) != words:
-                raise RecipeError(
-                    "serve holds what looks like a key or a password",
-                    code="secret-in-recipe",
-                    fix="leave it out: a server at an address such as localhost answers this machine alone",
-                )
+                fix = "leave it out: a server at an address such as localhost answers this machine alone"
+                raise _secret("serve holds what looks like a key or a password", fix)
         return self
 
     @model_validator(mode="after")
@@ -206,6 +197,11 @@ class OpenAIConfig(EngineConfig):
         """
         elsewhere = self.provider == "openai" and urlsplit(self.base_url).hostname != OPENAI_HOST
         return "max_tokens" if elsewhere else PROVIDERS[self.provider].limit
+
+
+def _secret(what: str, fix: str) -> RecipeError:
+    """The error for a value that may be a key: of a `ValueError` pydantic would show the value."""
+    return RecipeError(what, code="secret-in-recipe", fix=fix)
 
 
 def wanted_key(config: ComponentConfig) -> str:
