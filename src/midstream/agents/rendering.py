@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +25,7 @@ from midstream.core.data import JsonObject
 from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
-from midstream.core.text_file import read_text
+from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Message, Observation
 
@@ -46,7 +45,7 @@ _SHORT_TAIL = 200
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
     """The text of the prompt file that ships with a package for a role, or of the user's `override`."""
     if override is None:
-        return (resources.files(package) / "prompts" / f"{role}.md").read_text(encoding="utf-8")
+        return shipped_prompt(package, role)
     return read_text(override, fix=f"correct prompt_file of the {role}")
 
 

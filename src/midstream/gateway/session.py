@@ -63,9 +63,6 @@ class Outcome(Frozen):
     reward: float | None = Field(default=None, ge=0, le=1)
     feedback: str = ""
 
-    def __init__(self, answer: str | None = None, reward: float | None = None, feedback: str = "", **more: Any) -> None:
-        super().__init__(**{"answer": answer, "reward": reward, "feedback": feedback, **more})
-
     @field_validator("answer", "feedback", mode="before")
     @classmethod
     def _fit(cls, text: object) -> object:

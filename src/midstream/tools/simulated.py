@@ -14,7 +14,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +27,7 @@ from midstream.core.protocols import Engine, Tool, ToolResult, ToolRun
 from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
-from midstream.core.text_file import read_text
+from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
@@ -126,12 +125,8 @@ class SimulatorPrompt:
     """
 
     def __init__(self, config: SimulatedConfig) -> None:
-        self._count = str(config.documents)
-        if config.prompt_file is None:
-            prompts = resources.files("midstream.tools") / "prompts"
-            self.template = (prompts / "simulated_search.md").read_text(encoding="utf-8")
-        else:
-            self.template = read_text(config.prompt_file)
+        self._count, own = str(config.documents), config.prompt_file
+        self.template = read_text(own) if own else shipped_prompt("midstream.tools", "simulated_search")
         places = set(PLACE.findall(self.template))
         if "query" not in places or places - _PLACES:
             raise RecipeError(

@@ -20,7 +20,8 @@ from midstream.core.protocols import Request
 from midstream.core.text import unicode_escape
 from midstream.core.trajectory import Call, Message, Usage
 
-_ASKED, _REPLY = "midstreamasked", "midstreamreply"  # words that stand in no chat template
+# Words that stand in no chat template.
+_ASKED, _REPLY = "midstreamasked", "midstreamreply"
 _LINE = "\n"
 _GENERIC_TOKENIZER = PreTrainedTokenizerFast.__name__  # "TokenizersBackend" since transformers 5
 
@@ -34,7 +35,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         saved = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        saved = {}  # of the hub, or AutoTokenizer raises the error that names what is wrong
+        # It is on the hub, or AutoTokenizer raises the error that names what is wrong.
+        saved = {}
     kind: Any = PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
     return kind.from_pretrained(name)
 
@@ -156,7 +158,8 @@ class TokenizerCodec:
         table: dict[str, Any] = message.wire() | {"role": message.role, "content": message.content}
         if message.role in ("user", "tool"):
             table["content"] = self._special.sub(unicode_escape, message.content)
-        if calls := table.get("tool_calls"):  # templates write the arguments themselves
+        # Templates write the arguments themselves.
+        if calls := table.get("tool_calls"):
             table["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in calls
             ]

@@ -60,7 +60,8 @@ def load_model(
             code="model-not-loaded",
             fix="correct the name or path in the recipe's [engines.*] table; midstream models lists short names",
         ) from failure
-    if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
+    # Transformers would draw them at random, and say so in a log.
+    if loaded["missing_keys"]:
         raise RecipeError(
             f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
             code="model-not-loaded",

@@ -109,9 +109,11 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
     "together": Provider(base_url="https://api.together.ai/v1", api_key_env="TOGETHER_API_KEY"),
     "xai": Provider(base_url="https://api.x.ai/v1", api_key_env="XAI_API_KEY", limit="max_completion_tokens"),
 }
-SERVED = ("vllm", "sglang", "llama_cpp", "transformers")  # those that a run can start for itself
+# Those that a run can start for itself.
+SERVED = ("vllm", "sglang", "llama_cpp", "transformers")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
+# Variables of OpenAI's own clients.
+_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}
 
 
 def default_base_url(name: ProviderName) -> str:

@@ -31,7 +31,7 @@ from midstream.engines.openai.providers import (
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
 
-REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")  # codes of `refusal_advice`
+REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")
 
 
 class Advice(TypedDict):
@@ -135,7 +135,8 @@ class OpenAIConfig(EngineConfig):
             url = urlsplit(self.base_url)
             if url.hostname not in LOOPBACK or url.scheme != "http":
                 raise ValueError(f"serve: {self.base_url} is not an address such as http://localhost:8000/v1")
-            words = tuple(shlex.split(self.serve))  # an open quotation mark is a ValueError
+            # An open quotation mark is a ValueError.
+            words = tuple(shlex.split(self.serve))
             if without_secrets(words) != words:
                 fix = "leave it out: a server at an address such as localhost answers this machine alone"
                 raise _secret("serve holds what looks like a key or a password", fix)
