@@ -78,7 +78,7 @@ class ReferenceConfig(InProcessConfig):
 
 def require_torch() -> None:
     """Refuse with `UnsupportedError` where PyTorch or Transformers is not installed."""
-    with needs_extra("in-process models need PyTorch and Transformers, which are not installed", "train"):
+    with needs_extra("in-process models need torch and transformers, which are not installed", "train"):
         import torch  # noqa: F401
         import transformers
     # Ours is the only progress bar.

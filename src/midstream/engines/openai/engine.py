@@ -252,20 +252,19 @@ class OpenAICompatibleEngine:
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
+    def _pause_s(self, failed: int, request: Request | None) -> float:
+        """Twice as long after each failure, half of it random: drawn from the request, so that a run repeats."""
+        pause_s = self.config.first_pause_s * 2 ** (failed - 1)
+        if request is None:
+            return pause_s
+        chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
+        return pause_s * chance
+
     async def _retry(self, attempt: Callable[[], Awaitable[_T]], what: str, request: Request | None = None) -> _T:
         """The result of the first attempt that succeeds. Raises `EngineError` after the last."""
         attempts = self.config.max_attempts
-
-        def pause_s(failed: int) -> float:
-            pause_s = self.config.first_pause_s * 2 ** (failed - 1)
-            if request is None:
-                return pause_s
-            # Half of it is random, and drawn from the request, so that a run repeats.
-            chance = random.Random(derive_seed(request.seed, request.order, request.role, failed)).uniform(0.5, 1.0)
-            return pause_s * chance
-
         try:
-            return await retry(attempt, max_attempts=attempts, pause_s=pause_s)
+            return await retry(attempt, max_attempts=attempts, pause_s=lambda failed: self._pause_s(failed, request))
         except TransientError as failure:
             raise EngineError(
                 f"{what} failed {attempts} times, last: {failure}",
