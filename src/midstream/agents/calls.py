@@ -148,7 +148,7 @@ def _unknown(name: str, tools: Mapping[str, Tool]) -> str:
 
 
 def _read_json(text: str) -> list[tuple[str, JsonObject, str]] | str:
-    """(name, arguments, text) of an object, or of each object in a list; or why there are none."""
+    """(name, arguments, text) of an object, or of each object in a list; or why it holds no call."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as failure:

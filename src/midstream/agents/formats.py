@@ -50,7 +50,7 @@ _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 # What a repair may change: white space, quotation marks, commas, colons, and escapes.
 _PUNCTUATION = re.compile(r"\\.|[\s\"'“”‘’`,:]+", re.DOTALL)
 _QUOTES = "\"'“”‘’`"
-# Characters: for as many brackets a repair may take a second, in which no other run goes on.
+# Characters: for as many brackets a repair may take a second, and no other run advances meanwhile.
 _MAX_REPAIRED = 8_000
 _MAX_OBJECTS = 16
 
