@@ -143,11 +143,22 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
     with needs_extra(what, "toon", ', or set observation_format = "json"'):
         import toon_format
 
+    def unique(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            raise ValueError("a key stands twice")
+        return table
+
+    def exact(digits: str) -> float:
+        if Decimal(digits) != Decimal(repr(float(digits))):
+            raise ValueError(f"a float is not {digits}")
+        return float(digits)
+
     def write(text: str) -> str:
         if not text.lstrip().startswith(("{", "[")):
             return text
         try:
-            value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
+            value = json.loads(text, object_pairs_hook=unique, parse_float=exact)
             toon = toon_format.encode(value)
             if toon_format.decode(toon) != value:
                 # It holds NaN or an infinite number.
@@ -162,19 +173,6 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
         return min(text, compact, toon, key=lambda written: len(_PIECE.findall(written)))
 
     return write
-
-
-def _unique(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key stands twice")
-    return table
-
-
-def _exact(digits: str) -> float:
-    if Decimal(digits) != Decimal(repr(float(digits))):
-        raise ValueError(f"a float is not {digits}")
-    return float(digits)
 
 
 # -- what of a run fits its prompts ------------------------------------------------------------------------------------
@@ -197,7 +195,12 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
     records = memory.records
     longest = max((len(record.result or record.error or "") for record in records), default=0) // 2
     while longest >= _SHORTEST_RESULT:
-        records = tuple(_cut(record, longest) for record in memory.records)
+        cut = []
+        for record in memory.records:
+            texts = {"result": record.result, "error": record.error}
+            shorter = {name: text and cut_result(text, longest) for name, text in texts.items()}
+            cut.append(record.model_copy(update=shorter))
+        records = tuple(cut)
         yield memory.model_copy(update={"records": records})
         longest //= 2
     gone = 0
@@ -205,8 +208,3 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
         gone += -(-(len(records) - gone) // 2)
         empty = tuple(MemoryRecord(turn=record.turn, action=Action(), result="[cut]") for record in records[:gone])
         yield memory.model_copy(update={"records": (*empty, *records[gone:])})
-
-
-def _cut(record: MemoryRecord, limit: int) -> MemoryRecord:
-    texts = {name: getattr(record, name) for name in ("result", "error")}
-    return record.model_copy(update={name: text and cut_result(text, limit) for name, text in texts.items()})
