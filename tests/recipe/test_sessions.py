@@ -187,10 +187,8 @@ def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     changes = (f"lessons.cache={tmp_path}", 'engines.hosted={type="openai_compatible", model="gpt-4o-mini"}')
     parts(*changes).cache.keep_reply("a request", ())
-    (tmp_path / "prices.toml").write_text(
-        '[openai]\nas_of = 2026-11-01\nsource = "x"\nmodels.gpt-4o-mini = [9.0, 9.0]\n'
-    )
-    monkeypatch.setenv("MIDSTREAM_PRICES", str(tmp_path / "prices.toml"))
+    later = {"openai": {"as_of": "2026-11-01", "models": {"gpt-4o-mini": [9.0, 9.0]}}}
+    monkeypatch.setattr("midstream.engines.openai.providers.price_list", lambda: later)
     assert parts(*changes).cache.reply("a request") == ()
 
 

@@ -145,7 +145,7 @@ class OpenAIConfig(EngineConfig):
     @model_validator(mode="after")
     def _look_up_price(self) -> OpenAIConfig:
         price, named = self.listed_price, self.model_fields_set & {"price_prompt_usd", "price_completion_usd"}
-        # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
+        # A run records all three; a price of 0 in the settings is one too.
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
         elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
