@@ -138,7 +138,7 @@ def encode_request(
         sent["tools"] = len(request.tools)
     if chat and "messages" not in body:
         foreign = any(message.fields for message in request.messages)  # with its calls as fields already
-        as_text = foreign or not request.tools or config.text_calls
+        as_text = foreign or not request.tools or PROVIDERS[config.provider].text_calls
         messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
         body["messages"] = [*messages]
     elif not chat:

@@ -41,8 +41,9 @@ class Provider:
 
     `limit` is the request field that bounds the completion, `unsent` the fields that are left out (`top_p` only where
     it is 1), `key_header` the header with the key if it is not `Authorization`. `start` is the command that serves
-    `{model}` on `{port}`, `longer` the one that serves a longer context. Hosted providers have no `start`, local ones
-    no `api_key_env`. Azure's `base_url` is "": each customer has another.
+    `{model}` on `{port}`, `longer` the one that serves a longer context. With `text_calls` earlier calls are sent in
+    the text of messages: the server drops text next to `tool_calls`. Hosted providers have no `start`, local ones no
+    `api_key_env`. Azure's `base_url` is "": each customer has another.
     """
 
     base_url: str
@@ -53,6 +54,7 @@ class Provider:
     unsent: tuple[str, ...] = ()
     start: str = ""
     longer: str = ""
+    text_calls: bool = False
 
 
 PROVIDERS: Mapping[ProviderName, Provider] = {
@@ -79,7 +81,9 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
         start="llama-server --model {model} --port {port}",
         longer="llama-server --model {model} --ctx-size N",
     ),
-    "transformers": Provider(base_url="http://localhost:8000/v1", start="transformers serve {model} --port {port}"),
+    "transformers": Provider(
+        base_url="http://localhost:8000/v1", start="transformers serve {model} --port {port}", text_calls=True
+    ),
     "openrouter": Provider(base_url="https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY"),
     "anthropic": Provider(
         base_url="https://api.anthropic.com/v1", api_key_env="ANTHROPIC_API_KEY", unsent=("seed", "top_p")

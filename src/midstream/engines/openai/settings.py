@@ -61,8 +61,6 @@ class OpenAIConfig(EngineConfig):
         stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
         token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM with
             `--logprobs-mode processed_logprobs` returns them correctly
-        text_calls: send earlier calls in the text of messages, as the model wrote them, to a server that drops text
-            next to `tool_calls` (`transformers serve`)
         context_tokens: the most tokens of prompt and reply together, four characters counted as one; by default as the
             server reports. Set it for a server that cuts longer prompts silently
         price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
@@ -87,7 +85,6 @@ class OpenAIConfig(EngineConfig):
     first_pause_s: float = Field(default=0.5, ge=0)
     stream: bool = False
     token_ids: bool = False
-    text_calls: bool = False
     context_tokens: int | None = Field(default=None, ge=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
