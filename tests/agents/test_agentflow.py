@@ -179,7 +179,7 @@ def test_planner_and_verifier_see_the_turns_before_this_one():
     assert all(shown[1] == modules.shown_to("planner")[0][1] for shown in modules.shown_to("verifier")), "the tools"
 
 
-def test_memory_records_what_happened_and_the_time_only_if_reported_to():
+def test_memory_records_what_happened():
     modules = Modules(malformed=(1,), invalid=(2,))
     run(modules, max_turns=3)
     ((_, memory),) = modules.shown_to("generator")
@@ -189,11 +189,7 @@ def test_memory_records_what_happened_and_the_time_only_if_reported_to():
         ("step 3", None),
     ]
     assert [one.command is None for one in memory.records] == [True, False, False]
-    assert [one.verdict is not None and one.elapsed_s is None for one in memory.records] == [True] * 3
-    timed = Modules()
-    run(timed, max_turns=1, record_time=True)
-    ((_, memory),) = timed.shown_to("generator")
-    assert 0 <= memory.records[0].elapsed_s < 5
+    assert all(one.verdict is not None for one in memory.records)
 
 
 # --- what a model gets wrong --------------------------------------------------------------------------------------

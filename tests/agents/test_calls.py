@@ -20,7 +20,6 @@ from midstream.core.trajectory import Command
 
 TEXT = load_template("artist-math")
 JSON = load_template("artist-function-calling")
-PYTHON = JSON.model_copy(update={"body": "python"})
 
 
 @dataclass
@@ -155,87 +154,15 @@ def test_marks_that_name_the_tool_need_no_name_inside():
     assert "no tool is called 'fill'" in read('{"name": "fill"}', template)[0].unreadable
 
 
-# --- python -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
-        ("fill(litres=20)", {"litres": 20}),
-        ("[fill(20, 'gas')]", {"litres": 20, "fuel": "gas"}),
-        ("fill(-2.5, fuel=None)", None),
-        ("(fill(litres=20),)", {"litres": 20}),
-        ("```python\nfill(20)\n```", {"litres": 20}),
-        ("```python\n  fill(20)\n  ```", {"litres": 20}),
-    ],
-)
-def test_python_calls(body, arguments):
-    [call] = read(body, PYTHON)
-    assert call.command is not None
-    assert call.command.arguments == (arguments or {})
-    assert bool(call.command.error) is (arguments is None)
-
-
-def test_python_calls_in_a_row():
-    assert [call.tool for call in read("[fill(20), status()]", PYTHON)] == ["fill", "status"]
-
-
-def test_tuples_are_lists_and_dicts_are_objects():
-    [call] = read("fill(litres=(1, [2]), fuel={'a': True})", PYTHON)
-    assert call.command is not None
-    assert call.command.error == 'invalid arguments for fill: at $.litres: [1,[2]] is not of type "number"'
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("", "no Python call"),
-        ("fill(", "no Python call"),
-        ("fill", "it is no call: fill"),
-        ("[]", "the list of calls is empty"),
-        ("__import__('os').system('true')", "what is called is no name"),
-        ("fill(litres=__import__('os').getpid())", "no literal"),
-        ("fill(litres=[x for x in ()])", "no literal"),
-        ("fill(litres={1, 2})", "no literal"),
-        ("fill(litres=b'2')", "no literal"),
-        ("fill(litres=1e999)", "JSON compliant"),
-        ("fill(litres=1, litres=2)", "given twice"),
-        ("fill(**{'litres': 2})", "**arguments"),
-        ("fill(*[2])", "no literal"),
-        ("fill(20); status()", "no Python call"),
-        ("lambda: fill(20)", "it is no call"),
-        ("(" * 5000, "no Python call"),
-        ("x" * 60_000, "more than 50000"),
-        ("fill('\0')", "no Python call"),
-        ("not " * 12_000 + "fill(20)", "no Python call: it nests too deeply"),
-    ],
-)
-def test_python_that_cannot_be_read(body, said):
-    [call] = read(body, PYTHON)
-    assert said in call.unreadable
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("fly(20)", "no tool is called 'fly'"),
-        ("os.system('true')", "no tool is called 'os.system'"),
-        ("eval('1')", "no tool is called 'eval'"),
-        ("fill(1, 'a', 2)", "3 arguments without a name, where it takes 2"),
-        ("fill(1, litres=2)", "litres is given twice"),
-    ],
-)
-def test_python_calls_that_nothing_takes(body, said):
-    [call] = read(body, PYTHON)
-    assert said in problem(call)
+# --- any body -----------------------------------------------------------------------------------------------------
 
 
 BODIES = st.one_of(
-    st.text(), st.lists(st.sampled_from("[]{}(),:'\"\\ \n=*.1ef-")).map("".join), st.sampled_from(["fill(1)", "[1]"])
+    st.text(), st.lists(st.sampled_from("[]{}(),:'\"\\ \n=*.1ef-")).map("".join), st.sampled_from(["{}", "[1]"])
 )
 
 
-@given(st.sampled_from([TEXT, JSON, PYTHON]), BODIES, st.booleans())
+@given(st.sampled_from([TEXT, JSON]), BODIES, st.booleans())
 def test_any_body_gives_calls_that_can_be_kept(template, body, closed):
     found = read(body, template, closed=closed)
     assert found

@@ -486,7 +486,6 @@ def test_a_run_needs_no_other_file_for_its_tools(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, capsys, monkeypatch):
     """Also one from before a list had its model; a new list is no other setting."""
-    monkeypatch.delenv("MIDSTREAM_PRICES", raising=False)
     path = tmp_path / "scripted.toml"
     path.write_text(RECIPE.format(base_url=server.base_url).replace('model = "scripted"', 'model = "gpt-4o"'))
     words = ("eval", path, "--tasks", questions, "--count", "2", "--json")
@@ -504,9 +503,8 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "__call__", lambda self, event: signal.raise_signal(signal.SIGINT))
         assert run(capsys, *words, "--out", tmp_path / "interrupted")[0] == 130
-    own = tmp_path / "prices.toml"
-    own.write_text('[openai]\nas_of = 2026-11-01\nsource = "mine"\nmodels.gpt-4o = [1000.0, 1000.0]\n')
-    monkeypatch.setenv("MIDSTREAM_PRICES", str(own))
+    later = {"openai": {"as_of": "2026-11-01", "models": {"gpt-4o": [1000.0, 1000.0]}}}
+    monkeypatch.setattr("midstream.engines.openai.providers.price_list", lambda: later)
     for name, price in {"unpriced": (0, 0), "priced": (2.5, 10)}.items():
         recorded = RunDirectory.open(tmp_path / name)
         assert price_of(run_recipe(recorded).engines["model"].config) == price
@@ -518,9 +516,9 @@ def test_a_run_keeps_the_prices_that_it_began_with(server, questions, tmp_path, 
     assert (code, results(out)[0].cost_usd) == (0, cost)
     _, out, err = run(capsys, *words, "--out", tmp_path / "mine")
     assert results(out)[0].cost_usd > 10 * cost
-    assert f"prices of 2026-11-01 in {own}" in err
+    assert "midstream's prices of 2026-11-01" in err
     out = run(capsys, "eval", path, "--tasks", questions, "--dry-run")[1]
-    assert f"Prices: model $1000 + $1000 a million tokens (prices of 2026-11-01 in {own})" in out
+    assert "Prices: model $1000 + $1000 a million tokens (midstream's prices of 2026-11-01)" in out
 
 
 def test_a_step_of_a_run_is_evaluated(finished_run, tmp_path, capsys):

@@ -129,14 +129,6 @@ def test_where_no_models_are_listed_one_is_asked(answer: Answer) -> None:
     assert server.posts == 1
 
 
-def test_an_endless_list_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.engines.openai.server.LONGEST_LIST", 1000)
-    with serving(Server(lambda: listing(*["m" * 100] * 100))) as server:
-        assert checked(OpenAIConfig(model="m", base_url=server.base_url))[2].words.endswith(
-            "no list of models is given"
-        )
-
-
 def test_a_server_that_is_slow_to_list_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstream.engines.openai.server.LIST_LIMIT_S", 0.05)
     free = threading.Event()

@@ -221,5 +221,5 @@ def test_a_reply_can_be_sent_back(full: ChatReply) -> None:
     [(400, "invalid_request_error"), (401, "authentication_error"), (500, "api_error")],
 )
 def test_errors(status: int, kind: str) -> None:
-    said = error(status, "some_code", "it is wrong", "tools[0]")
+    said = error(FormError("some_code", "it is wrong", "tools[0]", status))
     assert said == {"type": "error", "error": {"type": kind, "message": "tools[0]: it is wrong"}}

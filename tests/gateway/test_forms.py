@@ -47,7 +47,7 @@ def check(api: ModuleType, body: Any) -> None:
     assert refusal.status == 400
     assert refusal.code
     assert refusal.message
-    json.dumps(api.error(400, refusal.code, refusal.message, refusal.param), ensure_ascii=False).encode()
+    json.dumps(api.error(refusal), ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__.rpartition(".")[2])

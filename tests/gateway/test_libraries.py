@@ -32,12 +32,16 @@ def address(full: ChatReply) -> Iterator[str]:
             try:
                 asked = api.read(body)
             except FormError as error:
-                self.answer(error.status, json.dumps(api.error(error.status, error.code, error.message, error.param)))
+                self.answer(error.status, json.dumps(api.error(error)))
                 return
             if not asked.stream:
                 self.answer(200, json.dumps(api.write(full)))
             elif asked.model == "broken":
-                self.answer(200, api.heartbeat + api.error_event(500, "engine", "it is broken", None), "event-stream")
+                self.answer(
+                    200,
+                    api.heartbeat + api.error_event(FormError("engine", "it is broken", None, status=500)),
+                    "event-stream",
+                )
             else:
                 blocks = api.heartbeat.join(["", *api.events(full, asked)])
                 self.answer(200, blocks, "event-stream")

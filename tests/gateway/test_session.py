@@ -16,7 +16,6 @@ from midstream.components.agent_record import RunRecord
 from midstream.core.trajectory import Call, Sampling, Score, Trajectory
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.gateway.session import AgentSession
-from midstream.gateway.settings import ServeConfig
 from midstream.training.rows import build_rows
 from support.gateway_sessions import Model, ask, chat, client, open_session
 from support.llm_server import LLMServer
@@ -86,11 +85,13 @@ def test_a_retry_while_the_first_is_under_way():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("again", [False, True], ids=["never", "retried"])
-def test_a_client_that_hangs_up_before_the_answer(stream, again):
+def test_a_client_that_hangs_up_before_the_answer(stream, again, monkeypatch):
+    monkeypatch.setattr("midstream.gateway.server.HEARTBEAT_S", 0.02)
+
     async def both():
         model = Model()
         model.gate = asyncio.Event()
-        async with open_session(model, ServeConfig(heartbeat_s=0.02)) as (_, session, url), client() as http:
+        async with open_session(model) as (_, session, url), client() as http:
             body = chat("a", stream=stream)
             await hang_up(url, body)
             await asyncio.sleep(0.1)

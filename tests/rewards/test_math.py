@@ -19,6 +19,7 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards import math
 from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
+from midstream.sandbox.settings import CodeLimits
 from support.errors import coded
 from support.forms import misjudged
 from support.sandboxes import sandbox
@@ -46,7 +47,10 @@ TIER = "standard"
 
 
 def make(tier: Any = TIER, **config: Any) -> math.Math:
-    return math.Math(math.MathConfig.model_validate({"workers": 1, **config}), sandbox(tier))
+    options = {name: config.pop(name) for name in OPTIONS if name in config}
+    reward = math.Math(math.MathConfig.model_validate({"workers": 1, **config}), sandbox(tier))
+    reward._options |= options
+    return reward
 
 
 def score(reward: math.Math, gold: str, answer: str | None, *aliases: str) -> Any:
@@ -70,7 +74,7 @@ def scores(reward: math.Math, *pairs: tuple[str, str | None], close: bool = True
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PythonPool]:
     """Workers for all tests that need none of their own: Math-Verify's import takes a second."""
-    pool = PythonPool(math.MathConfig(), sandbox("strong"), queue_s=None)
+    pool = PythonPool(math.MathConfig().limits, sandbox("strong"), queue_s=None)
     yield pool
     asyncio.run(pool.close())
 
@@ -154,7 +158,8 @@ def test_answers_that_hang_are_wrong_and_say_so():
 @pytest.mark.slow
 def test_a_formula_that_eats_memory_is_not_right():
     async def run() -> bool | None:
-        reward = make(timeout_s=60, memory_mb=64)
+        reward = make(timeout_s=60)
+        reward.pool._limits = CodeLimits(memory_mb=64, libraries=())
         task = Task(id="t", question="?", answer="7")
         found = await reward._verdict(task, ("7",), "(" * 3_000_000)
         await reward.close()

@@ -259,7 +259,7 @@ def test_the_shipped_weights_answer_behind_it_as_they_do_here(text_model, tmp_pa
     """The same calls and answers, in `solve` and in `eval`."""
     model, address = text_model
     monkeypatch.chdir(tmp_path)
-    engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}",text_calls=true}}'
+    engine = f'engines.policy={{type="openai_compatible",base_url="{address}",model="{model}",provider="transformers"}}'
     settings = ["tasks.regions=1", 'evaluation.sets=[{name="test",split="test",per_family=2}]']
     settings += ["agent.policy.sampling.temperature=0", "evaluation.temperatures=[0.0]"]
     here = [word for setting in settings for word in ("--set", setting)]

@@ -11,7 +11,6 @@ The agent object holds modules and settings only, nothing of a task: any number 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -36,7 +35,6 @@ class LoopConfig(Settings):
         max_turns: the most turns of a trajectory; an evaluation set may set another limit
         memory_update: `every_turn` (Algorithm 1 of the paper) or `on_continue` (its section 3.1: the last turn is not
             recorded)
-        record_time: record the seconds of each turn in memory; then no prompt repeats exactly
         memory_result_tokens: the most tokens of a result in memory, at four characters a token; the trajectory keeps
             all of it
         observation_format: how prompts hold results that are JSON: `json` (as the tool wrote them), `toon`, or `auto`
@@ -46,7 +44,6 @@ class LoopConfig(Settings):
 
     max_turns: int = Field(default=3, ge=1)
     memory_update: Literal["every_turn", "on_continue"] = "every_turn"
-    record_time: bool = False
     memory_result_tokens: int = Field(default=4000, ge=1)
     observation_format: ResultForm = "json"
     answer_s: float = Field(default=120.0, gt=0)
@@ -79,23 +76,22 @@ class AgentFlowLoop(RecordedAgent):
                     memory = Memory(analysis=record.analysis)
                     module.emit("analysis", record.analysis)
                 for _ in range(self.config.max_turns):
-                    clock = time.monotonic()
                     await self._turn(record.begin_turn(), memory, question, context)
                     turn = record.end_turn()
                     stop = turn.verdict is not None and turn.verdict.memory_sufficient
                     if self.config.memory_update == "every_turn" or not stop:
-                        elapsed_s = time.monotonic() - clock if self.config.record_time else None
-                        memory = memory.append(self._memory_record(turn, elapsed_s))
+                        memory = memory.append(self._memory_record(turn))
                     if stop:
                         record.stop_reason = "verified"
                         break
         except (PromptTooLongError, DeadlineError) as failure:
             first = not record.turns and (record.draft is None or record.draft.action is None)
             if first and (isinstance(failure, PromptTooLongError) or record.draft is None):
-                raise  # the run has made nothing yet: the recipe or the task alone is too long
+                # The run has made nothing yet: the recipe or the task alone is too long.
+                raise
             turn = record.end_at_limit(failure)
             if turn.observation is not None:
-                memory = memory.append(self._memory_record(turn, None))
+                memory = memory.append(self._memory_record(turn))
         module = context.for_answer(self.config.answer_s).begin("generator", len(record.turns) + 1)
         async with until(module.deadline_s):
             await self._answer(record, memory, question, module)
@@ -152,7 +148,7 @@ class AgentFlowLoop(RecordedAgent):
         assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 
-    def _memory_record(self, turn: Turn | Draft, elapsed_s: float | None = None) -> MemoryRecord:
+    def _memory_record(self, turn: Turn | Draft) -> MemoryRecord:
         """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
         observation = fit_observation(turn.observation, self.config.memory_result_tokens)
@@ -164,5 +160,4 @@ class AgentFlowLoop(RecordedAgent):
             result="" if failed else observation.text,
             error=observation.text if failed else None,
             verdict=turn.verdict,
-            elapsed_s=elapsed_s,
         )

@@ -19,19 +19,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import JsonValue
-
-from midstream.agents.formats import json_objects, parse_answer, repaired_objects
-from midstream.agents.prompted import ModuleConfig, PromptedModule
+from midstream.agents.formats import json_objects, repaired_objects
+from midstream.agents.prompted import ModuleConfig, PromptedModule, answer_in
 from midstream.agents.rendering import prompt_text
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import ModuleContext
+from midstream.core.data import object_schema
 from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
 
 _SEARCHES = ("local_search", "web_search", "wikipedia")
-_NAMED = re.compile(r'"tool": "(\w+)"')  # in an example
+# The tools that an example names.
+_NAMED = re.compile(r'"tool": "(\w+)"')
 # A line whose input is never closed: the rest of the reply is the input.
 _UNCLOSED = re.compile(r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*"(.+)', re.DOTALL)
 # A line whose input has no quotation marks: {"tool": "python", "input": 36 * 43 - 214}
@@ -39,14 +39,9 @@ _BARE = re.compile(
     r'\{\s*"tool"\s*:\s*"([^"\n]{1,80})"\s*,\s*"input"\s*:\s*(?!(?:null|None|true|false)\b)([^"\'\s{}\[\],“][^\n"]*)\Z'
 )
 _SUFFICIENT = re.compile(r'"sufficient"\s*:\s*(true|false)\b')
-_MAX_VALUE = 60  # characters of a result that is an answer as it stands
-
-SUFFICIENT_SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {"sufficient": {"type": "boolean"}},
-    "required": ["sufficient"],
-    "additionalProperties": False,
-}
+# Characters of a result that is an answer as it stands.
+_MAX_VALUE = 60
+SUFFICIENT_SCHEMA = object_schema(sufficient={"type": "boolean"})
 
 
 class CompactModule(PromptedModule):
@@ -60,9 +55,10 @@ class JsonLinePlanner(CompactModule):
     """`core.agent.Planner` on an engine: a line of JSON with `tool` and `input`; anything else costs the turn."""
 
     role, layout = "planner", ("tools", "query", "memory")
+    prompt, opening = "planner_compact", '{"tool": "'
 
     def __init__(self, config: JsonLineConfig) -> None:
-        super().__init__(config, prompt="planner_compact")
+        super().__init__(config)
         self._examples = prompt_text("planner_examples")
 
     async def plan(
@@ -70,21 +66,13 @@ class JsonLinePlanner(CompactModule):
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next tool and its input."""
 
-        async def parse(reply: str, repair: bool = False) -> tuple[Action, str | None]:
+        def parse(reply: str, repair: bool) -> tuple[Action, str | None]:
             action = parse_line(reply, tools, repair=repair)
             return action, action.error
 
-        async def repair(reply: str) -> tuple[Action, str | None]:
-            return await parse(reply, repair=True)
-
-        schema = {
-            "type": "object",
-            "properties": {"tool": {"enum": [tool.name for tool in tools]}, "input": {"type": "string"}},
-            "required": ["tool", "input"],
-            "additionalProperties": False,
-        }
+        schema = object_schema(tool={"enum": [tool.name for tool in tools]}, input={"type": "string"})
         values = self._values(question, memory) | {"tools": self._tools(tools)}
-        return await self._ask(values, context, parse, asks=1, repair=repair, json_schema=schema)
+        return await self._ask(values, context, parse, asks=1, json_schema=schema)
 
     def _tools(self, tools: Sequence[Tool]) -> str:
         """A line for each tool, and the examples whose tools are all there."""
@@ -112,7 +100,6 @@ class JsonLineConfig(ModuleConfig, ComponentConfig):
     component = JsonLinePlanner
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=64, stop=('"}',))
-    opening: str = '{"tool": "'
 
 
 class SingleArgumentExecutor:
@@ -144,10 +131,8 @@ class ResultVerifier(CompactModule):
     """
 
     role, layout = "verifier", ("query", "memory")
-
-    def __init__(self, config: ResultConfig) -> None:
-        super().__init__(config, prompt="verifier_compact")
-        self._ends = config.ends
+    prompt, opening = "verifier_compact", '{"sufficient": '
+    config: ResultConfig
 
     async def verify(
         self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
@@ -155,10 +140,11 @@ class ResultVerifier(CompactModule):
         """Judge the newest result."""
         if newest.error is not None or not newest.result.strip():
             return Verdict(result_valid=False, memory_sufficient=False), ()
-        if newest.action.tool in self._ends or context.engine is None:
-            return Verdict(result_valid=True, memory_sufficient=newest.action.tool in self._ends), ()
+        ends = newest.action.tool in self.config.ends
+        if ends or context.engine is None:
+            return Verdict(result_valid=True, memory_sufficient=ends), ()
 
-        async def parse(reply: str) -> tuple[Verdict, str | None]:
+        def parse(reply: str, _: bool) -> tuple[Verdict, str | None]:
             said = _SUFFICIENT.search(spoken(reply))
             problem = None if said else 'it is not {"sufficient": true} or {"sufficient": false}'
             return Verdict(result_valid=True, memory_sufficient=bool(said and said[1] == "true")), problem
@@ -178,7 +164,6 @@ class ResultConfig(ModuleConfig, ComponentConfig):
     component = ResultVerifier
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=16, stop=("}",))
-    opening: str = '{"sufficient": '
     ends: tuple[str, ...] = ("python", "base_generator")
 
 
@@ -189,9 +174,7 @@ class LastResultGenerator(CompactModule):
     """
 
     role, layout = "generator", ("query", "memory")
-
-    def __init__(self, config: LastResultConfig) -> None:
-        super().__init__(config, prompt="generator_compact")
+    prompt, opening = "generator_compact", "<answer>"
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
@@ -202,12 +185,7 @@ class LastResultGenerator(CompactModule):
         is_value = bool(result) and len(result) <= _MAX_VALUE and "\n" not in result
         if context.engine is None or (is_value and valid[-1].action.tool not in _SEARCHES):
             return result or None, ()
-
-        async def parse(reply: str) -> tuple[str | None, str | None]:
-            answer = parse_answer(reply) or None
-            return answer, None if answer else "it holds no answer"
-
-        return await self._ask(self._values(question, memory), context, parse, asks=1)
+        return await self._ask(self._values(question, memory), context, answer_in, asks=1)
 
 
 class LastResultConfig(ModuleConfig, ComponentConfig):
@@ -219,7 +197,6 @@ class LastResultConfig(ModuleConfig, ComponentConfig):
     component = LastResultGenerator
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=32, stop=("</answer>",))
-    opening: str = "<answer>"
 
 
 def render_steps(memory: Memory) -> str:

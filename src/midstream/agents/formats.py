@@ -25,22 +25,15 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 from midstream.core.answers import extract
-from midstream.core.data import unfit
+from midstream.core.data import JsonObject, unfit
 from midstream.core.json_schema import UNFINISHED, schema_error
 from midstream.core.text import spoken
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Command, Verdict
 
-_LABELS = {
-    "justification": "justification",
-    "context": "context",
-    "subgoal": "sub_goal",
-    "toolname": "tool",
-    "tool": "tool",
-}
+_LABELS = {"subgoal": "sub_goal", "toolname": "tool"}
 # A label at the start of a line, in whatever a model wraps around one: "## 2. **Sub-Goal:** ...", "- `Tool Name`: ...".
 # A heading, "### Tool Name" or "4. **Tool Name**", needs no colon if it has the line for itself.
 # Every run is bounded: an unbounded one would take quadratic time on a line of 50,000 stars.
@@ -57,7 +50,8 @@ _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 # What a repair may change: white space, quotation marks, commas, colons, and escapes.
 _PUNCTUATION = re.compile(r"\\.|[\s\"'“”‘’`,:]+", re.DOTALL)
 _QUOTES = "\"'“”‘’`"
-_MAX_REPAIRED = 8_000  # characters: a repair may take a second for as many brackets, and blocks every other run
+# Characters: for as many brackets a repair may take a second, and no other run advances meanwhile.
+_MAX_REPAIRED = 8_000
 _MAX_OBJECTS = 16
 
 
@@ -70,9 +64,9 @@ def parse_action(text: str, tools: Sequence[Tool]) -> Action:
     marks = list(_SECTION.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     sections: dict[str, str] = {}
-    for mark, end in zip(marks, ends, strict=False):  # no marks: no sections
-        label = _LABELS[re.sub(r"[\s_-]", "", mark["label"].lower())]
-        sections.setdefault(label, text[mark.end() : end].strip().rstrip("*_`").strip())
+    for mark, end in zip(marks, ends, strict=False):
+        label = re.sub(r"[\s_-]", "", mark["label"].lower())
+        sections.setdefault(_LABELS.get(label, label), text[mark.end() : end].strip().rstrip("*_`").strip())
 
     sub_goal, context, named = (sections.get(label, "") for label in ("sub_goal", "context", "tool"))
     names = ", ".join(tool.name for tool in tools) or "none"
@@ -103,9 +97,10 @@ def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     problem = "the reply holds no JSON object with the arguments"
     for count, found in enumerate(_objects(text, repair)):
         arguments = found
-        for key in ("parameters", "arguments"):  # a function-call envelope such as {"name": ..., "arguments": {...}}
-            if isinstance(found.get(key), dict) and key not in tool.parameters.get("properties", {}):
-                arguments = found[key]
+        # A function-call envelope such as {"name": ..., "arguments": {...}}.
+        for key in ("parameters", "arguments"):
+            if isinstance(inner := found.get(key), dict) and key not in tool.parameters.get("properties", {}):
+                arguments = inner
         invalid = schema_error(arguments, tool.parameters)
         if invalid is None:
             return Command(tool=tool.name, arguments=arguments)
@@ -152,11 +147,11 @@ def parse_answer(text: str) -> str:
 # --- JSON in a reply --------------------------------------------------------------------------------------------------
 
 
-def _objects(text: str, repair: bool) -> Iterator[dict[str, Any]]:
+def _objects(text: str, repair: bool) -> Iterator[JsonObject]:
     return repaired_objects(spoken(text)) if repair else json_objects(spoken(text))
 
 
-def json_objects(text: str) -> Iterator[dict[str, Any]]:
+def json_objects(text: str) -> Iterator[JsonObject]:
     """JSON objects in a reply: those of fenced blocks first, then bare ones, outermost, in order."""
     for block in islice(_FENCED.findall(text), _MAX_OBJECTS):
         found, _ = _read_object(block.strip(), 0)
@@ -172,7 +167,7 @@ def json_objects(text: str) -> Iterator[dict[str, Any]]:
         start = text.find("{", end)
 
 
-def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+def _read_object(text: str, start: int) -> tuple[JsonObject | None, int]:
     """The object that starts at `start` and where to read on; None for anything that a `Command` cannot hold."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
@@ -181,9 +176,10 @@ def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
     return (value if isinstance(value, dict) and unfit(value) is None else None), end
 
 
-def repaired_objects(text: str) -> Iterator[dict[str, Any]]:
+def repaired_objects(text: str) -> Iterator[JsonObject]:
     """The one object of a reply that is almost JSON: its first fenced block, or all from its first brace on."""
-    from json_repair import repair_json  # 40 ms, and few runs need it
+    # Imported where used: it takes 40 ms, and few runs need it.
+    from json_repair import repair_json
 
     fenced = _FENCED.search(text)
     written = (fenced[1] if fenced else text[max(text.find("{"), 0) :]).strip()

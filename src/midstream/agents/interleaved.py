@@ -25,7 +25,7 @@ from midstream.agents.stream_policy import Stream, StreamPolicy, stopped_at_mark
 from midstream.components.agent_record import Draft, RecordedAgent, RunRecord, observe, until
 from midstream.core.agent import ModuleContext, RunContext
 from midstream.core.data import Settings
-from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
+from midstream.core.errors import DeadlineError, PromptTooLongError
 from midstream.core.seeds import derive_seed
 from midstream.core.source import Dialogue, UserTurn
 from midstream.core.stream import POLICY, Block, answer_of, escape_marks, said
@@ -35,7 +35,8 @@ from midstream.core.text import neutral, render_lessons, to_json
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Call, Message, Observation, StopReason
 
-_VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
+# Of one reply: each costs a request that carries the whole stream.
+_VAIN_STOPS = 50
 _TOO_LATE = "no result: the time limit has passed, and no tool runs any more"
 
 
@@ -76,17 +77,11 @@ class InterleavedLoop(RecordedAgent):
     async def work(self, record: RunRecord, task: Task, context: RunContext) -> None:
         """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
         if context.dialogue is not None and self.template.appends == "inline":
-            raise RecipeError(
-                f"the template {self.template.name!r} cannot hold a dialogue: it writes one reply to one question",
-                code="template-mismatch",
-                fix='choose one with appends = "message", such as artist-function-calling or native',
-            )
+            fix = 'choose one with appends = "message", such as artist-function-calling or native'
+            raise self.template.mismatch("cannot hold a dialogue: it writes one reply to one question", fix)
         if context.lessons.get(POLICY) and not self.template.shows_lessons:
-            raise RecipeError(
-                f"the template {self.template.name!r} has no place for the policy's lessons",
-                code="template-mismatch",
-                fix="put {{lessons}} into its prompt, or run without lessons",
-            )
+            fix = "put {{lessons}} into its prompt, or run without lessons"
+            raise self.template.mismatch("has no place for the policy's lessons", fix)
         await _StreamRun(self, record, context).run(task.question)
 
 
@@ -184,12 +179,14 @@ class _StreamRun:
         for _ in range(_VAIN_STOPS):
             try:
                 call = await self._call(draft, module)
-                if self.template.native and not self.stream.pieces:  # or nobody could learn from the transcript
+                # Otherwise nobody could learn from the transcript.
+                if self.template.native and not self.stream.pieces:
                     tools: list[JsonValue] = [dict(tool) for tool in self.stream.request().tools]
                     call = call.model_copy(update={"sent": {**call.sent, "tools": tools}})
             except PromptTooLongError as failure:
                 if not self.stream.pieces:
-                    raise  # nothing is sampled yet: the recipe or the task alone is too long
+                    # Nothing is sampled yet: the recipe or the task alone is too long.
+                    raise
                 draft.add_calls(failure.calls)
                 return "full"
             self.stream = self.stream.with_reply(call, draft.index)

@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.agents.rendering import ResultForm, result_writer
 from midstream.components.agent_record import ROLE, AgentSettings, Draft, RecordedAgent, RunRecord, observe, until
 from midstream.components.component import ComponentConfig, Kind
 from midstream.components.own_settings import OwnFunction, class_or_object, parameters_of
@@ -31,11 +30,11 @@ from midstream.core.task import Task
 from midstream.core.text import to_json
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling
-from midstream.gateway.session_agent import GIVEN as SESSION_GIVEN
-from midstream.gateway.session_agent import session_agent
+from midstream.gateway.session_agent import own_session_agent
 
 GIVEN = ("question", "task", "tools", "model", "models", "lessons")
-_PENDING = Call(role="")  # stands for a request until it is answered
+# Stands for a request until it is answered.
+_PENDING = Call(role="")
 Chat = str | Sequence[Mapping[str, str] | Message]
 
 
@@ -44,11 +43,9 @@ class FunctionAgentSettings(AgentSettings):
 
     Attributes:
         sampling: see `sampling`; `max_tokens` is the limit of one reply
-        observation_format: how it sees results that are JSON: `json`, `toon` or `auto`
     """
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
-    observation_format: ResultForm = "json"
 
 
 class ModelReply(str):
@@ -68,9 +65,9 @@ class _FunctionRun:
 
     def __init__(self, context: RunContext, settings: FunctionAgentSettings) -> None:
         self.context, self.settings = context, settings
-        self.write = result_writer(settings.observation_format)
         self.drafts: list[Draft] = []
-        self.asked = 0  # requests so far, each of which has its own seed
+        # Requests so far, each of which has its own seed.
+        self.asked = 0
 
     def draft(self) -> Draft:
         """The turn that takes the next request or tool call."""
@@ -122,9 +119,10 @@ class Model:
         module = run.context.begin(self._role, draft.index)
         changed = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop) or None}
         given = {key: value for key, value in changed.items() if value is not None}
+        chat = [Message(role="user", content=messages)] if isinstance(messages, str) else messages
         request = Request(
             role=self._role,
-            messages=_chat(messages),
+            messages=tuple(map(Message.model_validate, chat)),
             sampling=Sampling.model_validate(run.settings.sampling.model_dump() | given),
             seed=derive_seed(module.seed, run.asked),
             json_schema=json_schema,
@@ -158,7 +156,7 @@ class CallableTool:
         draft.command = Command(tool=self.name, arguments=arguments, error=problem)
         draft.add("command", emit)
         if problem is None:
-            draft.observation, calls = await observe(self._tool, arguments, run.write)
+            draft.observation, calls = await observe(self._tool, arguments, str)
             draft.add_calls(calls)
         else:
             draft.observation = Observation(status="error", text=problem)
@@ -192,12 +190,14 @@ class FunctionAgent(RecordedAgent):
                 answer = await self._function.called(self._settings, values)
             if not isinstance(answer, str | None):
                 raise self._function.wrong(answer, "return the answer as text, or None")
-            record.answer = None if answer is None else str(answer)  # a `ModelReply` is more than text
+            # A `ModelReply` is more than text.
+            record.answer = None if answer is None else str(answer)
             record.stop_reason = "answered" if record.answer is not None else "ended"
             broken = False
         except PromptTooLongError as failure:
             if not any(call is not _PENDING for draft in run.drafts for call in draft.calls):
-                raise  # nothing is sampled yet: the recipe or the task alone is too long
+                # Nothing is sampled yet: the recipe or the task alone is too long.
+                raise
             record.stop_reason, broken = "context_limit", False
             run.draft().add_calls(failure.calls)
         finally:
@@ -213,13 +213,7 @@ def own_agent(kind: Kind, reference: str, value: Any) -> type[ComponentConfig]:
         made.dialogues = getattr(value, "dialogues", False)  # type: ignore[attr-defined]
         return made
     if "session" in parameters_of(reference, value):
-        return session_agent(OwnFunction(kind, reference, value, SESSION_GIVEN, "a function that takes `session`"))
+        return own_session_agent(kind, reference, value)
     function = OwnFunction(kind, reference, value, GIVEN, f"a function that takes some of {', '.join(GIVEN)}")
     asks = "always" if "model" in function.takes else "optional"
     return function.settings(FunctionAgentSettings, build=lambda config, _: FunctionAgent(function, config), asks=asks)
-
-
-def _chat(messages: Chat) -> tuple[Message, ...]:
-    if isinstance(messages, str):
-        return (Message(role="user", content=messages),)
-    return tuple(message if isinstance(message, Message) else Message.model_validate(message) for message in messages)

@@ -14,8 +14,7 @@ query, in lessons and in a reply that is shown to its model again, chat-template
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -25,7 +24,7 @@ from midstream.agents.formats import parse_action, parse_answer, parse_command, 
 from midstream.agents.rendering import PromptTemplate, render_analysis, render_memory, render_tools
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import ModuleContext
-from midstream.core.data import Settings
+from midstream.core.data import Settings, object_schema
 from midstream.core.engine import Request
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.seeds import derive_seed
@@ -36,18 +35,12 @@ from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
 
 Value = TypeVar("Value")
+# parse(reply, repair) -> a value, and what is wrong with the reply (None: nothing); `repair` accepts broken JSON.
+Parse = Callable[[str, bool], tuple[Value, str | None]]
 
-_MAX_ASKS = 2
-VERDICT_SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {
-        "analysis": {"type": "string"},
-        "result_valid": {"type": "boolean"},
-        "memory_sufficient": {"type": "boolean"},
-    },
-    "required": ["analysis", "result_valid", "memory_sufficient"],
-    "additionalProperties": False,
-}
+VERDICT_SCHEMA = object_schema(
+    analysis={"type": "string"}, result_valid={"type": "boolean"}, memory_sufficient={"type": "boolean"}
+)
 
 
 class ModuleConfig(Settings):
@@ -55,12 +48,10 @@ class ModuleConfig(Settings):
 
     Attributes:
         sampling: see `sampling`
-        opening: what every reply begins with; an engine that continues text gets it, other servers do not
         prompt_file: replaces the module's prompt in `src/midstream/agents/prompts/`
     """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
-    opening: str = ""
     prompt_file: Path | None = None
 
 
@@ -69,12 +60,16 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
+    # The prompt file's name, by default the role's.
+    prompt: str = ""
+    # What every reply begins with; an engine that continues text gets it, other servers do not.
+    opening: ClassVar[str] = ""
 
-    def __init__(self, config: ModuleConfig, *, prompt: str = "") -> None:
+    def __init__(self, config: ModuleConfig) -> None:
         self.config = config
-        self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
-        # Said before a run whose recipe names a prompt file of its own.
+        # A run whose recipe names a prompt file of its own shows it first.
         self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
 
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
@@ -89,28 +84,26 @@ class PromptedModule:
         self,
         values: Mapping[str, str],
         context: ModuleContext,
-        parse: Callable[[str], Awaitable[tuple[Value, str | None]]],
+        parse: Parse[Value],
         *,
-        asks: int = _MAX_ASKS,
-        repair: Callable[[str], Awaitable[tuple[Value, str | None]]] | None = None,
+        asks: int = 2,
         json_schema: Mapping[str, JsonValue] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
-        """Ask up to `asks` times; `parse` returns a value and its problem (None: no problem).
+        """Ask up to `asks` times, until `parse` has no problem with the reply.
 
-        The module's lessons are added to `values`. `repair` is tried on the last reply if that could not be parsed and
-        was not cut off.
+        The module's lessons are added to `values`. The last reply may be repaired if it was not cut off.
         """
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         # Other engines would answer a message of the assistant's as if it were whole.
         continues = getattr(context.engine, "codec", None) is not None
-        opening = self.config.opening if continues else ""
+        opening = self.opening if continues else ""
         begun = (Message(role="assistant", content=opening),) if opening else ()
         sampling = self.config.sampling
         if begun:
             # A schema would describe the whole reply, and this one has begun.
             json_schema = None
-        elif self.config.opening:
+        elif self.opening:
             # Servers leave out the stop string, which closes the form.
             sampling = sampling.model_copy(update={"stop": ()})
         while True:
@@ -127,13 +120,13 @@ class PromptedModule:
                 call = await context.sample(request)
                 calls = (*calls, call)
                 reply = opening + call.completion
-                value, problem = await parse(reply)
+                value, problem = parse(reply, False)
             except InfrastructureError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
-            if problem is not None and last and repair is not None and call.finish_reason != "length":
-                repaired, problem = await repair(reply)
+            if problem is not None and last and call.finish_reason != "length":
+                repaired, problem = parse(reply, True)
                 if problem is None:
                     value, calls = repaired, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.emit("call", calls[-1])
@@ -155,11 +148,8 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-
-        async def parse(reply: str) -> tuple[Action, None]:
-            return parse_action(reply, tools), None
-
-        return await self._ask(self._prompt_values(question, tools, memory), context, parse, asks=1)
+        values = self._prompt_values(question, tools, memory)
+        return await self._ask(values, context, lambda reply, _: (parse_action(reply, tools), None), asks=1)
 
     def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         """The prompt's values."""
@@ -193,16 +183,18 @@ class PromptedExecutor(PromptedModule):
     """
 
     role, layout = "executor", ("tools", "action")
+    code_prompt = "executor_code"
+    config: ExecutorConfig
 
-    def __init__(self, config: ExecutorConfig, *, code_prompt: str = "executor_code") -> None:
-        self.mode, self._structured = config.mode, config.structured_output
-        if self.mode == "code" and self._structured:
+    def __init__(self, config: ExecutorConfig) -> None:
+        if config.mode == "code" and config.structured_output:
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 code="setting-conflict",
                 fix='set structured_output = false, or mode = "arguments"',
             )
-        super().__init__(config, prompt=code_prompt if self.mode == "code" else "executor")
+        self.prompt = self.code_prompt if config.mode == "code" else "executor"
+        super().__init__(config)
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
@@ -211,23 +203,15 @@ class PromptedExecutor(PromptedModule):
         tool = next((tool for tool in tools if tool.name == action.tool), None)
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
-        if self.mode == "code":
+        in_code = self.config.mode == "code"
 
-            async def parse_code(reply: str) -> tuple[Command, str | None]:
-                command = parse_program(reply, tool.name)
-                return command, command.error
-
-            return await self._ask(self._functions(action, tools), context, parse_code)
-
-        wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
-        values = {"tools": render_tools(tools), "action": to_json(wanted)}
-
-        async def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
-            command = parse_command(reply, tool, repair=repair)
+        def parse(reply: str, repair: bool) -> tuple[Command, str | None]:
+            command = parse_program(reply, tool.name) if in_code else parse_command(reply, tool, repair=repair)
             return command, command.error
 
-        schema = tool.parameters if self._structured else None
-        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+        values = self._functions(action, tools) if in_code else action_values(action, tools)
+        schema = tool.parameters if self.config.structured_output else None
+        return await self._ask(values, context, parse, json_schema=schema)
 
     def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
         """The prompt's values in mode "code"."""
@@ -258,6 +242,12 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
     program: code_runner.CodeRunnerConfig = code_runner.CodeRunnerConfig()
 
 
+def action_values(action: Action, tools: Sequence[Tool]) -> dict[str, str]:
+    """An executor's prompt values: the tools, and the action without its justification."""
+    wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
+    return {"tools": render_tools(tools), "action": to_json(wanted)}
+
+
 def parse_program(text: str, tool: str) -> Command:
     """The executor's program (`core.text.find_program`); without one, a command with `error`, never an exception."""
     code, problem = find_program(spoken(text))
@@ -268,10 +258,7 @@ class PromptedVerifier(PromptedModule):
     """`core.agent.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
     role, layout = "verifier", ("tools", "query", "memory")
-
-    def __init__(self, config: VerifierConfig) -> None:
-        super().__init__(config)
-        self._structured = config.structured_output
+    config: VerifierConfig
 
     async def verify(
         self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
@@ -283,7 +270,7 @@ class PromptedVerifier(PromptedModule):
         """
         values = self._values(question, memory.append(newest)) | {"tools": render_tools(tools)}
 
-        async def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
+        def parse(reply: str, repair: bool) -> tuple[Verdict, str | None]:
             verdict = parse_verdict(reply, repair=repair)
             if verdict is not None:
                 return verdict, None
@@ -291,8 +278,8 @@ class PromptedVerifier(PromptedModule):
             unreadable = f"unparseable verdict: {reply[:500]}".encode("utf-8", "replace").decode()
             return Verdict(result_valid=False, memory_sufficient=False, analysis=unreadable), problem
 
-        schema = VERDICT_SCHEMA if self._structured else None
-        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+        schema = VERDICT_SCHEMA if self.config.structured_output else None
+        return await self._ask(values, context, parse, json_schema=schema)
 
 
 class VerifierConfig(ModuleConfig, ComponentConfig):
@@ -317,12 +304,13 @@ class PromptedGenerator(PromptedModule):
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
+        return await self._ask(self._values(question, memory), context, answer_in)
 
-        async def parse(reply: str) -> tuple[str | None, str | None]:
-            answer = parse_answer(reply) or None
-            return answer, None if answer else "it holds no answer"
 
-        return await self._ask(self._values(question, memory), context, parse)
+def answer_in(reply: str, _: bool = False) -> tuple[str | None, str | None]:
+    """The generator's answer, or what is wrong with its reply."""
+    answer = parse_answer(reply) or None
+    return answer, None if answer else "it holds no answer"
 
 
 class GeneratorConfig(ModuleConfig, ComponentConfig):
@@ -343,7 +331,7 @@ class PromptedAnalyst(PromptedModule):
         """Say what the query asks for and which tools help."""
         values = {"query": neutral(question), "tools": render_tools(tools)}
 
-        async def parse(reply: str) -> tuple[str, str | None]:
+        def parse(reply: str, _: bool) -> tuple[str, str | None]:
             analysis = spoken(reply).strip()
             return analysis, None if analysis else "it holds no text"
 

@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner
-from midstream.agents.rendering import render_tools
+from pydantic import JsonValue
+
+from midstream.agents.prompted import ExecutorConfig, PlannerConfig, PromptedExecutor, PromptedPlanner, action_values
 from midstream.core.agent import ModuleContext
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral
 from midstream.core.tool import Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling
 
-_SHOW = "\nprint(execution)"  # ends a program, whose result is what it prints
+# Ends a program: its result is what it prints.
+_SHOW = "\nprint(execution)"
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
@@ -34,9 +36,7 @@ class ReleasedPlanner(PromptedPlanner):
     """`core.agent.Planner` on an engine that serves the released weights."""
 
     layout = ("query", "names", "tools", "memory")
-
-    def __init__(self, config: ReleasedPlannerConfig) -> None:
-        super().__init__(config, prompt="released")
+    prompt = "released"
 
     def _prompt_values(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
         return {
@@ -61,12 +61,10 @@ class ReleasedPlannerConfig(PlannerConfig):
 class ReleasedExecutor(PromptedExecutor):
     """`core.agent.Executor` whose commands are written as the released planner reads them in its memory."""
 
-    def __init__(self, config: ReleasedExecutorConfig) -> None:
-        super().__init__(config, code_prompt="executor_released")
+    code_prompt = "executor_released"
 
     def _functions(self, action: Action, tools: Sequence[Tool]) -> dict[str, str]:
-        wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
-        return {"tools": render_tools(tools), "action": to_json(wanted)}
+        return action_values(action, tools)
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
@@ -84,9 +82,9 @@ class ReleasedExecutorConfig(ExecutorConfig):
     mode: Literal["arguments", "code"] = "code"
 
 
-def _metadata(tool: Tool) -> dict[str, Any]:
+def _metadata(tool: Tool) -> dict[str, object]:
     """A tool as the planner was shown one."""
-    parameters: Mapping[str, Any] = tool.parameters.get("properties", {})
+    parameters: Mapping[str, Mapping[str, JsonValue]] = tool.parameters.get("properties", {})
     inputs = {
         name: f"{_TYPES.get(str(schema.get('type')), 'any')} - {schema.get('description', '')}"
         for name, schema in parameters.items()

@@ -16,13 +16,15 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from pydantic import JsonValue
+
+from midstream.core.data import JsonObject
 from midstream.core.errors import RecipeError, needs_extra
 from midstream.core.text import PLACE, fill, neutral, to_json
-from midstream.core.text_file import read_text
+from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool import Tool
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, cut_result
 from midstream.core.trajectory import Action, Memory, MemoryRecord, Message, Observation
@@ -32,24 +34,25 @@ ResultForm = Literal["json", "toon", "auto"]
 # How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = re.compile(r"<!-- user -->[ \t]*\n")
-_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
-_MAY_BE_EMPTY = ("lessons", "tools", "analysis", "memory")
-_SHORTEST_RESULT = 200  # characters: shorter results are not cut further, their turns are left out
-_SHORT_TAIL = 200  # characters after the memory that are not worth a warning
+# Values that differ between tasks, and between turns.
+_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")
+# Characters: shorter results are not cut further, their turns are left out.
+_SHORTEST_RESULT = 200
+# Characters after the memory that are not worth a note.
+_SHORT_TAIL = 200
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
     """The text of the prompt file that ships with a package for a role, or of the user's `override`."""
     if override is None:
-        return (resources.files(package) / "prompts" / f"{role}.md").read_text(encoding="utf-8")
+        return shipped_prompt(package, role)
     return read_text(override, fix=f"correct prompt_file of the {role}")
 
 
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
-    Values may stand in any order and in either part; an empty system part is not sent. The user part must hold text or
-    a value that is never empty: many servers refuse a request without a user message. `lost_sharing` says what an order
+    Values may stand in any order and in either part; an empty part is not sent. `lost_sharing` says what an order
     costs: an engine computes only the beginning that two prompts have in common once.
 
     Args:
@@ -78,14 +81,6 @@ class PromptTemplate:
             )
         self.shows_lessons = "lessons" in names
         self._system, self._user = parts
-        # A verifier's memory always holds the newest turn.
-        may_be_empty = [name for name in _MAY_BE_EMPTY if (role, name) != ("verifier", "memory")]
-        if not PLACE.sub(lambda place: "" if place[1] in may_be_empty else place[0], self._user).strip():
-            raise RecipeError(
-                f"the user part of the {role}'s prompt file {override} is empty, or can be",
-                code="prompt-invalid",
-                fix=f"move text, or a value other than {_places(may_be_empty)}, below the line <!-- user -->",
-            )
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
@@ -148,19 +143,28 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
     with needs_extra(what, "toon", ', or set observation_format = "json"'):
         import toon_format
 
+    def unique(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            raise ValueError("a key stands twice")
+        return table
+
+    def exact(digits: str) -> float:
+        if Decimal(digits) != Decimal(repr(float(digits))):
+            raise ValueError(f"a float is not {digits}")
+        return float(digits)
+
     def write(text: str) -> str:
         if not text.lstrip().startswith(("{", "[")):
             return text
         try:
-            value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
+            value = json.loads(text, object_pairs_hook=unique, parse_float=exact)
             toon = toon_format.encode(value)
-            if toon_format.decode(toon) != value:  # it holds NaN or an infinite number
+            if toon_format.decode(toon) != value:
+                # It holds NaN or an infinite number.
                 return text
-        except (
-            ValueError,
-            ArithmeticError,
-            RecursionError,
-        ):  # not JSON, too deep, or no form but its own keeps all of it
+        except (ValueError, ArithmeticError, RecursionError):
+            # It is not JSON, is too deep, or only its own form keeps all of it.
             return text
         if form == "toon":
             return toon
@@ -169,19 +173,6 @@ def result_writer(form: ResultForm) -> Callable[[str], str]:
         return min(text, compact, toon, key=lambda written: len(_PIECE.findall(written)))
 
     return write
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key stands twice")
-    return table
-
-
-def _exact(digits: str) -> float:
-    if Decimal(digits) != Decimal(repr(float(digits))):
-        raise ValueError(f"a float is not {digits}")
-    return float(digits)
 
 
 # -- what of a run fits its prompts ------------------------------------------------------------------------------------
@@ -204,7 +195,12 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
     records = memory.records
     longest = max((len(record.result or record.error or "") for record in records), default=0) // 2
     while longest >= _SHORTEST_RESULT:
-        records = tuple(_cut(record, longest) for record in memory.records)
+        cut = []
+        for record in memory.records:
+            texts = {"result": record.result, "error": record.error}
+            shorter = {name: text and cut_result(text, longest) for name, text in texts.items()}
+            cut.append(record.model_copy(update=shorter))
+        records = tuple(cut)
         yield memory.model_copy(update={"records": records})
         longest //= 2
     gone = 0
@@ -212,8 +208,3 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
         gone += -(-(len(records) - gone) // 2)
         empty = tuple(MemoryRecord(turn=record.turn, action=Action(), result="[cut]") for record in records[:gone])
         yield memory.model_copy(update={"records": (*empty, *records[gone:])})
-
-
-def _cut(record: MemoryRecord, limit: int) -> MemoryRecord:
-    texts = {name: getattr(record, name) for name in ("result", "error")}
-    return record.model_copy(update={name: text and cut_result(text, limit) for name, text in texts.items()})

@@ -6,7 +6,7 @@ all of it. With an engine without token ids, the same text is sent as a chat, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from pydantic import JsonValue
 from midstream.components.component import ComponentConfig
 from midstream.core.agent import ModuleContext
 from midstream.core.engine import Codec, Request
-from midstream.core.errors import RecipeError
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.text import neutral
@@ -96,37 +95,32 @@ class Stream:
         texts = [put_in(output, self.template) for output in outputs]
         if self.template.appends == "inline":
             text = "".join(texts)
-            codec, ids = self.codec, self.ids
-            if codec is not None and ids is not None:
-                ids = (*ids, *codec.encode_text(text))
-            return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False, turn=turn)), ids=ids), text
+            return self._appended(text, turn, lambda codec: codec.encode_text(text)), text
         text = "\n".join(texts)
+        messages = [Message(role="user", content=text)]
         if self.template.native:
-            messages = [
-                Message(role="tool", content=escape_marks(neutral(output), self.template)) for output in outputs
-            ]
-        else:
-            messages = [Message(role="user", content=text)]
+            shown = [escape_marks(neutral(output), self.template) for output in outputs]
+            messages = [Message(role="tool", content=output) for output in shown]
         return self.with_messages(messages, text, turn), text
 
     def with_messages(self, messages: Sequence[Message], text: str, turn: int) -> Stream:
         """The stream with chat messages at its end; `text` is their text."""
+        stream = self._appended(text, turn, lambda codec: codec.encode_reply(messages, ended=self.ended))
+        return replace(stream, messages=(*self.messages, *messages))
+
+    def _appended(self, text: str, turn: int, encode: Callable[[Codec], Sequence[int]]) -> Stream:
         ids = self.ids
         if self.codec is not None and ids is not None:
-            ids = (*ids, *self.codec.encode_reply(messages, ended=self.ended))
-        pieces = (*self.pieces, Piece(text=text, sampled=False, turn=turn))
-        return replace(self, pieces=pieces, messages=(*self.messages, *messages), ids=ids)
+            ids = (*ids, *encode(self.codec))
+        return replace(self, pieces=(*self.pieces, Piece(text=text, sampled=False, turn=turn)), ids=ids)
 
     def request(self) -> Request:
         """The next request: everything so far."""
         if self.ids is not None:
             return replace(self._text_request(), prompt_ids=self.ids)
         if self.template.opening and self.template.chat:
-            raise RecipeError(
-                f"the template {self.template.name!r} begins the reply with {self.template.opening!r}",
-                code="template-mismatch",
-                fix="name an engine with token ids, or a template without an opening",
-            )
+            fix = "name an engine with token ids, or a template without an opening"
+            raise self.template.mismatch(f"begins the reply with {self.template.opening!r}", fix)
         return self._text_request()
 
     def _text_request(self) -> Request:
@@ -144,7 +138,8 @@ class Stream:
         elif self.template.appends == "inline" and self.text:
             messages.append(Message(role="assistant", content=self.text))
         offers: list[dict[str, object]] = []
-        if self.template.native:  # the form in which chat models are offered functions
+        # The form in which chat models are offered functions.
+        if self.template.native:
             for name, tool in self.tools.items():
                 function = {"name": name, "description": tool.description, "parameters": tool.parameters}
                 offers.append({"type": "function", "function": _without_tokens(function)})
@@ -171,7 +166,8 @@ class StreamPolicy(Protocol):
 class ModelPolicy:
     """A model writes the stream."""
 
-    shows_lessons = True  # the agent refuses lessons if the template has no place for them
+    # The agent refuses lessons if the template has no place for them.
+    shows_lessons = True
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
@@ -180,13 +176,8 @@ class ModelPolicy:
         """Sample until a mark ends the reply, the model does, or a limit."""
         sampling = self.config.sampling
         limits = {"max_tokens": min(sampling.max_tokens, stream.remaining), "stop": (*stream.stops, *sampling.stop)}
-        request = replace(
-            stream.request(),
-            sampling=sampling.model_copy(update=limits),
-            keep_stop=True,
-            seed=context.seed,
-        )
-        return await context.sample(request)
+        sampling = sampling.model_copy(update=limits)
+        return await context.sample(replace(stream.request(), sampling=sampling, keep_stop=True, seed=context.seed))
 
 
 class PolicyConfig(ComponentConfig):

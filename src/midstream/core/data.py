@@ -38,6 +38,12 @@ class Settings(Frozen):
         return value
 
 
+def object_schema(**properties: JsonValue) -> JsonObject:
+    """The JSON schema of an object with exactly these properties, by the schema of each."""
+    schema: JsonObject = {"type": "object", "properties": properties, "required": [*properties]}
+    return schema | {"additionalProperties": False}
+
+
 def classes_in(annotation: object) -> list[type]:
     """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
     parts = get_args(annotation)

@@ -35,10 +35,12 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from midstream.core.trajectory import Call
+
+FailureT = TypeVar("FailureT", bound="InfrastructureError")
 
 
 class MidstreamError(Exception):
@@ -136,6 +138,11 @@ class InfrastructureError(MidstreamError):
         super().__init__(what, code=code, cause=cause, fix=fix)
         self.retryable = self.retryable if retryable is None else retryable
         self.calls = calls
+
+    def of(self, kind: type[FailureT], what: str, *, code: str) -> FailureT:
+        """The same failure as that of what asked: a tool's or a judge's, whose model failed."""
+        words = f"{what}: {self.what}"
+        return kind(words, code=code, cause=self.cause, fix=self.fix, retryable=self.retryable, calls=self.calls)
 
 
 class EngineError(InfrastructureError):

@@ -39,9 +39,8 @@ class Template(Settings):
     call: Marks  # with "{tool}" in them, each tool has its own marks, by its name
     tool: str = ""  # the tool that marks without "{tool}" call; "" if the call's body names the tool
     # How a call is written: "text", the tool's one required argument (a code fence around it is removed); "json", an
-    # object or list of objects with `name` and `arguments`; "python", a call or list of calls in Python with literal
-    # arguments.
-    body: Literal["text", "json", "python"] = "text"
+    # object or list of objects with `name` and `arguments`.
+    body: Literal["text", "json"] = "text"
     output: Marks  # of tool output
     layout: str = "{open}{text}{close}"  # of tool output; {open} and {close} stand for its marks
     answer: Marks | None = None  # None: the answer is the text of the last reply outside of thoughts
@@ -71,6 +70,10 @@ class Template(Settings):
     def shows_lessons(self) -> bool:
         """Whether the prompt has a place for lessons."""
         return "{{lessons}}" in self.system + self.user
+
+    def mismatch(self, what: str, fix: str) -> RecipeError:
+        """The error for an agent, tools or a task that the template does not fit."""
+        return RecipeError(f"the template {self.name!r} {what}", code="template-mismatch", fix=fix)
 
     def filled(self, part: str, **values: str) -> str:
         """Fill the places of `system` or `user`; a place inside a value is left as text.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def read_text(
             f"{str(path)!r} cannot be read: {reason}", code="file-unreadable", fix=fix or "name a text file in UTF-8"
         ) from failure
     return text
+
+
+def shipped_prompt(package: str, name: str) -> str:
+    """The text of a prompt file that ships with a package."""
+    return (resources.files(package) / "prompts" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def check_regular(path: Path) -> None:

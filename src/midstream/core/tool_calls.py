@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import JsonSchema, unfit
+from midstream.core.data import JsonSchema, object_schema, unfit
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.tool import Tool, ToolResult
 
@@ -27,12 +27,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 def text_arguments(**descriptions: str) -> JsonSchema:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
-    return {
-        "type": "object",
-        "properties": {name: {"type": "string", "description": text} for name, text in descriptions.items()},
-        "required": list(descriptions),
-        "additionalProperties": False,
-    }
+    return object_schema(**{name: {"type": "string", "description": text} for name, text in descriptions.items()})
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:

@@ -234,7 +234,6 @@ class MemoryRecord(Frozen):
     verdict: Verdict | None = None
     # Wall-clock seconds, only if the agent is configured to record them: a prompt with a measured time cannot be
     # repeated exactly.
-    elapsed_s: float | None = None
 
 
 class Memory(Frozen):

@@ -23,12 +23,7 @@ _REFUSED: dict[str, tuple[JsonValue, ...]] = {
     "mcp_servers": ("call them in the agent, and send their tools as tools",),
     "container": ("no container is built in: remove it",),
 }
-_ERRORS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-}
+_ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 _READ = {"messages", "system", "max_tokens", "stop_sequences", "output_config", "output_format", "cache_control"}
 
@@ -156,13 +151,12 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     yield event("message_stop")
 
 
-def error(status: int, code: str, message: str, param: str | None) -> JsonObject:
+def error(failure: FormError) -> JsonObject:
     """An error; its type follows from the status, and the place stands in its message."""
-    kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    text = f"{param}: {message}" if param else message
-    return {"type": "error", "error": {"type": kind, "message": text}}
+    kind = _ERRORS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(failure)}}
 
 
-def error_event(status: int, code: str, message: str, param: str | None) -> str:
+def error_event(failure: FormError) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
-    return forms.sse(error(status, code, message, param), "error")
+    return forms.sse(error(failure), "error")

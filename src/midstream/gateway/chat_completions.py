@@ -14,8 +14,7 @@ from midstream.core.trajectory import Message
 from midstream.gateway import forms
 from midstream.gateway.forms import ChatReply, ChatRequest, FormError, JsonFields
 
-heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
-error = forms.openai_error
+heartbeat, error = forms.HEARTBEAT, forms.openai_error
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -126,9 +125,9 @@ def step(text: str, chat: ChatRequest) -> str:
     return forms.sse(envelope | {"choices": [choice]})
 
 
-def error_event(status: int, code: str, message: str, param: str | None) -> str:
+def error_event(failure: FormError) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
-    return forms.sse(error(status, code, message, param))
+    return forms.sse(error(failure))
 
 
 def _envelope(reply: ChatReply, kind: str, choices: list[JsonValue]) -> JsonObject:

@@ -26,7 +26,8 @@ from midstream.gateway.server import Gateway
 from midstream.gateway.session import AgentSession, Outcome, SessionSettings
 from midstream.gateway.session_agent import Address, SessionAgent, gateway_of
 
-_WAIT_S = 30.0  # that a caller is held for a free place; then it asks again
+# Seconds that a caller is held for a free place; then it asks again.
+_WAIT_S = 30.0
 _LONGEST_ID = 200
 
 
@@ -46,8 +47,10 @@ class _Place:
 
     session: AgentSession
     task_id: str
-    shown: JsonObject  # what the caller gets
-    id: str = ""  # that the caller gave
+    # What the caller gets.
+    shown: JsonObject
+    # Which the caller gave.
+    id: str = ""
 
 
 class _Places:
@@ -138,9 +141,7 @@ class ExternalAgent(SessionAgent):
             try:
                 async with asyncio.timeout(_WAIT_S), self._places.changed:
                     await self._places.changed.wait_for(
-                        lambda: (
-                            name in self._places.taken or name in self._places.lost or any(map(fits, self._places.free))
-                        )
+                        lambda: name in self._places.taken | self._places.lost or any(map(fits, self._places.free))
                     )
                     if why := self._places.lost.get(name):
                         raise FormError("session-lost", why, None, status=503)
@@ -149,7 +150,8 @@ class ExternalAgent(SessionAgent):
                         self._places.free.remove(place)
                         place.id = name
                         place.session.begin()
-                        self._places.changed.notify_all()  # the same caller may ask twice
+                        # The same caller may ask twice.
+                        self._places.changed.notify_all()
             except TimeoutError:
                 words = "no session is wanted now: the run updates weights, or is at its end; ask again"
                 raise FormError("no-session-wanted", words, None, status=503) from None

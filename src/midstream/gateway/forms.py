@@ -18,9 +18,13 @@ from pydantic import JsonValue
 from midstream.core.data import JsonObject, unfit
 from midstream.core.trajectory import Message
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # of a function; wider than each API's own rule
+# Of a function; wider than each API's own rule.
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LARGEST = 2**31 - 1
-_PIECES = 4  # deltas of a text in a stream
+# A comment, which keeps a stream alive.
+HEARTBEAT = ": waiting\n\n"
+# Deltas of a text in a stream.
+_PIECES = 4
 _JSON_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _Value = TypeVar("_Value")
 
@@ -210,7 +214,8 @@ def fields_of(body: object, refused: Mapping[str, tuple[JsonValue, ...]]) -> Jso
         if reason := unfit({key: value}):
             items = enumerate(value if isinstance(value, list) else ())
             place = next((f"{key}[{number}]" for number, item in items if unfit([[item]])), key)
-            place = place.encode("utf-8", "backslashreplace").decode()  # the key may be what is unfit
+            # The key may be what is unfit.
+            place = place.encode("utf-8", "backslashreplace").decode()
             raise FormError("invalid_value", f"it cannot be kept: {reason}", place)
     for key, (fix, *harmless) in refused.items():
         if body.get(key) not in (None, False, [], *harmless):
@@ -282,9 +287,8 @@ def schema_of(form: JsonFields | None, inner: str = "") -> Mapping[str, Any] | N
         return {"type": "object"}
     if kind != "json_schema":
         raise form.unsupported("type", 'send "text", "json_object" or "json_schema"')
-    return (
-        JsonFields(form.need(inner, dict), form.at(inner)).need("schema", dict) if inner else form.need("schema", dict)
-    )
+    holder = JsonFields(form.need(inner, dict), form.at(inner)) if inner else form
+    return holder.need("schema", dict)
 
 
 def system_messages(text: str | None) -> tuple[Message, ...]:
@@ -325,10 +329,11 @@ def sse(data: Mapping[str, object], event: str = "") -> str:
     return (f"event: {event}\n" if event else "") + f"data: {json.dumps(data)}\n\n"
 
 
-def openai_error(status: int, code: str, message: str, param: str | None) -> JsonObject:
+def openai_error(error: FormError) -> JsonObject:
     """An error in the form of both of OpenAI's APIs."""
+    status = error.status
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def _quote(value: object) -> str:

@@ -22,9 +22,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _JSON = (b"content-type", b"application/json")
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-READ_S = 10.0  # for the head of a connection's first request; then for a body, with more time for a long one
-_SLOWEST = 100_000  # bytes a second
-_READ = 4  # times the longest body that is read of one that is longer
 
 
 class EventStream:
@@ -61,11 +58,13 @@ async def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[object, None,
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError as stopped:
         if (task := asyncio.current_task()) and task.cancelling():
-            raise  # this server stops, or nobody waits any more
+            # This server stops, or nobody waits any more.
+            raise
         raise ended from stopped
     except FormError:
         raise
-    except Exception as failure:  # of an engine or agent of your own: it has failed the session
+    except Exception as failure:
+        # Of an engine or agent of your own: it has failed the session.
         raise FormError("gateway-failed", f"the request failed: {failure!r:.200}", None, status=500) from failure
 
 
@@ -79,41 +78,27 @@ def listen(host: str, port: int, what: str, fix: str) -> socket.socket:
     except OSError as failure:
         words = f"{what} cannot listen on {host}:{port}: {failure.strerror or failure}"
         raise UsageError(words, code="address-taken", fix=fix) from failure
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a client that hangs up is no news
+    # A client that hangs up is no news.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     return listening
 
 
 async def serve(server: Any, listening: socket.socket) -> None:
     """Run uvicorn's server until `should_exit`, and end it at once: it looks too rarely, and leaves connections."""
 
-    now, seen_s = asyncio.get_running_loop().time, dict[Any, float]()
-
     async def until_exit() -> None:
         for tick in count():
             if await server.on_tick(tick // 5):
                 return
-            if tick % 50 == 0:  # uvicorn waits for a request's head for ever
-                waiting = [each for each in server.server_state.connections if _in_head(each)]
-                seen = {each: seen_s.get(each, now()) for each in waiting}
-                seen_s.clear()
-                seen_s.update(seen)
-                for connection in [each for each in waiting if now() - seen_s[each] > READ_S]:
-                    connection.transport.abort()
             await asyncio.sleep(0.02)
 
     server.main_loop = until_exit
     await server.serve(sockets=[listening])
-    for _ in range(3):  # they close at the next tick; one that was just accepted is listed a tick or two later
+    # They close at the next tick; one that was just accepted is listed a tick or two later.
+    for _ in range(3):
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
-
-
-def _in_head(connection: Any) -> bool:
-    """Whether a request's head is awaited: the first one, or the next of which a byte has arrived."""
-    if connection.cycle is None:
-        return True
-    return connection.cycle.response_complete and connection.timeout_keep_alive_task is None
 
 
 def refusal(scope: Asgi, *, local: bool) -> FormError | None:
@@ -134,25 +119,15 @@ def refusal(scope: Asgi, *, local: bool) -> FormError | None:
 
 
 async def body_of(receive: Asgi, limit: int) -> bytes:
-    """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or does not arrive."""
-    body, size, began_s = bytearray(), 0, asyncio.get_running_loop().time()
+    """The body of a request. Raises `FormError` if it is longer than `limit` bytes, or its client hangs up."""
+    body = bytearray()
     while True:
-        try:
-            async with asyncio.timeout_at(began_s + READ_S + size / _SLOWEST):
-                message = await receive()
-        except TimeoutError:
-            words = f"the request did not arrive within {READ_S:g} s"
-            raise FormError("body-incomplete", words, None, status=408) from None
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise FormError("body-incomplete", "the connection closed before the whole request had arrived", None)
-        part = message.get("body", b"")
-        size += len(part)
-        if size <= limit:
-            body += part
-        # A client that still sends would see a broken connection in place of the answer: a little more is read.
-        elif size > _READ * limit or not message.get("more_body"):
-            words = f"a request has at most {limit >> 20} MB (serve.max_body_mb)"
-            raise FormError("body-too-long", words, None, status=413)
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise FormError("body-too-long", f"a request has at most {limit >> 20} MB", None, status=413)
         if not message.get("more_body"):
             return bytes(body)
 
@@ -176,7 +151,7 @@ async def send_json(send: Asgi, status: int, content: Mapping[str, JsonValue], *
     body = json.dumps(content).encode()
     # What went wrong here was tried again already, or would go wrong again.
     headers = [_JSON, (b"content-length", str(len(body)).encode()), (b"x-should-retry", b"false")]
-    if close or status == 408:
+    if close:
         headers.append((b"connection", b"close"))
     with suppress(OSError):
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 from midstream.core.data import JsonObject, unfit
 from midstream.core.tool_calls import OPEN, functions_in, parsed, replace_blocks
@@ -26,12 +26,14 @@ from midstream.gateway.forms import NAME, FunctionCall
 
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
-_WORDS = {"null": None, "None": None, "True": True, "False": False}  # as templates write values that are not JSON
+# As templates write values that are not JSON.
+_WORDS = {"null": None, "None": None, "True": True, "False": False}
 _PYTHON_TAG, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 _MISTRAL_HEAD = re.compile(rf"\s*(?:({NAME.pattern})(?:\[CALL_ID\][A-Za-z0-9]+)?(?:\[ARGS\])?\s*)?")
 _DECODER = json.JSONDecoder()
 
-_Calls = list[tuple[str, str]]  # names, and arguments as the JSON text of an object
+# Names, and arguments as the JSON text of an object.
+_Calls = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +51,6 @@ class Parsed:
         return tuple(
             FunctionCall(id=i, name=name, arguments=text) for i, (name, text) in zip(ids, self.calls, strict=True)
         )
-
-
-class Parser(Protocol):
-    """Takes a reply apart; `tools`, in chat completions' form, have the types of arguments that come without JSON."""
-
-    def __call__(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        """The parts of a reply's text."""
-        ...
 
 
 def _in_blocks(
@@ -82,7 +76,8 @@ def _split_thoughts(text: str) -> tuple[str, str]:
     """(thoughts, the rest). A chat template may have opened the thoughts in the prompt; a limit may cut them off."""
     before, close, rest = text.partition("</think>")
     opened = before.lstrip().startswith("<think>")
-    if not opened and (not close or "<think>" in before or OPEN in before):  # a mark in the text or in an argument
+    # Else the mark is in the text or in an argument.
+    if not opened and (not close or "<think>" in before or OPEN in before):
         return "", text
     return before.lstrip().removeprefix("<think>").strip("\n"), rest.lstrip("\n")
 
@@ -135,7 +130,8 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
         value = parsed(text[start:end])
         if head and head[1]:
             value = {"name": head[1], "arguments": value}
-        elif isinstance(value, list):  # the calls of some versions have ids
+        elif isinstance(value, list):
+            # The calls of some versions have ids.
             value = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in value]
         if not (found := _read_calls(value)):
             break
@@ -144,7 +140,8 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     return Parsed(text=(kept + text[place:]).strip() if calls else text, calls=tuple(calls))
 
 
-PARSERS: Mapping[str, Parser] = {
+# parser(text, tools) takes a reply apart; the tools have the types of arguments that come without JSON.
+PARSERS: Mapping[str, Callable[..., Parsed]] = {
     "hermes": partial(_in_blocks, calls_in=lambda block, _: _read_calls(parsed(block))),
     "qwen3_coder": partial(_in_blocks, calls_in=_qwen3_coder),
     "llama3_json": _llama3_json,

@@ -13,10 +13,9 @@ from pydantic import JsonValue
 
 from midstream.core.trajectory import Message
 from midstream.gateway import forms
-from midstream.gateway.forms import ChatReply, ChatRequest, FunctionCall, JsonFields
+from midstream.gateway.forms import ChatReply, ChatRequest, FormError, FunctionCall, JsonFields
 
-heartbeat = ": waiting\n\n"  # a comment, which keeps a stream alive
-error = forms.openai_error
+heartbeat, error = forms.HEARTBEAT, forms.openai_error
 
 _PARTS = {kind: "text" for kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text")}
 _PARTS |= {"refusal": "refusal"}
@@ -188,8 +187,8 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
     yield event(f"response.{response['status']}", response=response)
 
 
-def error_event(status: int, code: str, message: str, param: str | None) -> str:
+def error_event(failure: FormError) -> str:
     """An error in a stream that has begun; it is the stream's last event."""
-    event = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": param}
+    fields = {"code": failure.code, "message": failure.message, "param": failure.param}
     # The form has no `error` in this event, but OpenAI's library raises an exception only for one that has it.
-    return forms.sse(event | error(status, code, message, param), "error")
+    return forms.sse({"type": "error", "sequence_number": 0} | fields | error(failure), "error")

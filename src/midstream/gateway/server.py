@@ -54,8 +54,12 @@ APIS: Mapping[str, ModuleType] = {
     "responses": responses,
     "messages": anthropic_messages,
 }
-_KEPT = 100_000  # keys of ended sessions: a late request is answered with 409, not as an unknown key
-_LONGEST_NEWS = 1 << 20  # bytes of a reward or an end
+# Keys of ended sessions: a late request is answered with 409, not as an unknown key.
+_KEPT = 100_000
+# Bytes of a request to a model; of a reward or an end.
+LONGEST_BODY, _LONGEST_NEWS = 32 << 20, 1 << 20
+# A waiting stream gets a sign of life so often.
+HEARTBEAT_S = 10.0
 _KEEP_ALIVE_S = 3600
 ADMIN_KEY = "MIDSTREAM_ADMIN_KEY"
 
@@ -100,11 +104,12 @@ class Gateway:
         self.config = config
         self.address = ""
         self.sessions: dict[str, SessionHandle] = {}  # by key
-        self.opener: Callable[[object], Coroutine[object, None, JsonObject]] | None = (
-            None  # opens sessions from outside
-        )
-        self.loop: asyncio.AbstractEventLoop | None = None  # of the run
-        self.everyone: SessionHandle | None = None  # answers every client, without sessions
+        # Opens sessions from outside.
+        self.opener: Callable[[object], Coroutine[object, None, JsonObject]] | None = None
+        # Of the run.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        # Answers every client, without sessions.
+        self.everyone: SessionHandle | None = None
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -202,7 +207,8 @@ class Gateway:
             gone = asyncio.ensure_future(hung_up(request.receive))
             await asyncio.wait({opening, gone}, return_when=FIRST_COMPLETED)
             gone.cancel()
-            if not opening.done():  # its place is for somebody who is there
+            if not opening.done():
+                # Its place is for somebody who is there.
                 opening.cancel()
                 return JSONResponse({})
             # A caller on another machine reaches the gateway as it did now.
@@ -212,8 +218,7 @@ class Gateway:
             )
 
         async def refused(_: HttpRequest, error: Any) -> Response:
-            headers = {"connection": "close"} if error.status == 408 else {}
-            return JSONResponse(chat_completions.error(*_parts(error)), status_code=error.status, headers=headers)
+            return JSONResponse(chat_completions.error(error), status_code=error.status)
 
         both = ("/s/{key}/v1", "/v1")
         routed = Starlette(
@@ -234,7 +239,7 @@ class Gateway:
 
         async def checked(scope: Asgi, receive: Asgi, send: Asgi) -> None:
             if error := refusal(scope, local=self.config.host in LOOPBACK):
-                return await send_json(send, error.status, chat_completions.error(*_parts(error)), close=True)
+                return await send_json(send, error.status, chat_completions.error(error), close=True)
             return await routed(scope, receive, send)
 
         return checked
@@ -276,7 +281,7 @@ class ApiEndpoint:
         here = asyncio.get_running_loop()
         try:
             session = gateway.session(scope)
-            body = await body_of(receive, gateway.config.max_body_mb << 20)
+            body = await body_of(receive, LONGEST_BODY)
             chat = api.read(parse_json(body))
             # SDKs mark what they send again; without the mark, an equal request is a new one.
             tries = dict(scope["headers"]).get(b"x-stainless-retry-count", b"")
@@ -285,30 +290,34 @@ class ApiEndpoint:
             # Steps come from the run's thread.
             work = session.ask(chat, digest, retried, partial(here.call_soon_threadsafe, steps.put_nowait))
             answer = asyncio.ensure_future(in_loop(session.loop, work))
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to look
+            # Nobody may be there to look at its error.
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         except FormError as error:
-            return await send_json(send, error.status, api.error(*_parts(error)))
-        gone, beat_s = asyncio.ensure_future(hung_up(receive)), gateway.config.heartbeat_s
+            return await send_json(send, error.status, api.error(error))
+        gone = asyncio.ensure_future(hung_up(receive))
         stream = EventStream(send)
         try:
             while not answer.done() and not gone.done():
                 news = asyncio.ensure_future(steps.get())
-                await asyncio.wait({answer, gone, news}, timeout=beat_s, return_when=FIRST_COMPLETED)
+                await asyncio.wait({answer, gone, news}, timeout=HEARTBEAT_S, return_when=FIRST_COMPLETED)
                 if chat.stream and (news.done() or not answer.done()):
                     shown = api.step(news.result(), chat) if news.done() and hasattr(api, "step") else api.heartbeat
                     await stream.write(shown)
                 news.cancel()
             if gone.done():
-                return None  # the session keeps the sample for a marked retry
+                # The session keeps the sample for a marked retry.
+                return None
             try:
                 pending = answer.result()
             except FormError as error:
                 if not stream.begun:
-                    return await send_json(send, error.status, api.error(*_parts(error)))
-                return await stream.write(api.error_event(*_parts(error)), last=True)
-            while chat.stream and hasattr(api, "step") and not steps.empty():  # those that came with the answer
+                    return await send_json(send, error.status, api.error(error))
+                return await stream.write(api.error_event(error), last=True)
+            # Those that came with the answer.
+            while chat.stream and hasattr(api, "step") and not steps.empty():
                 await stream.write(api.step(steps.get_nowait(), chat))
-            first, pending.delivered = not pending.delivered, True  # before the last byte: the agent may end with it
+            # Before the last byte: the agent may end with it.
+            first, pending.delivered = not pending.delivered, True
             if not chat.stream:
                 return await send_json(send, 200, api.write(pending.reply))
             for event in api.events(pending.reply, chat):
@@ -319,10 +328,6 @@ class ApiEndpoint:
             return await stream.write("", last=True)
         finally:
             gone.cancel()
-
-
-def _parts(error: FormError) -> tuple[int, str, str, str | None]:
-    return error.status, error.code, error.message, error.param
 
 
 def now() -> int:

@@ -34,7 +34,8 @@ from midstream.gateway.parsers import PARSERS, Parsed
 from midstream.gateway.server import Gateway, now
 from midstream.gateway.settings import POLICY
 
-LONGEST_TEXT = 1 << 20  # characters
+# Characters.
+LONGEST_TEXT = 1 << 20
 
 
 class SessionSettings(AgentSettings):
@@ -63,9 +64,6 @@ class Outcome(Frozen):
     reward: float | None = Field(default=None, ge=0, le=1)
     feedback: str = ""
 
-    def __init__(self, answer: str | None = None, reward: float | None = None, feedback: str = "", **more: Any) -> None:
-        super().__init__(**{"answer": answer, "reward": reward, "feedback": feedback, **more})
-
     @field_validator("answer", "feedback", mode="before")
     @classmethod
     def _fit(cls, text: object) -> object:
@@ -76,19 +74,15 @@ class Outcome(Frozen):
 class PendingRequest:
     """One request of the agent, and what became of it (`gateway.server.PendingReply`)."""
 
-    number: int  # from 0, in the order of arrival
-    drafts: list[Draft]  # its turns: one, or one for each tool call of the reply
+    # From 0, in the order of arrival.
+    number: int
+    # Its turns: one, or one for each tool call of the reply.
+    drafts: list[Draft]
     call: Call | None = None
     reply: ChatReply = field(init=False)
     delivered: bool = False
-    done_s: float = 0.0  # when it was answered, as a time of `time.monotonic()`
-
-    def turns(self) -> list[Draft]:
-        """Its turns, with the call in the first."""
-        if self.call is not None:
-            call = self.call if self.delivered else self.call.model_copy(update={"delivered": False})
-            self.drafts[0].calls = [call]
-        return self.drafts
+    # When it was answered, as a time of `time.monotonic()`.
+    done_s: float = 0.0
 
 
 class AgentSession:
@@ -103,19 +97,27 @@ class AgentSession:
         self.gateway, self.context, self.settings = gateway, context, settings
         self.failure: asyncio.Future[MidstreamError] = self.loop.create_future()
         self.reward: Score | None = None
-        self.limit: StopReason | None = None  # the limit that the latest request met
-        self.counts: Counter[str] = Counter()  # of what was refused, sent again, not delivered
-        self.active_s = time.monotonic()  # when the latest request came or was answered
+        # The limit that the latest request met.
+        self.limit: StopReason | None = None
+        # Of what was refused, sent again, not delivered.
+        self.counts: Counter[str] = Counter()
+        # When the latest request came or was answered.
+        self.active_s = time.monotonic()
         self.over = False
-        self.waits = False  # for a caller from outside, who ends the session through `ended`
+        # For a caller from outside, who ends the session through `ended`.
+        self.waits = False
         self.ended: asyncio.Future[Outcome] | None = None
-        self.recorded: asyncio.Task[str] | None = None  # why such a session could not be recorded, or ""
+        # Why such a session could not be recorded, or "".
+        self.recorded: asyncio.Task[str] | None = None
         self._requests: list[PendingRequest] = []
-        self._replies: dict[str, asyncio.Task[PendingRequest]] = {}  # the first of each body
+        # The first of each body.
+        self._replies: dict[str, asyncio.Task[PendingRequest]] = {}
         self._under_way: set[asyncio.Task[PendingRequest]] = set()
         self._same: Counter[str] = Counter()
-        self._tools: dict[str, tuple[PendingRequest, Draft]] = {}  # by id of a tool call without an answer
-        self._held = 0  # tokens of `max_tokens` that requests under way may write
+        # By id of a tool call without an answer.
+        self._tools: dict[str, tuple[PendingRequest, Draft]] = {}
+        # Tokens of `max_tokens` that requests under way may write.
+        self._held = 0
         self._room = asyncio.Condition()
         # An engine that waits for all trajectories answers one request of each at a time.
         lockstep = any(isinstance(engine, LockstepEngine) for engine in context.engines.values())
@@ -141,7 +143,8 @@ class AgentSession:
     def begin(self) -> None:
         """The agent has begun."""
         now_s = time.monotonic()
-        if self.context.deadline_s is not None:  # of its turns: it has not waited for a caller
+        if self.context.deadline_s is not None:
+            # The deadline is of its turns: the wait for a caller does not count.
             self.context = replace(self.context, deadline_s=self.context.deadline_s + now_s - self.active_s)
         self.waits, self.active_s = False, now_s
 
@@ -165,7 +168,8 @@ class AgentSession:
             task.add_done_callback(self._on_done)
         else:
             self.counts["retried"] += 1
-        return await asyncio.shield(task)  # who hangs up does not take the sample from a retry
+        # Who hangs up does not take the sample from a retry.
+        return await asyncio.shield(task)
 
     async def take_reward(self, body: object) -> None:
         """Take the agent's own reward: {"reward": 0.5, "feedback": "why"}."""
@@ -210,7 +214,8 @@ class AgentSession:
             names = ", ".join(self.names)
             raise self._refusal(404, "unknown-model", f"no model {chat.model!r:.100}; there are: {names}", "model")
         self._observe(chat.messages)
-        if len(self._requests) >= self.settings.max_calls:  # the agent's own doing: its run is scored
+        if len(self._requests) >= self.settings.max_calls:
+            # The agent's own doing: its run is scored.
             self.limit = "turn_limit"
             words = f"the agent has made {len(self._requests)} calls, the most that agent.max_calls allows"
             raise self._refusal(400, "call-limit", words)
@@ -236,13 +241,15 @@ class AgentSession:
         except PromptTooLongError as failure:
             self.limit = "context_limit"
             if not self.calls:
-                self._fail(failure)  # nothing is sampled yet: the task alone is too long
+                # Nothing is sampled yet: the task alone is too long.
+                self._fail(failure)
             raise self._refusal(400, "context_length_exceeded", failure.what, "messages") from failure
         except MidstreamError as failure:
             self._fail(failure)
             raise self._refusal(503, failure.code, f"the model cannot answer: {failure.what}") from failure
         context.emit("call", call)
-        if self.limit == met:  # another request may have met one in the meantime
+        # Another request may have met a limit in the meantime.
+        if self.limit == met:
             self.limit = None
         parsed = self._parse(call.completion, chat)
         uses = parsed.tool_uses(f"{seed:016x}")
@@ -356,9 +363,14 @@ class AgentSession:
             await asyncio.wait(self._under_way)
         if not self.failure.done():
             self.failure.cancel()
-        sampled = [pending for pending in self._requests if pending.call is not None]
-        self.counts["not delivered"] += sum(not pending.delivered for pending in sampled)
-        drafts = [draft for pending in sampled for draft in pending.turns()]
+        drafts: list[Draft] = []
+        for pending in self._requests:
+            if pending.call is not None:
+                self.counts["not delivered"] += not pending.delivered
+                call = pending.call if pending.delivered else pending.call.model_copy(update={"delivered": False})
+                # The call stands in the first of its turns.
+                pending.drafts[0].calls = [call]
+                drafts += pending.drafts
         if drafts and drafts[-1].action is None:
             record.closing_calls = tuple(drafts.pop().calls)
         for index, draft in enumerate(drafts, 1):

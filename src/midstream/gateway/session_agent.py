@@ -21,16 +21,15 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, JsonValue
 
 from midstream.components.agent_record import RecordedAgent, RunRecord
-from midstream.components.component import Context
+from midstream.components.component import Context, Kind
 from midstream.components.own_settings import OwnFunction, described
 from midstream.core import supervise
 from midstream.core.agent import RunContext
@@ -47,8 +46,10 @@ from midstream.gateway.session import LONGEST_TEXT, AgentSession, Outcome, Sessi
 from midstream.gateway.settings import ServeConfig
 
 GIVEN = ("task", "session", "question", "tools")
-_KEPT_LINES, _LONGEST_LINE = 20, 500  # of what a command prints: for its error
-_END_S = 2.0  # between SIGTERM and SIGKILL; for a cancelled function to end
+# Of what a command prints: for its error.
+_KEPT_LINES, _LONGEST_LINE = 20, 500
+# Between SIGTERM and SIGKILL; for a cancelled function to end.
+_END_S = 2.0
 
 
 class CommandSettings(SessionSettings):
@@ -81,7 +82,8 @@ class SessionAgent(RecordedAgent):
     """An agent that asks through the gateway; a subclass implements `drive`."""
 
     shows_lessons = True
-    waits = False  # its runs begin when a caller comes
+    # Its runs begin when a caller comes.
+    waits = False
 
     def __init__(self, name: str, settings: SessionSettings, gateway: Gateway) -> None:
         self.name, self.settings, self.gateway = name, settings, gateway
@@ -114,7 +116,7 @@ class SessionAgent(RecordedAgent):
         """Run the program."""
         raise NotImplementedError
 
-    async def _watch(self, session: AgentSession, work: Any) -> Outcome:
+    async def _watch(self, session: AgentSession, work: Coroutine[object, None, Outcome]) -> Outcome:
         """The outcome of the program's `work`; it is ended if something fails, and if it idles or takes too long."""
         running: asyncio.Task[Outcome] = asyncio.ensure_future(work)
         try:
@@ -128,9 +130,8 @@ class SessionAgent(RecordedAgent):
                 if running.done():
                     break
                 if time.monotonic() >= deadline_s:
-                    raise agent_failed(
-                        f"agent {self.name!r} was still running at its deadline", "raise rollout.deadline_s"
-                    )
+                    words = f"agent {self.name!r} was still running at its deadline"
+                    raise agent_failed(words, "raise rollout.deadline_s")
                 if session.idle and time.monotonic() - session.active_s >= self.settings.idle_s:
                     words = f"agent {self.name!r} asked nothing for {self.settings.idle_s:g} s"
                     raise agent_failed(words, "raise agent.idle_s, or find out what it waits for")
@@ -138,16 +139,19 @@ class SessionAgent(RecordedAgent):
                 return running.result()
             except UsageError:
                 raise
-            except BaseException as failure:  # what a user's function raises can be anything
+            # What a user's function raises can be anything.
+            except BaseException as failure:
                 if session.limit is not None and isinstance(failure, MidstreamError | asyncio.CancelledError):
-                    return Outcome()  # it ended because of the limit, which is the policy's doing
+                    # It ended because of the limit, which is the policy's doing.
+                    return Outcome()
                 if isinstance(failure, Exception | KeyboardInterrupt):
                     raise
                 raise agent_failed(f"agent {self.name!r} raised {described(failure)}", "correct it") from failure
         finally:
             if not running.done():
                 running.cancel()
-                running.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody will look
+                # Nobody will look at its error.
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.wait({running}, timeout=3 * _END_S)
 
 
@@ -183,7 +187,8 @@ class FunctionSessionAgent(SessionAgent):
             tools = {tool.name: partial(_call_tool, session.loop, tool) for tool in session.context.tools}
             values = {"task": task, "session": address, "question": task.question, "tools": tools}
             answer = await self._function.called(self.settings, values)
-        except InfrastructureError as failure:  # tried again, unlike that of other components
+        except InfrastructureError as failure:
+            # It is tried again, unlike that of other components.
             raise agent_failed(failure.what, failure.fix, failure.cause) from failure
         if isinstance(answer, Outcome):
             return answer
@@ -192,16 +197,14 @@ class FunctionSessionAgent(SessionAgent):
         return Outcome(answer=answer)
 
 
-async def _result(tool: Tool, **arguments: JsonValue) -> str:
-    """What a tool of the recipe answers; arguments that it does not take are an answer too."""
-    problem = schema_error(arguments, tool.parameters)
-    return problem or (await call_tool(tool, arguments)).text
+def _call_tool(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> str | Awaitable[str]:
+    """What a tool of the recipe answers: to be awaited in the event loop, waited for in a thread."""
 
+    async def answered() -> str:
+        # Arguments that the tool does not take are an answer too.
+        return schema_error(arguments, tool.parameters) or (await call_tool(tool, arguments)).text
 
-def _call_tool(loop: asyncio.AbstractEventLoop, tool: Tool, **arguments: JsonValue) -> Any:
-    """What a tool answers: to be awaited in the event loop, waited for in a thread."""
-    answer = _result(tool, **arguments)
-    return answer if in_event_loop() else asyncio.run_coroutine_threadsafe(answer, loop).result()
+    return answered() if in_event_loop() else asyncio.run_coroutine_threadsafe(answered(), loop).result()
 
 
 class CommandAgent(SessionAgent):
@@ -261,7 +264,8 @@ class CommandAgent(SessionAgent):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the run, which then ends the program
+            # Ctrl-C is for the run, which then ends the program.
+            start_new_session=True,
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -271,7 +275,8 @@ class CommandAgent(SessionAgent):
             status = await process.wait()
             await asyncio.wait({tail}, timeout=_END_S)
         finally:
-            process.stdin.close()  # by which the supervisor ends the program, whatever becomes of this task
+            # By this the supervisor ends the program, whatever becomes of this task.
+            process.stdin.close()
             try:
                 async with asyncio.timeout(2.5 * _END_S):
                     await process.wait()
@@ -293,8 +298,9 @@ async def _tail(stream: asyncio.StreamReader, lines: deque[str]) -> None:
         lines.append(rest.decode("utf-8", "replace"))
 
 
-def session_agent(function: OwnFunction) -> type[SessionSettings]:
+def own_session_agent(kind: Kind, reference: str, value: object) -> type[SessionSettings]:
     """The settings of a function that takes `session`. One that is not `async` runs in a thread of its own."""
+    function = OwnFunction(kind, reference, value, GIVEN, "a function that takes `session`")
 
     def build(config: SessionSettings, context: Context | None) -> SessionAgent:
         return FunctionSessionAgent(function, config, gateway_of(context))

@@ -8,7 +8,8 @@ from pydantic import Field, field_validator
 
 from midstream.core.data import Settings
 
-POLICY = "policy"  # the name of the model that is trained, unless [serve.models] has others
+# The name of the model that is trained, unless [serve.models] has others.
+POLICY = "policy"
 
 
 class ServedModel(Settings):
@@ -33,8 +34,6 @@ class ServeConfig(Settings):
             running trajectories ask, so that a run repeats bit for bit
         host: the address to listen on
         port: its port; 0 is any free one
-        heartbeat_s: how often a waiting stream gets a sign of life
-        max_body_mb: the largest request
     """
 
     models: dict[str, ServedModel] = {}
@@ -42,8 +41,6 @@ class ServeConfig(Settings):
     batching: Literal["continuous", "lockstep"] = "continuous"
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
-    heartbeat_s: float = Field(default=10.0, gt=0)
-    max_body_mb: int = Field(default=32, ge=1)
 
     @field_validator("models")
     @classmethod

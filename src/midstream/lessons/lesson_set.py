@@ -206,7 +206,7 @@ def measured(lesson_set: LessonSet, used: Mapping[str, int], effects: Mapping[st
 Table = Mapping[str, Any]
 _MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
 # Other settings of the agent that its prompts show.
-_LOOP = ("memory_update", "record_time", "memory_result_tokens", "observation_format", "template", "filter")
+_LOOP = ("memory_update", "memory_result_tokens", "observation_format", "template", "filter")
 _MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 
 

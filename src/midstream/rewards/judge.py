@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
@@ -23,7 +22,7 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 from midstream.components.component import Context, RewardConfig
 from midstream.components.tables import parse_component
 from midstream.core.answers import extract
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, object_schema
 from midstream.core.engine import Engine, Request
 from midstream.core.errors import EngineError, RefusedError, RewardError
 from midstream.core.keyed_file import KeyedFile
@@ -31,17 +30,14 @@ from midstream.core.seeds import derive_seed
 from midstream.core.source import Reward
 from midstream.core.task import Task
 from midstream.core.text import fill, neutral, spoken, to_json
+from midstream.core.text_file import shipped_prompt
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
 from midstream.rewards.rule import SingleFlight
 
 ROLE = "judge"
-ASKS = 2  # a reply that is no verdict is asked for once more
-SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {"analysis": {"type": "string"}, "correct": {"type": "boolean"}},
-    "required": ["analysis", "correct"],
-    "additionalProperties": False,
-}
+# A reply that is no verdict is asked for once more.
+ASKS = 2
+SCHEMA = object_schema(analysis={"type": "string"}, correct={"type": "boolean"})
 AGAIN = (
     "This is not the judgement. Reply again with one JSON object and nothing else: "
     '{"analysis": "...", "correct": true or false}'
@@ -102,17 +98,19 @@ class Judge:
     def __init__(
         self,
         config: JudgeConfig,
-        engine: Engine,  # closed by its owner; not a lockstep engine, because a verdict is not a turn of a trajectory
+        # Closed by its owner; not a lockstep engine, because a verdict is not a turn of a trajectory.
+        engine: Engine,
         *,
-        model: Mapping[str, JsonValue],  # what decides the replies besides the prompt: its name, and settings sent
-        rule: Reward | None = None,  # the reward that `config.rule` names
+        # What decides the replies besides the prompt: the model's name, and settings sent.
+        model: Mapping[str, JsonValue],
+        rule: Reward | None = None,
     ) -> None:
         self.name = f"judge ({model.get('model', engine.name)})"
         self._config, self._engine, self._rule = config, engine, rule
         self._model = dict(model) or {"model": engine.name}
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-        self._rubric = config.rubric.strip() or _prompt("rubric").strip()
-        self._system, self._user = _prompt("judge").split("<!-- user -->\n")
+        self._rubric = config.rubric.strip() or shipped_prompt("midstream.rewards", "rubric").strip()
+        self._system, self._user = shipped_prompt("midstream.rewards", "judge").split("<!-- user -->\n")
         self._kept = verdict_file(config.cache) if config.cache else None
         self._flights: SingleFlight[JudgeVerdict] = SingleFlight()
 
@@ -176,7 +174,8 @@ class Judge:
             found = await asyncio.to_thread(self._kept.find_json, key, VERDICT) if self._kept else None
             if found is None:
                 fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
-                if self._kept:  # if another process was faster, its verdict counts: later runs will read it
+                if self._kept:
+                    # If another process was faster, its verdict counts: later runs will read it.
                     await asyncio.to_thread(self._kept.keep, key, found.model_dump_json())
                     kept = await asyncio.to_thread(self._kept.find_json, key, VERDICT)
                     found = found.model_copy(update={"correct": (kept or found).correct})
@@ -199,14 +198,9 @@ class Judge:
             except RefusedError:
                 raise
             except EngineError as error:
-                raise RewardError(
-                    f"the judge failed: {error.what}",
-                    code="judge-failed",
-                    cause=error.cause,
-                    fix=error.fix,
-                    retryable=error.retryable,
-                    calls=(*calls, *error.calls),
-                ) from error
+                failure = error.of(RewardError, "the judge failed", code="judge-failed")
+                failure.calls = (*calls, *failure.calls)
+                raise failure from error
             reply = spoken(calls[-1].completion).strip()
             correct = read_verdict(reply)
             if correct is not None:
@@ -217,7 +211,7 @@ class Judge:
             f"{self.name} gave no verdict when asked {ASKS} times, last: {reply[:300]!r}",
             code="judge-unreadable",
             fix="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
-            retryable=False,  # it was asked again already
+            retryable=False,
             calls=calls,
         )
 
@@ -233,14 +227,11 @@ def read_verdict(reply: str) -> bool | None:
     except (ValueError, RecursionError):
         return None
     if not isinstance(pairs, tuple) or sorted(name for name, _ in pairs) != ["analysis", "correct"]:
-        return None  # not an object; or one with a repeated key, or with others
+        # It is no object, or one with a repeated key, or with others.
+        return None
     found = dict(pairs)
     sound = isinstance(found["analysis"], str) and isinstance(found["correct"], bool)
     return found["correct"] if sound else None
-
-
-def _prompt(name: str) -> str:
-    return (resources.files("midstream.rewards") / "prompts" / f"{name}.md").read_text(encoding="utf-8")
 
 
 # --- verdicts on disk, shared by processes: prompts and replies, and no key ------------------------------------------

@@ -18,20 +18,21 @@ from pydantic import Field
 
 from midstream.components.component import Context, RewardConfig, Sandbox
 from midstream.core.answers import LONGEST, extract
-from midstream.core.errors import RecipeError, RewardError, UnsupportedError
+from midstream.core.errors import RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.numeric import number_of, with_point
-from midstream.rewards.rule import SingleFlight
+from midstream.rewards.rule import SingleFlight, unfit_task
 from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import find_installed
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import CodeLimits, Library
+from midstream.sandbox.settings import CodeLimits
 
 LIBRARY = "math_verify"
 _OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, or a judge with rule = ""'
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
-_OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
+# Inline formulas are of one line.
+_OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
 _UNITS = (
@@ -43,17 +44,12 @@ _UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([2
 _COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
 
 
-class MathConfig(CodeLimits, RewardConfig):
+class MathConfig(RewardConfig):
     """1 if the answer is mathematically equal to an accepted one, else 0.
-
-    The settings are the limits of one comparison (`sandbox.settings.CodeLimits`), and what counts as equal.
 
     Attributes:
         timeout_s: CPU-seconds of one comparison, rounded up; five times that on the wall clock
-        libraries: imported before the first comparison
         precision: decimals to which numbers are compared if one is inexact
-        strict: names of variables count, and a set is not a tuple
-        allow_set_relation_comp: an inequality that describes the gold set is right
         workers: comparisons at once
     """
 
@@ -61,10 +57,13 @@ class MathConfig(CodeLimits, RewardConfig):
     extra = "math"
 
     timeout_s: float = Field(default=5.0, ge=0.01, le=86_400)
-    libraries: tuple[Library, ...] = (LIBRARY,)
     precision: int = Field(default=6, ge=0, le=15)
-    strict: bool = True
-    allow_set_relation_comp: bool = True
+    workers: int = Field(default=2, ge=1, le=1000)
+
+    @property
+    def limits(self) -> CodeLimits:
+        """The limits of one comparison."""
+        return CodeLimits(workers=self.workers, timeout_s=self.timeout_s, libraries=(LIBRARY,))
 
     def build(self, context: Context) -> Math:
         """Build it."""
@@ -94,11 +93,12 @@ class Math:
                 fix="`midstream doctor` shows what a sandbox needs on this machine",
             )
         # Without a time limit for waiting: every comparison ends.
-        self.pool = PythonPool(config, sandbox, queue_s=None, table="reward")
+        self.pool = PythonPool(config.limits, sandbox, queue_s=None, table="reward")
         if sandbox.tier != "remote" and not find_installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")
-        self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
+        # Names of variables count, a set is not a tuple, and an inequality that describes the gold set is right.
+        self._options = {"precision": config.precision, "strict": True, "allow_set_relation_comp": True}
         self._seen: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
@@ -106,11 +106,7 @@ class Math:
         for gold in task.answers:
             stated = state(gold, gold)
             if not (stated.formula or _is_words(stated)) or stated.formula.count("{") != stated.formula.count("}"):
-                raise RecipeError(
-                    f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
-                    code="task-unfit",
-                    fix=_OTHER_REWARD,
-                )
+                raise unfit_task(task, f"has a gold answer that nothing compares with, {gold!r:.200}", _OTHER_REWARD)
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """Compare words and numbers here, formulas in a worker; identical pairs of formulas are compared once.
@@ -187,12 +183,9 @@ class Math:
 
 
 def _not_installed() -> UnsupportedError:
-    return UnsupportedError(
-        "Math-Verify is not installed where the math reward runs",
-        code="missing-extra",
-        cause='it comes with the extra `math`; with sandbox.tier = "remote" it must be in the container\'s image',
-        fix="pip install 'midstream[math]'",
-    )
+    what = "Math-Verify is not installed where the math reward runs"
+    fix = "pip install 'midstream[math]'; with sandbox.tier = \"remote\", in the container's image"
+    return UnsupportedError(what, code="missing-extra", fix=fix)
 
 
 def _is_words(statement: Statement) -> bool:
@@ -218,14 +211,15 @@ def _same_words(gold: str, answer: str) -> bool:
 
 
 def _words(text: str) -> str:
-    text = re.sub(r"(?<=\d)\s*([ap])\.?m\b\.?", r" \1m", text.casefold())  # half of a day
+    # Half of a day.
+    text = re.sub(r"(?<=\d)\s*([ap])\.?m\b\.?", r" \1m", text.casefold())
     text = re.sub(r"^\s*(?:at|on|in|a|an|the)\b", "", text).strip(" .,;:")
     return " ".join(re.sub(r"^\((.*)\)$", r"\1", text).split())
 
 
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
     return RewardError(
-        f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
+        f"task {task.id!r} has a gold answer that nothing compares with, {gold!r:.200}",
         code="task-unfit",
         cause=cause,
         fix=_OTHER_REWARD,

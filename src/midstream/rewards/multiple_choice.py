@@ -9,7 +9,7 @@ from midstream.components.component import RewardConfig
 from midstream.core.answers import words
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.rewards.rule import Rule
+from midstream.rewards.rule import Rule, unfit_task
 from midstream.rewards.statement import plain
 
 # Words that may stand before a choice. None of them denies or doubts.
@@ -145,8 +145,5 @@ def _options(task: Task) -> dict[str, str]:
 
 
 def _unfit(task: Task, reason: str) -> RecipeError:
-    return RecipeError(
-        f"task {task.id!r} is not a multiple-choice question: {reason}",
-        code="task-unfit",
-        fix='give it metadata["options"] = {"A": ..., "B": ...} and one of them as answer, or use another reward',
-    )
+    fix = 'give it metadata["options"] = {"A": ..., "B": ...} and one of them as answer, or use another reward'
+    return unfit_task(task, f"is not a multiple-choice question: {reason}", fix)

@@ -9,9 +9,8 @@ from fractions import Fraction
 from pydantic import Field
 
 from midstream.components.component import RewardConfig
-from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.rewards.rule import Rule
+from midstream.rewards.rule import Rule, unfit_task
 from midstream.rewards.statement import state
 
 _UNIT = (
@@ -93,11 +92,8 @@ def _accepted_numbers(task: Task) -> list[Number]:
     golds = [number_of(with_point(state(gold, gold).formula)) for gold in task.answers]
     accepted = [number for number in golds if number is not None]
     if not accepted:
-        raise RecipeError(
-            f"the answer of task {task.id!r} is not a number: {task.answer[:80]!r}",
-            code="task-unfit",
-            fix="correct the answer, or score the set by exact_match",
-        )
+        what, fix = "has an answer that is not a number", "correct the answer, or score the set by exact_match"
+        raise unfit_task(task, f"{what}: {task.answer[:80]!r}", fix)
     return accepted
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.statement import answer_text
@@ -40,6 +41,11 @@ class Rule(BaseReward):
     async def value(self, task: Task, answer: str) -> float:
         """How right the answer is, in [0, 1]."""
         raise NotImplementedError
+
+
+def unfit_task(task: Task, what: str, fix: str) -> RecipeError:
+    """The error for a task that a reward cannot score."""
+    return RecipeError(f"task {task.id!r} {what}", code="task-unfit", fix=fix)
 
 
 class SingleFlight(Generic[T]):

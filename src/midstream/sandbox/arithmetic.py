@@ -10,6 +10,7 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 MAX_CHARACTERS = 500
@@ -18,16 +19,15 @@ MAX_DIGITS = 100
 
 Number = int | float
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -53,7 +53,8 @@ def evaluate(expression: str) -> Number:
     if len(expression) > MAX_CHARACTERS:
         raise NotArithmetic(f"longer than {MAX_CHARACTERS} characters")
     try:
-        with warnings.catch_warnings(action="ignore"):  # the parser warns of text such as `1if`
+        # The parser warns of text such as `1if`.
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(expression.strip(), mode="eval")
         return _value(tree.body)
     except NotArithmetic:
@@ -68,14 +69,16 @@ def _value(node: ast.expr) -> Number:
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return _check_size(value)
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _UNARY[type(op)](_value(operand))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(operand))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_value(left), _value(right))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _check_size(_BINARY[type(op)](_value(left), _value(right)))
-        case ast.Compare(left=left, ops=ops, comparators=comparators):
-            return _compare(left, ops, comparators)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _check_size(_OPERATIONS[type(op)](_value(left), _value(right)))
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _OPERATIONS for op in ops):
+            # As in Python, a chain ends at the first comparison that is false.
+            pairs = pairwise(chain([_value(left)], map(_value, others)))
+            return all(_OPERATIONS[type(op)](*pair) for op, pair in zip(ops, pairs, strict=False))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _call(name, args)
     raise NotArithmetic(f"{type(node).__name__} is not allowed")
@@ -95,19 +98,6 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(value, complex):
         raise NotArithmetic("a complex number")
     return value
-
-
-def _compare(first: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> bool:
-    """A comparison chain; as in Python it ends at the first comparison that is false."""
-    if not all(type(op) in _COMPARE for op in ops):
-        raise NotArithmetic("this comparison is not allowed")
-    left = _value(first)
-    for op, node in zip(ops, others, strict=True):
-        right = _value(node)
-        if not _COMPARE[type(op)](left, right):
-            return False
-        left = right
-    return True
 
 
 def _call(name: str, nodes: list[ast.expr]) -> Number:

@@ -36,7 +36,8 @@ from midstream.sandbox.worker import PythonResult, Worker, receive
 
 T = TypeVar("T")
 
-TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
+# Characters of one result that a program gets, and the trajectory keeps.
+TEXT_LIMIT = 100_000
 NOTHING = "(the program printed nothing)"
 
 
@@ -50,7 +51,8 @@ class CodeRunnerConfig(CodeLimits):
     """
 
     workers: int = Field(default=16, ge=1, le=1000)
-    libraries: tuple[Library, ...] = ()  # 16 workers with all of sympy would take a second and 70 MB each
+    # 16 workers with all of sympy would take a second and 70 MB each.
+    libraries: tuple[Library, ...] = ()
     max_tool_calls: int = Field(default=16, ge=1)
 
 
@@ -85,7 +87,8 @@ class ProgramRunner:
         self._pool = PythonPool(
             config,
             sandbox,
-            queue_s=None,  # the workers may all be waiting for tools, which have time limits of their own
+            # The workers may all be waiting for tools, which have time limits of their own.
+            queue_s=None,
             table="agent.executor.program",
         )
 
@@ -147,7 +150,7 @@ class _Conversation:
                 try:
                     await self._within(asyncio.get_running_loop().sock_sendall(channel, message))
                 except ConnectionError:
-                    break  # the program is gone
+                    break
             return await self._within(worker.result())
 
     async def _within(self, waiting: Awaitable[T]) -> T:

@@ -32,24 +32,31 @@ from midstream.sandbox.settings import CodeLimits
 INSIDE = Path(__file__).with_name("inside")
 BOOT = "import sys; sys.path.insert(0, {place!r}); from inside.zygote import main; del sys.path[0]; main()"
 PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-c")
-BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # a virtual environment's own is only a link
+# A virtual environment's own is only a link.
+BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)
 LEAST_LANDLOCK: dict[Tier, int | None] = {"strong": 1, "standard": 3, "remote": 0, "unsafe": None}
-KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # without them some interpreters do not start
+# Without them some interpreters do not start.
+KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 VARIABLES = {
     "PYTHONHASHSEED": "0",
     "PYTHONUTF8": "1",
-    "LD_BIND_NOW": "1",  # bound now, not in every child
-    "MALLOC_ARENA_MAX": "1",  # or every thread takes 64 MB of its limit
+    # Bound now, not in every child.
+    "LD_BIND_NOW": "1",
+    # Otherwise every thread takes 64 MB of its limit.
+    "MALLOC_ARENA_MAX": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 NOBODY = "65534"
-SCRATCH = "/tmp"  # of the tiers with a file system of their own
-OTHER_SCRATCH = "/scratch"  # where Python or a package lies beneath /tmp, and in images, whose /tmp keeps its own mode
+# Of the tiers with a file system of their own.
+SCRATCH = "/tmp"
+# Where Python or a package lies beneath /tmp, and in images, whose /tmp keeps its own mode.
+OTHER_SCRATCH = "/scratch"
 SYSTEM = ("/usr", "/nix/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32")
 CONTAINER_PLACE = "/midstream"
-CONTAINER_MEMORY_MB = 512  # for the worker itself, on top of its code's memory
+# For the worker itself, on top of its code's memory.
+CONTAINER_MEMORY_MB = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

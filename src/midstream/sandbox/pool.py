@@ -24,7 +24,8 @@ from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 T = TypeVar("T")
 
-QUEUE_S = 120.0  # a call waits this long for a worker
+# A call waits this long for a worker.
+QUEUE_S = 120.0
 
 
 class PythonPool:
@@ -85,7 +86,7 @@ class PythonPool:
                 raise SandboxError(
                     "a Python worker died in the middle of a call",
                     code="worker-died",
-                    fix=f"free some memory, or lower memory_mb and workers in [{self._table}]",
+                    fix=f"free some memory, or lower workers in [{self._table}]",
                 ) from error
             finally:
                 # A job that ends early may leave its worker in the middle of an answer: that worker ends too.
@@ -102,7 +103,8 @@ class PythonPool:
         self._closed = True
         await self._attach()
         for worker in self._busy:
-            worker.stop()  # the call that uses it then ends it for good
+            # The call that uses it then ends it for good.
+            worker.stop()
         idle, self._idle = self._idle, []
         await asyncio.gather(*(worker.kill() for worker in idle))
 

@@ -9,17 +9,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from midstream.components.component import Sandbox, Tier
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
 from midstream.sandbox.settings import CodeLimits, SandboxConfig
-from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
+from midstream.sandbox.worker import Hello, PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
 # The probe: attempts that must fail, then work that must succeed. A container without Landlock may read its own files.
 HIDDEN: dict[Tier, str] = {
-    "strong": "lambda: os.listdir('/etc'), lambda: os.stat('/etc/passwd')",  # the host's files are not even there
+    # The host's files are not even there.
+    "strong": "lambda: os.listdir('/etc'), lambda: os.stat('/etc/passwd')",
     "standard": "lambda: os.listdir('/etc')",
     "remote": "socket.socket",
 }
@@ -95,7 +95,8 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
     if tier != "remote" and sys.platform != "linux":
         return _unusable(f"{sys.platform} is not Linux", "it has no such sandbox", DOCKER[3:])
     try:
-        with ThreadPoolExecutor(1) as thread:  # this thread may already run an event loop
+        # This thread may already run an event loop.
+        with ThreadPoolExecutor(1) as thread:
             hello, result = thread.submit(lambda: asyncio.run(_run_probe(tier, image))).result()
     except UnsupportedError as error:
         return error
@@ -119,7 +120,7 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
     return ", ".join([*mechanisms, f"seccomp allowlist of {hello['calls']} calls"])
 
 
-async def _run_probe(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult]:
+async def _run_probe(tier: Tier, image: str) -> tuple[Hello, PythonResult]:
     worker = Worker(CodeLimits(libraries=()), tier, image, "sandbox")
     try:
         return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
@@ -129,22 +130,23 @@ async def _run_probe(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResu
 
 def _explain(tier: Tier, what: str) -> UnsupportedError:
     """The cause and the fix of a worker that did not start."""
-    if "Landlock version" in what or "landlock" in what:
-        return _unusable(what, "Linux 6.2 has version 3", OLD_KERNEL)
-    if "no system calls are known" in what:
-        return _unusable(what, "the list of allowed calls is for x86-64 and arm64", DOCKER[3:])
-    if tier == "remote":
-        fix = "start Docker, and docker pull the image of [sandbox]"
-        return _unusable(what, "Docker or the container did not start", fix)
-    if "Unknown option" in what:
-        return _unusable(what, "bubblewrap is older than 0.5", "install bubblewrap 0.5 or newer")
-    if tier == "standard":
-        return _unusable(what, "a process could not confine itself", OLD_KERNEL)
-    for name, forbids, fix in SWITCHES:
-        switch = SYSCTL / name
-        if switch.is_file() and switch.read_text(encoding="ascii").strip() == forbids:
-            return _unusable(what, "a kernel setting forbids bubblewrap's namespaces", fix)
-    return _unusable(what, "bubblewrap could not make its namespaces", IN_A_CONTAINER)
+    cause, fix = "bubblewrap could not make its namespaces", IN_A_CONTAINER
+    if "landlock" in what.lower():
+        cause, fix = "Linux 6.2 has version 3", OLD_KERNEL
+    elif "no system calls are known" in what:
+        cause, fix = "the list of allowed calls is for x86-64 and arm64", DOCKER[3:]
+    elif tier == "remote":
+        cause, fix = "Docker or the container did not start", "start Docker, and docker pull the image of [sandbox]"
+    elif "Unknown option" in what:
+        cause, fix = "bubblewrap is older than 0.5", "install bubblewrap 0.5 or newer"
+    elif tier == "standard":
+        cause, fix = "a process could not confine itself", OLD_KERNEL
+    else:
+        for name, forbids, command in SWITCHES:
+            switch = SYSCTL / name
+            if switch.is_file() and switch.read_text(encoding="ascii").strip() == forbids:
+                cause, fix = "a kernel setting forbids bubblewrap's namespaces", command
+    return _unusable(what, cause, fix)
 
 
 def _unusable(what: str, cause: str, fix: str) -> UnsupportedError:

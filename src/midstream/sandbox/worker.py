@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, TypedDict, cast
 
 from midstream.components.component import Tier
 from midstream.core.errors import SandboxError
@@ -24,12 +24,17 @@ from midstream.sandbox.settings import CodeLimits
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "disk", "killed"]
 
-START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
-SHUTDOWN_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and exit
-LARGEST = 8 << 20  # bytes of an answer: no `output_limit` allows more
-REMOVALS = 100  # tries to remove a scratch directory, 10 ms apart
+# An interpreter, a sandbox, and the libraries that it imports before any code comes.
+START_S = 60.0
+# How long a zygote has to end a child, empty its scratch directory and exit.
+SHUTDOWN_S = 1.0
+# Bytes of an answer: no `output_limit` allows more.
+LARGEST = 8 << 20
+# Tries to remove a scratch directory, 10 ms apart.
+REMOVALS = 100
 # A zygote hangs if it takes longer than its code may, `CLEANING` times over, plus `GRACE_S`.
-CLEANING = 4  # emptying the scratch directory takes at most this many times as long as filling it
+# Emptying the scratch directory takes at most this many times as long as filling it.
+CLEANING = 4
 GRACE_S = 10.0
 
 
@@ -55,6 +60,15 @@ class PythonResult:
     def usable(self) -> bool:
         """Whether the text answers: the code ran to its end, or was stopped because it printed too much."""
         return self.reason in ("ok", "output_limit")
+
+
+class Hello(TypedDict):
+    """A zygote's first answer (`inside.zygote`)."""
+
+    libraries: list[str]
+    landlock: int
+    calls: int
+    namespaces: bool
 
 
 class WorkerDied(Exception):
@@ -87,7 +101,7 @@ class Worker:
     def __init__(self, limits: CodeLimits, tier: Tier, image: str, table: str) -> None:
         self._deadline_s = CLEANING * WALL_FACTOR * limits.timeout_s + GRACE_S
         self._tier, self._table, self._output_limit = tier, table, limits.output_limit
-        self._hello: dict[str, Any] | None = None
+        self._hello: Hello | None = None
         self._scratch = ""
         self._socket, other = socket.socketpair()
         self._socket.setblocking(False)
@@ -116,13 +130,14 @@ class Worker:
         finally:
             other.close()
 
-    async def ready(self) -> dict[str, Any]:
-        """Wait for the zygote; returns its hello (`inside.zygote`). Raises `SandboxError` if it did not start."""
+    async def ready(self) -> Hello:
+        """Wait for the zygote; returns its hello. Raises `SandboxError` if it did not start."""
         if self._hello is None:
             try:
                 async with asyncio.timeout(START_S):
                     self._hello = json.loads((await self._frame())[1])
-            except (WorkerDied, TimeoutError, ValueError) as error:  # ValueError: some other program's JSON, or none
+            except (WorkerDied, TimeoutError, ValueError) as error:
+                # A `ValueError`: some other program wrote no JSON.
                 raise self._no_start(error) from error
             assert self._process.stderr is not None
             self._process.stderr.close()
@@ -134,15 +149,16 @@ class Worker:
         self.stop()
         self._process.wait()
         assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)  # somebody else may hold its other end
+        # Somebody else may hold its other end.
+        os.set_blocking(self._process.stderr.fileno(), False)
         lines = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
-        lines = [line for line in lines if line.strip() and "--help" not in line]  # Docker's last line is advice
+        # Docker's last line is advice.
+        lines = [line for line in lines if line.strip() and "--help" not in line]
         said = lines[-1] if lines else f"it ended with exit code {self._process.returncode}"
         late = isinstance(error, TimeoutError)
         return SandboxError(
             f"a Python worker ({self._tier}) did not start" + (f" within {START_S:g} s" if late else f": {said[:500]}"),
             code="worker-not-started",
-            cause="the machine changed, or is out of memory" if not late else "its libraries take too long to import",
             fix=f"run midstream doctor to see what the sandbox lacks; or shorten `libraries` in [{self._table}]",
         )
 
@@ -229,7 +245,7 @@ class Worker:
         """Wait for the process to end, reap it, and remove its scratch directory."""
         until = time.monotonic() + SHUTDOWN_S
         # WNOWAIT does not reap the process, so that its id stays valid as its group's for `stop`.
-        with contextlib.suppress(ChildProcessError):  # reaped already
+        with contextlib.suppress(ChildProcessError):
             while time.monotonic() < until:
                 if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     break

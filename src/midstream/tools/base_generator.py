@@ -39,14 +39,7 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     except RefusedError:
         raise
     except EngineError as error:
-        raise ToolServerError(
-            f"the model of tool {tool} failed: {error.what}",
-            code=error.code,
-            cause=error.cause,
-            fix=error.fix,
-            retryable=error.retryable,
-            calls=error.calls,
-        ) from error
+        raise error.of(ToolServerError, f"the model of tool {tool} failed", code=error.code) from error
     text = spoken(call.completion).strip()
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 

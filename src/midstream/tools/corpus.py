@@ -11,7 +11,8 @@ from midstream.components.component import Context
 from midstream.core.answers import holds, words
 from midstream.tools.local_search import LocalSearchConfig
 
-_NEIGHBORS = 40  # passages from which made-up ones are put together
+# Passages from which made-up ones are put together.
+_NEIGHBORS = 40
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _NAME = re.compile(r"\b[A-Z]\w+")
 
@@ -24,7 +25,7 @@ class Corpus:
 
     async def passages(self, query: str, count: int) -> list[str]:
         """The passages that match best, best first. Raises `ToolServerError` if reading fails."""
-        return [_text(row) for row in await self._search.find(query, count)]
+        return [f"{title}: {text}" if title else text for title, text in await self._search.find(query, count)]
 
     async def distractors(self, query: str, count: int, rng: random.Random, answers: Sequence[str] = ()) -> list[str]:
         """Made-up passages that are near the query and hold none of the answers, at most `count`.
@@ -51,11 +52,6 @@ class Corpus:
     async def close(self) -> None:
         """Close the index."""
         await self._search.close()
-
-
-def _text(row: tuple[str, str]) -> str:
-    title, text = row
-    return f"{title}: {text}" if title else text
 
 
 def _other(value: str, pool: Sequence[str], rng: random.Random) -> str:

@@ -22,7 +22,8 @@ from midstream.tools.function import Wrapper
 from midstream.tools.simulated import Draws, query_of
 
 _NEVER = Schedule()
-WAYS = ("latency", "error", "missing", "noise", "stale", "truncation")  # in the order in which they take effect
+# In the order in which they take effect.
+WAYS = ("latency", "error", "missing", "noise", "stale", "truncation")
 
 
 class DegradedConfig(Settings):
@@ -35,8 +36,7 @@ class DegradedConfig(Settings):
         missing: the probability that a call finds nothing
         noise: the probability that made-up passages of another subject replace the result
         stale: the probability that the numbers of a result are old ones: up to a fifth lower
-        truncation: the probability that only a part of the result comes
-        keep: the share of the result that then comes
+        truncation: the probability that only the first half of the result comes
         index: for `noise`: a file that `midstream index build` wrote; by default, the facts of `[tasks]`
     """
 
@@ -47,7 +47,6 @@ class DegradedConfig(Settings):
     noise: Probability = _NEVER
     stale: Probability = _NEVER
     truncation: Probability = _NEVER
-    keep: float = Field(default=0.5, ge=0, lt=1)
     index: Path | None = None
 
     def at(self, progress: RunProgress | None) -> dict[str, float]:
@@ -111,7 +110,7 @@ class _DegradedRun(Wrapper):
         if "stale" in drawn and result.ok and (aged := NUMBER.sub(lambda found: _older(found[0], rng), text)) != text:
             text, marks = aged, (*marks, "stale")
         if "truncation" in drawn and result.ok:
-            text, marks = text[: int(config.keep * len(text))], (*marks, "truncation")
+            text, marks = text[: len(text) // 2], (*marks, "truncation")
         return ToolResult(text=text, ok=result.ok, calls=result.calls, marks=(*result.marks, *marks))
 
 

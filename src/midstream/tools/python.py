@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 
 from pydantic import Field, JsonValue
 
@@ -16,6 +15,7 @@ from midstream.components.component import Context, Sandbox, ToolConfig
 from midstream.core.engine import Engine
 from midstream.core.errors import SandboxError
 from midstream.core.text import fill, find_program
+from midstream.core.text_file import shipped_prompt
 from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
@@ -24,7 +24,8 @@ from midstream.sandbox.settings import CodeLimits
 from midstream.sandbox.tiers import choose
 from midstream.tools.base_generator import ask
 
-NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a pool that hangs
+# The pool bounds its own waits and runs; this only ends a pool that hangs.
+NEVER_S = 3600.0
 CODER_TIMEOUT_S = 500.0
 
 
@@ -83,7 +84,7 @@ class PythonCoder:
 
     def __init__(self, python: PythonTool, engine: Engine, sampling: Sampling) -> None:
         self._python, self._engine, self._sampling = python, engine, sampling
-        self._prompt = (resources.files("midstream.tools") / "prompts" / "python_coder.md").read_text(encoding="utf-8")
+        self._prompt = shipped_prompt("midstream.tools", "python_coder")
         self.output_tokens = python.output_tokens
         self.description = (
             "A programmer who writes Python for a request in words and runs it once. Give the request with every value "

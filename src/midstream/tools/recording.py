@@ -13,37 +13,40 @@ again. Replay reads names, descriptions, parameters and limits from the file: no
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 
 from midstream.components.own import portable
 from midstream.core.data import Frozen, JsonObject
-from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
+from midstream.core.errors import ToolServerError, UsageError
 from midstream.core.keyed_file import SqliteFile
+from midstream.core.text import shorten
 from midstream.core.tool import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
 
 FILE = "tools.sqlite"
-FORMAT = 1  # the file's user_version; raised by any change that older code would misread
-APPLICATION = 0x6D73746D  # its application_id, "mstm"
+# The file's user_version, which any change raises that older code would misread.
+FORMAT = 2
+# The file's application_id, "mstm".
+APPLICATION = 0x6D73746D
 SCHEMA = (
-    "CREATE TABLE tools (origin TEXT, place INTEGER, recipe_table TEXT, settings TEXT, sandbox TEXT, face TEXT, "
-    "PRIMARY KEY (origin, place))",
+    "CREATE TABLE tables (origin TEXT PRIMARY KEY, value TEXT)",
     "CREATE TABLE results (key TEXT PRIMARY KEY, tool TEXT, arguments TEXT, ok INTEGER, text TEXT, calls TEXT, "
     "duration_s REAL)",
 )
-OUTER_TIMEOUT_S = 86_400.0  # of a recorded tool: the limit of the tool inside applies, and must end first
-NOTE_TOKENS = 64  # room for the note in a text that is already cut
+# Of a recorded tool: the limit of the tool inside applies, and must end first.
+OUTER_TIMEOUT_S = 86_400.0
+# Room for the note in a text that is already cut.
+NOTE_TOKENS = 64
 _CALLS = TypeAdapter(tuple[Call, ...])
-_TABLES = TypeAdapter(list[tuple[str, Json[dict[str, JsonValue]]]])
 _ANSWER = TypeAdapter(tuple[str, bool, Json[tuple[Call, ...]]])
 
 
@@ -82,6 +85,15 @@ class ToolSpec(Frozen):
     output_tokens: int
 
 
+class RecordedTable(Frozen):
+    """The tools of a recipe's table, as they were recorded."""
+
+    table: str
+    settings: dict[str, JsonValue]
+    sandbox: str
+    tools: tuple[ToolSpec, ...]
+
+
 class Recording:
     """A recording, open for the tools of one run; with `write`, created if it does not exist.
 
@@ -94,10 +106,8 @@ class Recording:
 
     def __init__(self, directory: Path, *, write: bool = False) -> None:
         self.directory = directory
-        # The calls in progress by event loop and key. A result of None means that the call was cancelled.
-        self.flights: dict[
-            tuple[asyncio.AbstractEventLoop, str], asyncio.Future[ToolResult | InfrastructureError | None]
-        ] = {}
+        # By event loop and key: equal requests wait for the first of them.
+        self.locks: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = WeakValueDictionary()
         path = directory / FILE
         if not write and not path.is_file():
             raise UsageError(
@@ -118,23 +128,19 @@ class Recording:
 
         Raises `UsageError` if the recording holds their results from another sandbox.
         """
-        shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
-        specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
-        with self.file.access(write=True) as connection:
-            known = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
-            if known is not None and known[0] != origin.sandbox:
-                raise UsageError(
-                    f"{self.directory} holds results of [tools.{origin.table}] from sandbox {known[0]!r}, "
-                    f"not {origin.sandbox!r}",
-                    code="setting-conflict",
-                    fix="record into another directory, or choose that sandbox.tier",
-                )
-            connection.execute("DELETE FROM tools WHERE origin = ?", (origin.key,))
-            connection.executemany(
-                "INSERT INTO tools VALUES (?, ?, ?, ?, ?, ?)",
-                ((origin.key, place, *shared, spec) for place, spec in enumerate(specs)),
+        specs = tuple(ToolSpec(**{name: getattr(tool, name) for name in names}) for tool in tools)
+        known = self._tables().get(origin.key)
+        if known is not None and known.sandbox != origin.sandbox:
+            raise UsageError(
+                f"{self.directory} holds results of [tools.{origin.table}] from sandbox {known.sandbox!r}, "
+                f"not {origin.sandbox!r}",
+                code="setting-conflict",
+                fix="record into another directory, or choose that sandbox.tier",
             )
+        table = RecordedTable(table=origin.table, settings=origin.relevant, sandbox=origin.sandbox, tools=specs)
+        with self.file.access() as connection:
+            connection.execute("INSERT OR REPLACE INTO tables VALUES (?, ?)", (origin.key, table.model_dump_json()))
         return [RecordedTool(tool, self, origin.relevant) for tool in tools]
 
     def replay(self, origin: RecordingOrigin) -> list[Tool]:
@@ -142,43 +148,44 @@ class Recording:
 
         Raises `UsageError` if the table was not recorded with these settings.
         """
-        try:
-            with self.file.access() as connection:
-                query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
-                specs = [ToolSpec.model_validate_json(text) for (text,) in connection.execute(query, (origin.key,))]
-                found = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
-            rows = _TABLES.validate_python(found)
-        except ValidationError as error:
-            raise self.file.unusable(error) from error
-        if specs:
-            return [RecordedTool(spec, self, origin.relevant) for spec in specs]
+        tables, here = self._tables(), origin.relevant
+        if origin.key in tables:
+            return [RecordedTool(spec, self, here) for spec in tables[origin.key].tools]
         fix = f"record it with --record {self.directory}"
-        others = [settings for table, settings in rows if table == origin.table]
+        others = [known.settings for known in tables.values() if known.table == origin.table]
         if not others:
             raise UsageError(
                 f"{self.directory} holds no recording of [tools.{origin.table}]",
                 code="not-recorded",
-                cause=f"it holds {', '.join(sorted({table for table, _ in rows})) or 'nothing'}",
+                cause=f"it holds {', '.join(sorted({known.table for known in tables.values()})) or 'nothing'}",
                 fix=f"{fix}, or leave [tools.{origin.table}] out",
             )
-        there, here = others[-1], origin.relevant
+        there = others[-1]
         differences = [
-            f"{name} was {there.get(name)!r}, and is {here.get(name)!r}"
+            shorten(f"{name} was {there.get(name)!r}, and is {here.get(name)!r}", 200)
             for name in {**there, **here}
             if there.get(name) != here.get(name)
         ]
         raise UsageError(
             f"{self.directory} holds no recording of [tools.{origin.table}] with these settings",
             code="not-recorded",
-            cause="; ".join(text if len(text) < 200 else f"{text[:200]} ..." for text in differences),
+            cause="; ".join(differences),
             fix=f"{fix}, or use the settings that it was recorded with",
         )
 
     def sandbox(self, origin: RecordingOrigin) -> str:
         """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
-        with self.file.access() as connection:
-            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
-        return found[0] if found else ""
+        known = self._tables().get(origin.key)
+        return known.sandbox if known else ""
+
+    def _tables(self) -> dict[str, RecordedTable]:
+        """The recorded tables, by the keys of their origins."""
+        try:
+            with self.file.access() as connection:
+                rows = connection.execute("SELECT * FROM tables ORDER BY rowid").fetchall()
+            return {key: RecordedTable.model_validate_json(text) for key, text in rows}
+        except ValidationError as error:
+            raise self.file.unusable(error) from error
 
     def find(self, key: str) -> ToolResult | None:
         """The stored answer to a request."""
@@ -219,7 +226,7 @@ class RecordedTool:
         self._recording, self._settings = recording, settings
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The recorded answer, or the tool's, within its limits; equal requests in progress share one call.
+        """The recorded answer, or the tool's, within its limits; equal requests at once wait for the first.
 
         Raises:
             ToolServerError: nothing was recorded, and there is no tool; trying again cannot help.
@@ -233,37 +240,21 @@ class RecordedTool:
                 return found
             shown = canonical(arguments)
             raise ToolServerError(
-                f"{self._recording.directory} holds no answer of {self.name} to "
-                + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
+                f"{self._recording.directory} holds no answer of {self.name} to {shorten(shown, 300)}",
                 code="not-recorded",
                 cause="the request differs from those recorded: another model, seed, prompt or setting",
                 fix=f"--record {self._recording.directory} makes the missing requests and keeps the recorded ones",
                 retryable=False,
             )
-        loop, flights = asyncio.get_running_loop(), self._recording.flights
-        while (loop, key) in flights:
-            shared = await asyncio.shield(flights[loop, key])  # cancelling this caller must not cancel the others
-            if isinstance(shared, ToolResult):
-                return shared
-            if shared is not None:
-                raise copy.copy(shared)  # each caller adds its own calls to it
-        flight = flights[loop, key] = loop.create_future()
-        outcome: ToolResult | InfrastructureError | None = None
-        try:
+        async with self._recording.locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock()):
             # In threads: a write waits for the disk, and a concurrent read waits for the write.
-            outcome = await asyncio.to_thread(self._recording.find, key)
-            if outcome is None:
+            found = await asyncio.to_thread(self._recording.find, key)
+            if found is None:
                 clock = time.monotonic()
                 result = await call_tool(self._tool, arguments)
                 duration_s = time.monotonic() - clock
-                outcome = await asyncio.to_thread(self._recording.keep, key, self.name, arguments, result, duration_s)
-            return outcome
-        except InfrastructureError as failure:
-            outcome = failure
-            raise
-        finally:
-            del flights[loop, key]
-            flight.set_result(outcome)
+                found = await asyncio.to_thread(self._recording.keep, key, self.name, arguments, result, duration_s)
+            return found
 
     async def close(self) -> None:
         """Close the tool and the recording."""

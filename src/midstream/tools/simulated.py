@@ -14,7 +14,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +27,7 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.schedule import Probability, RunProgress, Schedule
 from midstream.core.seeds import derive_seed
 from midstream.core.text import PLACE, fill, neutral
-from midstream.core.text_file import read_text
+from midstream.core.text_file import read_text, shipped_prompt
 from midstream.core.tool import Tool, ToolResult, ToolRun
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
@@ -37,7 +36,10 @@ from midstream.tools.corpus import Corpus
 from midstream.tools.function import Wrapper
 
 Kind = Literal["useful", "noisy"]
-ANSWER = "answer copied"  # the mark of a result that holds the gold answer verbatim
+# The mark of a result that holds the gold answer verbatim.
+ANSWER = "answer copied"
+# Seconds of one search; characters of a document.
+TIMEOUT_S, MAX_CHARACTERS = 300.0, 1000
 _PLACES = frozenset({"query", "question", "answer", "kind", "count"})
 _ASKS = 2
 _LABEL = re.compile(r"^\s*doc(?:ument)?\s*\d+\s*[:.)]\s*", re.IGNORECASE | re.MULTILINE)  # "Doc 1: "
@@ -55,11 +57,9 @@ class SimulatedConfig(Settings):
         index: without `engine`: a file that `midstream index build` wrote; by default, the facts of `[tasks]`
         noise: the probability that a search gets noisy documents: a number, or a schedule over training
         documents: documents of a result (the paper: 5)
-        max_characters: the most characters of a document
         sampling: of the engine (the released code: temperature 0.8, 600 tokens)
         prompt_file: replaces the prompt, with the places `{{query}}`, `{{question}}`, `{{answer}}`, `{{kind}}`
             ("useful" or "noisy") and `{{count}}`
-        timeout_s: seconds of one search
         everywhere: the simulator also answers in evaluations and in `solve`
     """
 
@@ -67,10 +67,8 @@ class SimulatedConfig(Settings):
     index: Path | None = None
     noise: Probability = Schedule()
     documents: int = Field(default=5, ge=1, le=100)
-    max_characters: int = Field(default=1000, ge=1)
     sampling: Sampling = Sampling(temperature=0.8, max_tokens=600)
     prompt_file: Path | None = None
-    timeout_s: float = Field(default=300.0, gt=0)
     everywhere: bool = False
 
     def simulator(self, context: Context, engine: Engine | None) -> Tool:
@@ -89,11 +87,12 @@ class Simulator(Tool):
         answers="its gold answers, as JSON",
         kind="useful or noisy",
     )
-    output_tokens = 100_000  # documents are cut one by one
+    timeout_s = TIMEOUT_S
+    # Documents are cut one by one.
+    output_tokens = 100_000
 
     def __init__(self, config: SimulatedConfig) -> None:
         self.config = config
-        self.timeout_s = config.timeout_s
 
 
 class CorpusSimulator(Simulator):
@@ -125,12 +124,8 @@ class SimulatorPrompt:
     """
 
     def __init__(self, config: SimulatedConfig) -> None:
-        self._count = str(config.documents)
-        if config.prompt_file is None:
-            prompts = resources.files("midstream.tools") / "prompts"
-            self.template = (prompts / "simulated_search.md").read_text(encoding="utf-8")
-        else:
-            self.template = read_text(config.prompt_file)
+        self._count, own = str(config.documents), config.prompt_file
+        self.template = read_text(own) if own else shipped_prompt("midstream.tools", "simulated_search")
         places = set(PLACE.findall(self.template))
         if "query" not in places or places - _PLACES:
             raise RecipeError(
@@ -184,7 +179,7 @@ def read_documents(reply: str, config: SimulatedConfig) -> list[str]:
     """The documents of a reply, each in one line and cut: "Doc 1: ...", or "1. ..."; a text without either is one."""
     parts = (_LABEL if _LABEL.search(reply) else _NUMBER).split(reply)
     texts = [" ".join(neutral(part).split()) for part in (parts[1:] or parts)]
-    return [text[: config.max_characters].rstrip() for text in texts if text][: config.documents]
+    return [text[:MAX_CHARACTERS].rstrip() for text in texts if text][: config.documents]
 
 
 def write_documents(documents: Sequence[str]) -> str:
@@ -216,7 +211,7 @@ class _SimulatedRun(Wrapper):
 
     def __init__(self, simulated: SimulatedTool, run: ToolRun) -> None:
         super().__init__(simulated)
-        self.timeout_s = simulated.config.timeout_s
+        self.timeout_s = TIMEOUT_S
         self._simulator, self._task, self._draws = simulated.simulator, run.task, Draws(run, simulated.name)
         self._noise = simulated.config.noise.at(run.progress)
 

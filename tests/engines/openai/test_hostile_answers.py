@@ -15,10 +15,8 @@ from midstream.core.errors import EngineError, MidstreamError, RecipeError, Tran
 from midstream.core.http import redacted
 from midstream.core.trajectory import Call
 from midstream.engines.openai import engine as openai_engine
-from midstream.engines.openai import stream as openai_stream
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply
-from midstream.engines.openai.stream import EventParser
 from support.errors import coded
 from support.http_engine import HELLO, engine_for
 from support.llm_server import LLMServer, completion
@@ -64,16 +62,6 @@ def test_a_compressed_answer_is_not_unpacked(body: bytes):
 def test_a_long_answer_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(openai_engine, "LONGEST_BODY", 1 << 20)
     assert failures_of(b"HTTP/1.1 200 OK\r\n", b" " * (3 << 20) + OK)[0] == "the answer is longer than 1 MB"
-
-
-@pytest.mark.parametrize("piece", [b"x" * 100, b"data: " + b"x" * 94 + b"\n"], ids=["a line", "lines"])
-def test_a_long_event_of_a_stream_is_given_up(piece: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openai_stream, "_LONGEST_EVENT", 1000)
-    parser = EventParser()
-    for _ in range(9):
-        assert list(parser.feed(piece)) == []
-    with pytest.raises(TransientError, match="event of more than"):
-        list(parser.feed(piece * 2))
 
 
 def test_a_broken_header_is_reported_in_a_few_words(monkeypatch: pytest.MonkeyPatch):

@@ -278,7 +278,7 @@ def test_the_next_request_brings_the_results():
     with LLMServer(lambda body: "It is 1.") as server:
         [made] = ask(engine_for(server), Request(role="policy", messages=said, tools=(ADD,)))
         ask(engine_for(server), Request(role="policy", messages=said))
-        ask(engine_for(server, text_calls=True), Request(role="policy", messages=said, tools=(ADD,)))
+        ask(engine_for(server, provider="transformers"), Request(role="policy", messages=said, tools=(ADD,)))
     assert made.messages == said
     assert server.bodies[0]["messages"] == as_fields(said)
     assert "tools" not in server.bodies[1]

@@ -26,25 +26,18 @@ class KnownModel(NamedTuple):
     hub: str
     weights: str
     gb: float
-    license: str
     use: str
+    license: str = "Apache-2.0"
 
 
 MODELS = {
-    name: KnownModel(hub, weights, gb, "Apache-2.0", use)
-    for name, hub, weights, gb, use in (
-        ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", "135 M", 0.27, "a first try on two CPU cores"),
-        (
-            "qwen05b-coder",
-            "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-            "494 M",
-            0.99,
-            "training on a CPU; tools, short programs",
-        ),
-        ("qwen05b", "Qwen/Qwen2.5-0.5B-Instruct", "494 M", 0.99, "training on a CPU; tools, short answers"),
-        ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "596 M", 1.2, "tools, with or without thinking"),
-        ("qwen15b", "Qwen/Qwen2.5-1.5B-Instruct", "1.5 B", 3.1, "agents of several turns, on a GPU"),
-    )
+    "smollm2": KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", "135 M", 0.27, "a first try on two CPU cores"),
+    "qwen05b-coder": KnownModel(
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct", "494 M", 0.99, "training on a CPU; tools, short programs"
+    ),
+    "qwen05b": KnownModel("Qwen/Qwen2.5-0.5B-Instruct", "494 M", 0.99, "training on a CPU; tools, short answers"),
+    "qwen3-0.6b": KnownModel("Qwen/Qwen3-0.6B", "596 M", 1.2, "tools, with or without thinking"),
+    "qwen15b": KnownModel("Qwen/Qwen2.5-1.5B-Instruct", "1.5 B", 3.1, "agents of several turns, on a GPU"),
 }
 # Releases on the package index that hold a model as a GGUF file, with the file's SHA-256.
 _PACKAGES = {

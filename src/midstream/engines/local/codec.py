@@ -20,7 +20,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.text import unicode_escape
 from midstream.core.trajectory import Call, Message, Usage
 
-_ASKED, _REPLY = "midstreamasked", "midstreamreply"  # words that stand in no chat template
+# Words that stand in no chat template.
+_ASKED, _REPLY = "midstreamasked", "midstreamreply"
 _LINE = "\n"
 _GENERIC_TOKENIZER = PreTrainedTokenizerFast.__name__  # "TokenizersBackend" since transformers 5
 
@@ -34,7 +35,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         saved = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        saved = {}  # of the hub, or AutoTokenizer raises the error that names what is wrong
+        # It is on the hub, or AutoTokenizer raises the error that names what is wrong.
+        saved = {}
     kind: Any = PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
     return kind.from_pretrained(name)
 
@@ -81,11 +83,8 @@ class TokenizerCodec:
             return self._apply(request.messages)
         ids = self._apply(request.messages, tools=[dict(tool) for tool in request.tools])
         if ids == self._apply(request.messages):
-            raise RecipeError(
-                f"the chat template of {self.name} leaves out the {len(request.tools)} tools that it was given",
-                code="chat-template",
-                fix="use an agent template that describes its tools in the prompt, or name another model",
-            )
+            fix = "use an agent template that describes its tools in the prompt, or name another model"
+            raise self._unfit_template(f"leaves out the {len(request.tools)} tools that it was given", fix)
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
@@ -100,11 +99,8 @@ class TokenizerCodec:
         """
         for role in {message.role: None for message in messages if message.role not in self._known_roles}:
             if _ASKED not in self._after_reply([Message.model_validate({"role": role, "content": _ASKED})]):
-                raise RecipeError(
-                    f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
-                    code="chat-template",
-                    fix='set output_role = "user" in the agent\'s template, or name another model',
-                )
+                fix = 'set output_role = "user" in the agent\'s template, or name another model'
+                raise self._unfit_template(f"leaves out messages of the role {role!r} after a reply", fix)
             self._known_roles.add(role)
         ids = self._within(self._after_reply(messages))
         return tuple(ids[1:] if ended and ids and ids[0] in self.end_ids else ids)
@@ -162,7 +158,8 @@ class TokenizerCodec:
         table: dict[str, Any] = message.wire() | {"role": message.role, "content": message.content}
         if message.role in ("user", "tool"):
             table["content"] = self._special.sub(unicode_escape, message.content)
-        if calls := table.get("tool_calls"):  # templates write the arguments themselves
+        # Templates write the arguments themselves.
+        if calls := table.get("tool_calls"):
             table["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in calls
             ]
@@ -171,11 +168,9 @@ class TokenizerCodec:
     def _apply(self, messages: Sequence[Message], **settings: Any) -> Any:
         """Apply the chat template to messages before a reply: ids, or a text with `tokenize=False`."""
         if self.tokenizer.chat_template is None:
-            raise RecipeError(
-                f"{self.name} was sent chat messages but has no chat template",
-                code="chat-template",
-                fix='set the planner\'s type to "compact", or name an instruction-tuned model',
-            )
+            what = f"{self.name} was sent chat messages but has no chat template"
+            fix = 'set the planner\'s type to "compact", or name an instruction-tuned model'
+            raise RecipeError(what, code="chat-template", fix=fix)
         try:
             return self.tokenizer.apply_chat_template(
                 [self._template_message(message) for message in messages],
@@ -185,12 +180,12 @@ class TokenizerCodec:
                 **self.chat_template_kwargs,
             )
         except (TemplateError, TypeError) as failure:
-            raise RecipeError(
-                f"the chat template of {self.name} refuses {'+'.join(message.role for message in messages)} "
-                f"messages with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
-                code="chat-template",
-                fix="name another model, or correct chat_template_kwargs",
-            ) from failure
+            what = f"refuses {'+'.join(message.role for message in messages)} messages with chat_template_kwargs = "
+            fix = "name another model, or correct chat_template_kwargs"
+            raise self._unfit_template(f"{what}{self.chat_template_kwargs}: {one_line(failure)}", fix) from failure
+
+    def _unfit_template(self, what: str, fix: str) -> RecipeError:
+        return RecipeError(f"the chat template of {self.name} {what}", code="chat-template", fix=fix)
 
 
 def _arguments(call: Mapping[str, Any]) -> Any:

@@ -24,7 +24,8 @@ from midstream.engines.local.decoding import DecodingBatch, DecodingRow, Sampled
 from midstream.engines.local.engine import TransformersLocal
 from midstream.engines.local.prefill import Prefill
 
-IDLE_S = 2.0  # after which the thread ends, and forgets the prompts that it holds
+# After which the thread ends, and forgets the prompts that it holds.
+IDLE_S = 2.0
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -32,7 +33,8 @@ class _QueuedRequest:
     request: Request
     prompt_ids: tuple[int, ...]
     future: asyncio.Future[Sampled]
-    policy_version: int = 0  # of the weights that began to answer it
+    # Of the weights that began to answer it.
+    policy_version: int = 0
 
     @property
     def gone(self) -> bool:
@@ -63,11 +65,13 @@ class ContinuousLocal(Engine):
         self._engine = engine
         self.name, self.codec, self.max_batch = engine.name, engine.codec, engine.max_batch
         self._prefill = Prefill()
-        self._changed = threading.Condition()  # guards all below
+        # Guards all below.
+        self._changed = threading.Condition()
         self._waiting: deque[_QueuedRequest] = deque()
         self._running: list[_QueuedRequest] = []
         self._pauses = 0
-        self._drained: list[asyncio.Future[None]] = []  # set when a pause has nothing more to wait for
+        # Set when a pause has nothing more to wait for.
+        self._drained: list[asyncio.Future[None]] = []
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -107,7 +111,8 @@ class ContinuousLocal(Engine):
                 drained.set_result(None)
         try:
             await drained
-            self._prefill.prefixes.clear()  # not every change of weights shows
+            # Not every change of weights shows.
+            self._prefill.prefixes.clear()
             yield
         finally:
             with self._changed:
@@ -160,7 +165,8 @@ class ContinuousLocal(Engine):
                 batch.trim()
             except Exception as failure:  # noqa: BLE001 - the thread must live on, and nobody wait forever
                 batch, rows = None, {}
-                self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+                # They may be half written; where memory ran out, it is needed.
+                self._prefill.prefixes.clear()
                 for asked in together:
                     error = self._engine.sampling_failed(len(together), failure)
                     _settle(asked.future, asked.future.set_exception, error)

@@ -126,7 +126,8 @@ class DecodingBatch:
         token, position, temperature, top_p = self._of_rows
         self.width += 1
         column = torch.arange(self.width, device=position.device)
-        mask = (column >= self.width - 1 - position[:, None]).long()  # the new token is in it already
+        # The new token is in it already.
+        mask = (column >= self.width - 1 - position[:, None]).long()
         logits = next_logits(self._model, self.cache, token, mask, position)
         self._of_rows = (logits, position + 1, temperature, top_p)
         return left
@@ -203,12 +204,14 @@ class _Stops:
         stops, token = row.request.sampling.stop, row.ids[-1]
         if not stops:
             return False
-        if (stops, token) not in self._may_end:  # alone, a token may lose its spaces, or be a part of a character
+        # Alone, a token may lose its spaces, or be a part of a character.
+        if (stops, token) not in self._may_end:
             text, ends = self._decode([token]), [stop[-1:] for stop in stops]
             self._may_end[stops, token] = not text or any(end in text or end.isspace() for end in (*ends, "\ufffd"))
         if not self._may_end[stops, token]:
             return False
-        text = self._decode(row.ids[-4 * max(map(len, stops)) - 1 :])  # a character is at most four tokens
+        # A character is at most four tokens.
+        text = self._decode(row.ids[-4 * max(map(len, stops)) - 1 :])
         return any(stop in text for stop in stops)
 
 

@@ -166,17 +166,20 @@ class TransformersLocal(Engine):
                     model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=prefill
                 )
         except (RuntimeError, ValueError, IndexError) as failure:
-            self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
+            # Raised here, it would reach one trajectory and leave the others waiting.
+            self._fail(batch, failure)
             return
         for waiting, sampled in zip(batch, completions, strict=True):
-            if waiting.future.done():  # its trajectory was cancelled by a deadline
+            # Its trajectory was cancelled by a deadline.
+            if waiting.future.done():
                 continue
             call = self.codec.call_of(waiting.request, waiting.prompt_ids, sampled, policy_version=self.policy_version)
             waiting.future.set_result(call)
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
         for prefill in self._prefills:
-            prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+            # They may be half written; where memory ran out, it is needed.
+            prefill.prefixes.clear()
         for waiting in batch:
             if not waiting.future.done():
                 waiting.future.set_exception(self.sampling_failed(len(batch), failure))

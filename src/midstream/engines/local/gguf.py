@@ -1,4 +1,4 @@
-"""Convert a GGUF file once to a Hugging Face directory of bfloat16 weights, and find it again by the file's checksum.
+"""Convert a GGUF file once to a Hugging Face directory of bfloat16 weights, and find it again by the file's state.
 
 transformers keeps GGUF weights packed: it cannot save them, and computes on them far slower than on plain ones.
 """
@@ -6,7 +6,6 @@ transformers keeps GGUF weights packed: it cannot save them, and computes on the
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -60,30 +59,14 @@ def convert(path: Path) -> Path:
     cache = cache_directory()
     try:
         with lock_cache(cache):
-            directory = cache / f"gguf-{_VERSION}-{_checksum(path, cache)[:20]}"
+            stat = path.stat()
+            state = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+            directory = cache / f"gguf-{_VERSION}-{hashlib.sha256(state.encode()).hexdigest()[:20]}"
             if not directory.is_dir():
                 _File(path).convert(directory)
     except (OSError, SafetensorError) as failure:
         raise _no_space(f"{path} could not be converted into {cache}: {one_line(failure)}") from failure
     return directory
-
-
-def _checksum(path: Path, cache: Path) -> str:
-    """The file's SHA-256, which is computed again only after its size or times have changed."""
-    known_path, stat, key = cache / "checksums.json", path.stat(), str(path.resolve())
-    state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    try:
-        known = json.loads(known_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    if known.get(key, [])[:-1] == state:
-        return known[key][-1]
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    temporary = cache / "partial-checksums.json"
-    temporary.write_text(json.dumps({**known, key: [*state, digest]}), encoding="utf-8")
-    temporary.replace(known_path)
-    return digest
 
 
 def _no_space(what: str) -> RecipeError:

@@ -29,8 +29,9 @@ from midstream.prefix_tree.forward import causal_lm, use_backend
 from midstream.prefix_tree.support import TRIAL, Choice, choose
 from midstream.prefix_tree.tree import Ints, common_prefix, tree_of
 
-TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative L2 distance of logits
-KEEPING = 1.05  # how many times more than padding a trie may cost: it keeps what the next turn begins with
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1
+# How many times more than padding a trie may cost: it keeps what the next turn begins with.
+KEEPING = 1.05
 
 Prompt = tuple[int, ...]
 Asker = tuple[int, str]  # a trajectory's place in its rollout, and the role it asks in
@@ -85,7 +86,8 @@ class Prefixes:
         ids = np.asarray(prompt, dtype=np.int64)
         path = np.zeros(0, np.int64)
         place = bisect(self._sorted, prompt)
-        for near in self._sorted[max(0, place - 1) : place + 1]:  # no other has a longer prefix in common with it
+        # No other has a longer prefix in common with it.
+        for near in self._sorted[max(0, place - 1) : place + 1]:
             shared = common_prefix(ids, self._ids[self._paths[near]])
             if shared > len(path):
                 path = self._paths[near][:shared]
@@ -154,7 +156,8 @@ class NewTokens:
         last_of: list[int] = []  # the node that each segment ends with
         for start, end, subtree_end, parent in self._tree.segments:
             first, last, below_end = (int(rank[at]) for at in (start, end, subtree_end))  # new tokens before them
-            cut = end - (last - first)  # within a segment, those held come first
+            # Within a segment, those held come first.
+            cut = end - (last - first)
             before = last_of[parent] if parent >= 0 else -1
             if cut > start:
                 nodes.append(Node(start - first, cut - first, first, first, below_end, before))
@@ -247,7 +250,8 @@ class Prefill:
         place = torch.from_numpy(self.prefixes.keep(last, new.paths, room=paths.numel())).to(device)
         held, self.prefixes.layers = self.prefixes.layers or [None] * len(fresh), []
         cache = DynamicCache(config=model.config)
-        for index in range(len(fresh)):  # a layer at a time, so that few keys and values exist twice at once
+        # A layer at a time, so that few keys and values exist twice at once.
+        for index in range(len(fresh)):
             layer = join_cache(held[index], fresh[index])
             held[index] = fresh[index] = None  # type: ignore[call-overload]
             key, value = (tensor[0][:, paths].transpose(0, 1) for tensor in layer)

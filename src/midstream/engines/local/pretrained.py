@@ -20,6 +20,8 @@ from midstream.engines.local.catalog import MODELS, find_fetched, place_of
 from midstream.engines.local.codec import load_tokenizer, one_line
 
 _ADAPTER_CONFIG = "adapter_config.json"
+_BASE = f"base_model_name_or_path in {_ADAPTER_CONFIG}"
+_OTHER_BASE = f"set `model` to that one; if it only has another name here, correct {_BASE}"
 
 
 def load_model(
@@ -58,7 +60,8 @@ def load_model(
             code="model-not-loaded",
             fix="correct the name or path in the recipe's [engines.*] table; midstream models lists short names",
         ) from failure
-    if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
+    # Transformers would draw them at random, and say so in a log.
+    if loaded["missing_keys"]:
         raise RecipeError(
             f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
             code="model-not-loaded",
@@ -73,12 +76,8 @@ def _base_of(adapter: Path) -> str:
     """The model that an adapter was trained on: a directory, or a name on the hub."""
     base = str(_adapter_config(adapter).get("base_model_name_or_path") or "")
     if not base or (Path(base).is_absolute() and not Path(base).exists()):
-        raise RecipeError(
-            f"the LoRA adapter {str(adapter)!r} was trained on {base or 'a model without a name'!r}, which is not here",
-            code="adapter-invalid",
-            fix=f'set adapter = "{adapter}" and model = "THAT MODEL" in [engines.*], or correct '
-            f"base_model_name_or_path in {_ADAPTER_CONFIG}",
-        )
+        fix = f'set adapter = "{adapter}" and model = "THAT MODEL" in [engines.*], or correct {_BASE}'
+        raise _invalid(adapter, f"was trained on {base or 'a model without a name'!r}, which is not here", fix)
     return place_of(base)
 
 
@@ -132,7 +131,7 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
     # The same model may lie elsewhere now, or have been fetched since.
     names = {Path(name).name, *(Path(MODELS[short].hub).name for short in MODELS if str(find_fetched(short)) == name)}
     if base and Path(base).name not in names:
-        raise _other_base(adapter, name, f"it was trained on {base!r}")
+        raise _invalid(adapter, f"does not fit model {name!r}: it was trained on {base!r}", _OTHER_BASE)
     from peft import PeftModel  # imported where used: it takes a second
 
     try:
@@ -141,7 +140,7 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
             warnings.filterwarnings("error", "Found missing adapter keys")  # those would stay as they were drawn
             adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
     except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
-        raise _other_base(adapter, name, one_line(failure)) from failure
+        raise _invalid(adapter, f"does not fit model {name!r}: {one_line(failure)}", _OTHER_BASE) from failure
     if trainable:
         return adapted.eval()
     return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]  # peft froze it
@@ -154,18 +153,10 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         if config["peft_type"] != "LORA":
             raise ValueError(f"peft_type is {config['peft_type']!r}")
     except (OSError, ValueError, KeyError, TypeError) as failure:
-        raise RecipeError(
-            f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
-            code="adapter-invalid",
-            fix="set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]",
-        ) from failure
+        fix = "set `adapter` of [engines.*] to the `policy` directory of a run with [learner.lora]"
+        raise _invalid(adapter, f"is not a LoRA adapter: {one_line(failure)}", fix) from failure
     return config
 
 
-def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
-    return RecipeError(
-        f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
-        code="adapter-invalid",
-        fix="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
-        f"{_ADAPTER_CONFIG}",
-    )
+def _invalid(adapter: Path, what: str, fix: str) -> RecipeError:
+    return RecipeError(f"adapter {str(adapter)!r} {what}", code="adapter-invalid", fix=fix)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, JsonValue
 
 from midstream.components.component import Context, EngineConfig
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import needs_extra
 
 if TYPE_CHECKING:
     from midstream.engines.local.engine import ReferencePolicy, TransformersLocal
@@ -78,14 +78,8 @@ class ReferenceConfig(InProcessConfig):
 
 def require_torch() -> None:
     """Refuse with `UnsupportedError` where PyTorch or Transformers is not installed."""
-    try:
-        import torch
+    with needs_extra("in-process models need torch and transformers, which are not installed", "train"):
+        import torch  # noqa: F401
         import transformers
-    except ImportError as failure:
-        raise UnsupportedError(
-            f"{failure.name} is not installed, and in-process models need it",
-            code="missing-extra",
-            fix="pip install 'midstream[train]'",
-        ) from failure
-    del torch
-    transformers.utils.logging.disable_progress_bar()  # ours is the only one
+    # Ours is the only progress bar.
+    transformers.utils.logging.disable_progress_bar()

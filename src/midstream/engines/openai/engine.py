@@ -68,15 +68,17 @@ from midstream.engines.openai.server import (
 from midstream.engines.openai.settings import REFUSES_ALL, OpenAIConfig, refusal_advice, start_advice
 from midstream.engines.openai.stream import DONE, LONGEST_STREAM, EventParser, StreamedReply, event_object
 
-__all__ = ["OpenAICompatibleEngine", "OpenAIConfig"]
-
 _T = TypeVar("_T")
 _NO_REPLY = CheckedReply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
-_LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
+# A stream's end after [DONE]: worth a moment, because the connection can then be used again.
+_LAST_BYTES_S = 0.25
 _LONGEST_QUOTE = 300
-_STREAM_TIMEOUTS = 10  # times `timeout_s`, of a whole stream
-_LONGEST_ERROR = 1 << 20  # bytes that are read of an answer with another status than 200
-_SHORTEST_SECRET = 12  # a shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold
+# Times `timeout_s`, of a whole stream.
+_STREAM_TIMEOUTS = 10
+# Bytes that are read of an answer with another status than 200.
+_LONGEST_ERROR = 1 << 20
+# A shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold.
+_SHORTEST_SECRET = 12
 # vLLM takes what a request leaves open from the model's generation_config.json: Qwen's, for example, sets top_k to 20.
 _WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
@@ -137,7 +139,7 @@ def encode_request(
         sent["tools"] = len(request.tools)
     if chat and "messages" not in body:
         foreign = any(message.fields for message in request.messages)  # with its calls as fields already
-        as_text = foreign or not request.tools or config.text_calls
+        as_text = foreign or not request.tools or PROVIDERS[config.provider].text_calls
         messages = [message.wire() for message in request.messages] if as_text else as_fields(request.messages)
         body["messages"] = [*messages]
     elif not chat:
@@ -205,7 +207,8 @@ class OpenAICompatibleEngine:
             if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
                 raise self._changed_prompt(ids, reply.prompt_ids)
             if request.keep_stop and self.codec is not None and reply.completion_ids:
-                reply = replace(reply, text=self.codec.decode(reply.completion_ids))  # the server cuts the last token
+                # The server cuts the last token.
+                reply = replace(reply, text=self.codec.decode(reply.completion_ids))
             return self._call(request, out, version, failures, reply)
         except EngineError as failure:
             error = failure
@@ -247,7 +250,8 @@ class OpenAICompatibleEngine:
         for path in older:
             await self.drop_adapter(path)
         for path in older[: len(older) + 1 - ADAPTERS_KEPT]:
-            shutil.rmtree(path, ignore_errors=True)  # a leftover does no harm
+            # A leftover does no harm.
+            shutil.rmtree(path, ignore_errors=True)
 
     async def use_adapter(self, version: int, path: Path) -> None:
         """Sample from the LoRA adapter at `path` (on the server's disk) from now on; calls record `version`."""
@@ -320,7 +324,8 @@ class OpenAICompatibleEngine:
         except UnsupportedError as failure:
             if not self._exact:
                 raise
-            raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
+            # It gave ids before, so this is one broken answer.
+            raise TransientError(failure.what) from failure
         self._replied, self._exact = True, self.config.token_ids
         self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
         if data is not None and self.config.stream:  # this server does not stream: all text at once
@@ -386,7 +391,8 @@ class OpenAICompatibleEngine:
                 fix=f"export {self.config.api_key_env}=<your key>",
             )
         headers = _HEADERS | self.config.key_header()
-        url = URL(self.config.request_url(path), encoded=True)  # sent as it is written
+        # Sent as it is written.
+        url = URL(self.config.request_url(path), encoded=True)
         # A redirect could carry the key to another server.
         sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
         try:
@@ -449,7 +455,8 @@ class OpenAICompatibleEngine:
         if "Too many open files" in str(failure) and any(isinstance(cause, OSError) for cause in causes):
             what, code = f"{self.name}: {failure}", "too-many-open-files"
             fix = "ulimit -n 4096, or lower max_concurrency"
-        elif self._reached:  # it may be a server that restarts
+        elif self._reached:
+            # It may be a server that restarts.
             raise TransientError(f"no connection ({failure})") from failure
         elif any(isinstance(cause, ssl.SSLError) for cause in causes):
             what, code = f"{self.name}: no TLS with {self._base_url} ({failure})", "certificate-untrusted"

@@ -9,16 +9,15 @@ Where a hosted provider differs from OpenAI:
     azure       the key in the header `api-key`; the model is a deployment, in the path, and the query has the version
     gemini      refuses `seed`; lists its models as "models/NAME"
 
-Prices are in midstream's list, `prices.toml`, and in a list of the user's that goes before it. A dated model
-("gpt-4o-2024-08-06") has a row of its own.
+Prices are in midstream's list, `prices.toml`. A dated model ("gpt-4o-2024-08-06") has its own row.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,18 +26,13 @@ from urllib.parse import urlsplit
 from pydantic import NonNegativeFloat
 
 from midstream.components.component import ComponentConfig
-from midstream.components.tables import validate
 from midstream.core.data import Settings
-from midstream.core.errors import name_place
-from midstream.core.text_file import read_toml
 
 ProviderName = Literal[
     "openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter", "anthropic", "azure", "dashscope", "deepseek",
     "gemini", "together", "xai", "transformers",
 ]  # fmt: skip
 OPENAI_HOST = "api.openai.com"
-PRICES_VARIABLE = "MIDSTREAM_PRICES"
-OUR_PRICES = Path(__file__).with_name("prices.toml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +41,9 @@ class Provider:
 
     `limit` is the request field that bounds the completion, `unsent` the fields that are left out (`top_p` only where
     it is 1), `key_header` the header with the key if it is not `Authorization`. `start` is the command that serves
-    `{model}` on `{port}`, `longer` the one that serves a longer context. Hosted providers have no `start`, local ones
-    no `api_key_env`. Azure's `base_url` is "": each customer has another.
+    `{model}` on `{port}`, `longer` the one that serves a longer context. With `text_calls` earlier calls are sent in
+    the text of messages: the server drops text next to `tool_calls`. Hosted providers have no `start`, local ones no
+    `api_key_env`. Azure's `base_url` is "": each customer has another.
     """
 
     base_url: str
@@ -59,6 +54,7 @@ class Provider:
     unsent: tuple[str, ...] = ()
     start: str = ""
     longer: str = ""
+    text_calls: bool = False
 
 
 PROVIDERS: Mapping[ProviderName, Provider] = {
@@ -85,7 +81,9 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
         start="llama-server --model {model} --port {port}",
         longer="llama-server --model {model} --ctx-size N",
     ),
-    "transformers": Provider(base_url="http://localhost:8000/v1", start="transformers serve {model} --port {port}"),
+    "transformers": Provider(
+        base_url="http://localhost:8000/v1", start="transformers serve {model} --port {port}", text_calls=True
+    ),
     "openrouter": Provider(base_url="https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY"),
     "anthropic": Provider(
         base_url="https://api.anthropic.com/v1", api_key_env="ANTHROPIC_API_KEY", unsent=("seed", "top_p")
@@ -109,9 +107,11 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
     "together": Provider(base_url="https://api.together.ai/v1", api_key_env="TOGETHER_API_KEY"),
     "xai": Provider(base_url="https://api.x.ai/v1", api_key_env="XAI_API_KEY", limit="max_completion_tokens"),
 }
-SERVED = ("vllm", "sglang", "llama_cpp", "transformers")  # those that a run can start for itself
+# Those that a run can start for itself.
+SERVED = ("vllm", "sglang", "llama_cpp", "transformers")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
+# Variables of OpenAI's own clients.
+_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}
 
 
 def default_base_url(name: ProviderName) -> str:
@@ -127,20 +127,6 @@ def default_base_url(name: ProviderName) -> str:
     return os.environ.get(_ADDRESSES.get(name, "")) or PROVIDERS[name].base_url
 
 
-class ProviderPrices(Settings):
-    """The table of a provider in a list: the day and the page on which its prices were read, and the prices."""
-
-    as_of: date
-    source: str
-    models: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]]
-
-
-class PriceList(Settings):
-    """A list: the file's tables."""
-
-    providers: dict[ProviderName, ProviderPrices]
-
-
 class ListedPrice(Settings):
     """The price of `model` ("provider/name") in a list, as a run records it; `origin` names the list for people."""
 
@@ -151,22 +137,19 @@ class ListedPrice(Settings):
 
 
 def find_price(provider: ProviderName, model: str) -> ListedPrice | None:
-    """Find the price of a provider's model in the user's list, then in midstream's; None if it is in neither."""
-    named = os.environ.get(PRICES_VARIABLE)
-    for path in (Path(named).expanduser().absolute(), OUR_PRICES) if named else (OUR_PRICES,):
-        table = price_list(path).get(provider)
-        if table is not None and (price := table.models.get(model)) is not None:
-            ours = path == OUR_PRICES
-            origin = f"midstream's prices of {table.as_of}" if ours else f"prices of {table.as_of} in {path}"
-            return ListedPrice(model=f"{provider}/{model}", prompt_usd=price[0], completion_usd=price[1], origin=origin)
-    return None
+    """Find the price of a provider's model in midstream's list; None if it is not there."""
+    table = price_list().get(provider, {"models": {}})
+    if model not in table["models"]:
+        return None
+    prompt_usd, completion_usd = table["models"][model]
+    origin = f"midstream's prices of {table['as_of']}"
+    return ListedPrice(model=f"{provider}/{model}", prompt_usd=prompt_usd, completion_usd=completion_usd, origin=origin)
 
 
 @cache
-def price_list(path: Path) -> Mapping[ProviderName, ProviderPrices]:
-    """The tables of a list by provider; a file is read once. Raises `RecipeError`."""
-    with name_place(PRICES_VARIABLE):
-        return validate(PriceList, {"providers": read_toml(path)}, "", of=f"price list {path}").providers
+def price_list() -> Mapping[str, Any]:
+    """The tables of `prices.toml` by provider: prices of `models`, and the day and page on which they were read."""
+    return tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
 
 
 def price_of(config: ComponentConfig) -> tuple[float, float]:

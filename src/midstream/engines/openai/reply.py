@@ -34,12 +34,17 @@ _TOO_LONG = re.compile(
     r"maximum number of tokens allowed|max_new_tokens. must be|range of input length",
     re.IGNORECASE,
 )
-_ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
+# A certain token's log-probability is 0, in half precision a little more.
+_ROUNDING = 1e-3
 _RETRIED_STATUS = {408, 409, 425, 429}
-_LARGEST_VALUE = 1e30  # of an embedding: squares of such numbers can be added
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names of functions that OpenAI accepts
-LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities
-LONGEST_WORDS = 2000  # characters of a server's words that are looked at
+# Of an embedding: squares of such numbers can be added.
+_LARGEST_VALUE = 1e30
+# The names of functions that OpenAI accepts.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities.
+LONGEST_BODY = 32 << 20
+# Characters of a server's words that are looked at.
+LONGEST_WORDS = 2000
 
 
 def may_pass(status: int) -> bool:
@@ -88,7 +93,8 @@ def reported_error(status: int, data: Mapping[str, JsonValue], body: bytes | byt
     if status == 200:
         return None
     text = _valid_unicode(str(fields.get("message") or body.decode("utf-8", "replace")))[:LONGEST_WORDS]
-    if code == "insufficient_quota":  # OpenAI's 429 for an empty account, which no pause refills
+    # OpenAI's 429 for an empty account, which no pause refills.
+    if code == "insufficient_quota":
         status = 402
     named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
     too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(text) is not None)
@@ -109,7 +115,8 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
     usage = data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
-    if finish_reason == "error":  # OpenRouter's, where a provider broke down in the middle
+    # OpenRouter's, where a provider broke down in the middle.
+    if finish_reason == "error":
         raise TransientError("the answer ended in an error")
     message = choice.get("message")
     message = message if isinstance(message, dict) else {}
@@ -117,7 +124,8 @@ def checked_reply(data: Mapping[str, JsonValue], *, token_ids: bool) -> CheckedR
     if text is None:
         text = message.get("refusal")
     if text is None and finish_reason == "length" and message:
-        text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
+        # A reasoning model spent all its tokens on thoughts: its output, not a fault of the server.
+        text = ""
     if not isinstance(text, str):
         raise TransientError("the answer holds no text")
     # Text first: a broken answer lacks its token ids too, and another attempt may bring both.
@@ -257,7 +265,8 @@ def as_fields(messages: Sequence[Message]) -> list[JsonObject]:
             results.append(rest.popleft().content)
         if results:
             fields += _with_results(message.content, results, numbers)
-        else:  # no server accepts a tool's message without its call
+        else:
+            # No server accepts a tool's message without its call.
             fields.append({"role": "user" if message.role == "tool" else message.role, "content": message.content})
     return fields
 
@@ -277,7 +286,8 @@ def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[
             others.extend(own)
             return block[0]
         for function, result in zip(functions, own, strict=True):
-            name = f"call{next(numbers):05d}"  # Mistral requires nine letters and digits
+            # Mistral requires nine letters and digits.
+            name = f"call{next(numbers):05d}"
             calls.append({"id": name, "type": "function", "function": {**function}})
             answers.append({"role": "tool", "tool_call_id": name, "content": result})
         return ""

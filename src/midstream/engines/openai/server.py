@@ -9,7 +9,6 @@ with `--enable-lora`, and have VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its envi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import tempfile
@@ -29,10 +28,12 @@ from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.engines.openai.settings import OpenAIConfig, refusal_advice
 
 LIST_LIMIT_S = 5.0
-LONGEST_LIST = 8 << 20  # bytes
-ADAPTERS_KEPT = 2  # directories: the adapter in use, and the one before
-Post = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, str]]]  # to a path; returns status and text
-_SHORT = 1000  # tokens: before the first longer prompt the server is asked
+# Directories: the adapter in use, and the one before.
+ADAPTERS_KEPT = 2
+# post(path, body) -> (status, text)
+Post = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, str]]]
+# Tokens: before the first longer prompt the server is asked for its context.
+_SHORT = 1000
 # A server that gives its context mostly refuses what exceeds it, by its own count. Ours must only catch what is far
 # beyond, which a few servers cut without a word: no usual text has so many characters a token.
 _MOST_CHARACTERS = 6
@@ -79,13 +80,15 @@ def _size(request: Request, ids: Sequence[int] | None, characters: int) -> int:
 
 async def served_context(config: OpenAIConfig) -> int | None:
     """The context that the server gives for the engine's model; None if it gives none, or several."""
-    if config.provider == "ollama":  # its /models has no context
+    if config.provider == "ollama":
+        # Its /models has no context.
         entries = await _fetch_list(config, URL(config.base_url, encoded=True).with_path("/api/ps"), "models")
     else:
         entries = await fetch_models(config)
     named = [entry for entry in entries if names_model(entry, config.model)]
     sizes = set()
-    for entry in named or entries:  # a server of one model may know it by another name
+    # A server of one model may know it by another name.
+    for entry in named or entries:
         # OpenRouter's `top_provider` is the one that answers, llama.cpp's `meta` its server.
         places = [place for place in (entry.get("top_provider"), entry.get("meta"), entry) if isinstance(place, dict)]
         values = [place.get(name) for place in places for name in _SIZES]
@@ -100,25 +103,21 @@ def names_model(entry: Mapping[str, JsonValue], model: str) -> bool:
 
 async def fetch_models(config: OpenAIConfig) -> list[JsonObject]:
     """The entries that GET /models gives; none where it gives none for any reason, which a request then shows."""
-    if config.api_version:  # it lists models, and requests name deployments
+    if config.api_version:
+        # Azure lists models, and requests name deployments.
         return []
     return await _fetch_list(config, URL(f"{config.base_url.rstrip('/')}/models", encoded=True), "data")
 
 
 async def _fetch_list(config: OpenAIConfig, url: URL, field: str) -> list[JsonObject]:
     headers = {"Accept": "application/json"} | config.key_header()
-    body = bytearray()
     try:
         async with (
             asyncio.timeout(LIST_LIMIT_S),
             session_for(proxy_of(url)) as session,
             session.get(url, headers=headers, allow_redirects=False) as answer,
         ):
-            async for piece in answer.content.iter_any():
-                body += piece
-                if len(body) > LONGEST_LIST:
-                    return []
-        entries = json.loads(body)[field] if answer.status == 200 else []
+            entries = (await answer.json(content_type=None))[field] if answer.status == 200 else []
         return [entry for entry in entries if isinstance(entry, dict)]
     except (aiohttp.ClientError, MidstreamError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
@@ -132,7 +131,8 @@ def write_adapter(export: Callable[[Path], None], root: Path, version: int) -> P
         for leftover in root.glob("unfinished-*"):
             shutil.rmtree(leftover)
         unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
-        unfinished.chmod(0o755)  # the server may run as another user
+        # The server may run as another user.
+        unfinished.chmod(0o755)
         export(unfinished)
         digest = blake2b(digest_size=8)
         # Of the weights only: peft's settings vary in their order.

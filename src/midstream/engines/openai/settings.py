@@ -31,7 +31,7 @@ from midstream.engines.openai.providers import (
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
 
-REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")  # codes of `refusal_advice`
+REFUSES_ALL = ("missing-key", "key-refused", "quota-spent", "model-not-found")
 
 
 class Advice(TypedDict):
@@ -61,8 +61,6 @@ class OpenAIConfig(EngineConfig):
         stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
         token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM with
             `--logprobs-mode processed_logprobs` returns them correctly
-        text_calls: send earlier calls in the text of messages, as the model wrote them, to a server that drops text
-            next to `tool_calls` (`transformers serve`)
         context_tokens: the most tokens of prompt and reply together, four characters counted as one; by default as the
             server reports. Set it for a server that cuts longer prompts silently
         price_prompt_usd: dollars per million prompt tokens; a price that is set here is the only one used
@@ -87,7 +85,6 @@ class OpenAIConfig(EngineConfig):
     first_pause_s: float = Field(default=0.5, ge=0)
     stream: bool = False
     token_ids: bool = False
-    text_calls: bool = False
     context_tokens: int | None = Field(default=None, ge=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
@@ -99,11 +96,8 @@ class OpenAIConfig(EngineConfig):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
-            raise RecipeError(  # pydantic would show the value of a ValueError, which may be the key
-                "api_key_env is not the name of an environment variable",
-                code="secret-in-recipe",
-                fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
-            )
+            fix = 'export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"'
+            raise _secret("api_key_env is not the name of an environment variable", fix)
         return value
 
     @field_validator("base_url")
@@ -112,11 +106,8 @@ class OpenAIConfig(EngineConfig):
         if not value:
             raise ValueError('azure has no common address: base_url = "https://RESOURCE.openai.azure.com"')
         if any(mark in value for mark in "@?#"):
-            raise RecipeError(  # pydantic would show the address
-                "base_url holds a user name, a password, a query or a fragment",
-                code="secret-in-recipe",
-                fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
-            )
+            fix = 'base_url = "https://host/v1", and the key in the environment variable that api_key_env names'
+            raise _secret("base_url holds a user name, a password, a query or a fragment", fix)
         try:
             url = urlsplit(value)
             valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
@@ -141,19 +132,17 @@ class OpenAIConfig(EngineConfig):
             url = urlsplit(self.base_url)
             if url.hostname not in LOOPBACK or url.scheme != "http":
                 raise ValueError(f"serve: {self.base_url} is not an address such as http://localhost:8000/v1")
-            words = tuple(shlex.split(self.serve))  # an open quotation mark is a ValueError
+            # An open quotation mark is a ValueError.
+            words = tuple(shlex.split(self.serve))
             if without_secrets(words) != words:
-                raise RecipeError(
-                    "serve holds what looks like a key or a password",
-                    code="secret-in-recipe",
-                    fix="leave it out: a server at an address such as localhost answers this machine alone",
-                )
+                fix = "leave it out: a server at an address such as localhost answers this machine alone"
+                raise _secret("serve holds what looks like a key or a password", fix)
         return self
 
     @model_validator(mode="after")
     def _look_up_price(self) -> OpenAIConfig:
         price, named = self.listed_price, self.model_fields_set & {"price_prompt_usd", "price_completion_usd"}
-        # A run records all three. One from before there were lists recorded 0 and no listed price: it stays at 0.
+        # A run records all three; a price of 0 in the settings is one too.
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
         elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
@@ -206,6 +195,11 @@ class OpenAIConfig(EngineConfig):
         """
         elsewhere = self.provider == "openai" and urlsplit(self.base_url).hostname != OPENAI_HOST
         return "max_tokens" if elsewhere else PROVIDERS[self.provider].limit
+
+
+def _secret(what: str, fix: str) -> RecipeError:
+    """The error for a value that may be a key: of a `ValueError` pydantic would show the value."""
+    return RecipeError(what, code="secret-in-recipe", fix=fix)
 
 
 def wanted_key(config: ComponentConfig) -> str:

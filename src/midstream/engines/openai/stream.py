@@ -9,8 +9,6 @@ The format of events is the HTML standard's (section 9.2), without line ends of 
 leniently: some servers leave the last event unfinished, or name a field `error`. Chunks are OpenAI's, with vLLM's token
 ids. A stream counts only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends
 no [DONE]): one that ends earlier was cut off, however complete its text looks.
-
-Nothing here grows without a bound: neither a line, nor an event of many lines, nor what is kept of a reply.
 """
 
 from __future__ import annotations
@@ -26,22 +24,20 @@ from midstream.core.errors import TransientError
 from midstream.engines.openai.reply import listed_logprobs
 
 DONE = "[DONE]"
-LONGEST_STREAM = 64 << 20  # bytes, most of which are the events' own: 400 for a token with its id and log-probability
-_LONGEST_EVENT = 4 << 20  # bytes; the ids of a long prompt come in one event
-_LONGEST_REPLY = 16 << 20  # bytes of what is kept
-_NUMBER_SIZE = 40  # bytes of an id or a log-probability in a list
-_CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that distinguish two calls
+# Bytes, which bound all that is kept. Most are the events' own: 400 for a token with its id and log-probability.
+LONGEST_STREAM = 64 << 20
 
 
 class EventParser:
     """Bytes in, in any pieces; the data of complete events out."""
 
     def __init__(self) -> None:
-        self._line = bytearray()  # the beginning of a line, whose end has not arrived
+        # The beginning of a line, whose end has not arrived.
+        self._line = bytearray()
         self._data: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The events that this piece completes. Raises `TransientError` if an event is longer than any can be."""
+        """The events that this piece completes."""
         *lines, rest = chunk.split(b"\n")
         if lines and self._line:
             lines[0] = bytes(self._line) + lines[0]
@@ -50,7 +46,8 @@ class EventParser:
         for line in lines:
             line = line.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\r")
             field, _, value = line.partition(b":")
-            if field in (b"data", b"error"):  # older servers of llama.cpp name the field of an error so
+            # Older servers of llama.cpp name the field of an error so.
+            if field in (b"data", b"error"):
                 if self._data is None:
                     self._data = bytearray()
                 else:
@@ -59,8 +56,6 @@ class EventParser:
             elif not line and self._data is not None:
                 yield self._data.decode("utf-8", "replace")
                 self._data = None
-        if len(self._line) + len(self._data or b"") > _LONGEST_EVENT:
-            raise TransientError(f"the stream holds an event of more than {_LONGEST_EVENT >> 20} MB")
 
     def end(self) -> Iterator[str]:
         """The event that lacks nothing but its empty line."""
@@ -73,14 +68,14 @@ class StreamedReply:
     def __init__(self) -> None:
         self.done = False
         self._body: JsonObject = {}
-        self._text: dict[str, bytearray] = {}  # UTF-8: a string takes four bytes a character after the first emoji
+        self._text: dict[str, list[str]] = {}
         self._calls = StreamedCalls()
         self._finish_reason: str | None = None
         self._token_ids: list[JsonValue] = []
         self._logprobs: list[JsonValue] = []
 
     def add(self, chunk: JsonObject) -> str:
-        """Add one event's object; returns the piece of text in it. Raises `TransientError` if too much has arrived."""
+        """Add one event's object; returns the piece of text in it."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self._body["usage"] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
@@ -94,7 +89,8 @@ class StreamedReply:
         finish_reason, token_ids = choice.get("finish_reason"), choice.get("token_ids")
         if isinstance(finish_reason, str):
             self._finish_reason = finish_reason
-            self.done = self.done or isinstance(usage, dict)  # `transformers serve` sends no [DONE]
+            # `transformers serve` sends no [DONE].
+            self.done = self.done or isinstance(usage, dict)
         if isinstance(token_ids, list):
             self._token_ids += token_ids
         self._logprobs += listed_logprobs(choice) or ()
@@ -106,19 +102,16 @@ class StreamedReply:
         for kind in ("content", "text", "refusal", "reasoning_content", "reasoning"):
             piece = fields.get(kind)
             if isinstance(piece, str):
-                self._text.setdefault(kind, bytearray()).extend(piece.encode("utf-8", "surrogatepass"))
+                self._text.setdefault(kind, []).append(piece)
                 if kind in ("content", "text") or (kind == "refusal" and "content" not in self._text):
                     emitted += piece
-        kept = sum(map(len, self._text.values())) + self._calls.size
-        if kept + _NUMBER_SIZE * (len(self._token_ids) + len(self._logprobs)) > _LONGEST_REPLY:
-            raise TransientError(f"the stream holds a reply of more than {_LONGEST_REPLY >> 20} MB")
         return emitted
 
     def whole(self) -> JsonObject:
         """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
         if not self.done or self._finish_reason is None:
             raise TransientError("the stream was cut off" if self._text else "the stream ended without a reply")
-        joined = {kind: text.decode("utf-8", "surrogatepass") for kind, text in self._text.items()}
+        joined = {kind: "".join(pieces) for kind, pieces in self._text.items()}
         choice: JsonObject = {"finish_reason": self._finish_reason, "token_ids": self._token_ids}
         choice["logprobs"] = {"token_logprobs": self._logprobs}
         if "text" in joined:
@@ -134,14 +127,13 @@ class StreamedReply:
 class _StreamedCall:
     identifier: str
     name: str = ""
-    arguments: bytearray = field(default_factory=bytearray)
+    arguments: list[str] = field(default_factory=list)
 
 
 class StreamedCalls:
-    """The calls of a message that arrives in pieces; `size` is about how many bytes they take."""
+    """The calls of a message that arrives in pieces."""
 
     def __init__(self) -> None:
-        self.size = 0
         self._calls: list[_StreamedCall] = []
         self._latest: dict[str, _StreamedCall] = {}  # by index
 
@@ -152,26 +144,21 @@ class StreamedCalls:
                 raise TransientError("the answer holds a tool call without a function's name")
             # A delta continues the call of its index, unless it starts a new one: some servers send whole calls, each
             # without an index or all with 0.
-            index, identifier = (str(delta.get(key))[:_LONGEST_ID] for key in ("index", "id"))
+            index, identifier = (str(delta.get(key)) for key in ("index", "id"))
             name, arguments = delta["function"].get("name"), delta["function"].get("arguments") or ""
             call = self._latest.get(index)
             if call is None or (name and identifier != call.identifier):
                 call = self._latest[index] = _StreamedCall(identifier)
                 self._calls.append(call)
-                self.size += _CALL_SIZE
             if not call.name and isinstance(name, str):
                 call.name = name
-                self.size += len(name)
-            text = arguments if isinstance(arguments, str) else "" if call.arguments else json.dumps(arguments)
-            call.arguments += text.encode("utf-8", "surrogatepass")
-            self.size += len(text)
+            if not isinstance(arguments, str):
+                arguments = "" if call.arguments else json.dumps(arguments)
+            call.arguments += [arguments] * bool(arguments)
 
     def whole(self) -> list[JsonObject]:
         """The calls as a server sends them that does not stream."""
-        return [
-            {"function": {"name": call.name or None, "arguments": call.arguments.decode("utf-8", "surrogatepass")}}
-            for call in self._calls
-        ]
+        return [{"function": {"name": call.name or None, "arguments": "".join(call.arguments)}} for call in self._calls]
 
 
 def event_object(event: str) -> JsonObject:
