@@ -69,8 +69,9 @@ def test_builds_and_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_json_and_other_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = written(tmp_path / "a.jsonl", [{"key": "k", "body": "herons nest", "name": "Birds", "text": 5}])
-    fields = ["--id-field", "key", "--text-field", "body", "--title-field", "name"]
-    assert build(source, "--json", "--out", tmp_path / "b.idx", *fields) == 0
+    assert build(source, "--fields", "key,body") == 2
+    assert coded("setting-range")(printed(capsys.readouterr().err))
+    assert build(source, "--json", "--out", tmp_path / "b.idx", "--fields", "key,body,name") == 0
     result = json.loads(capsys.readouterr().out)
     assert result.pop("seconds") >= 0
     assert result.pop("bytes") == (tmp_path / "b.idx").stat().st_size

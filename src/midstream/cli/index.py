@@ -12,18 +12,15 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
-
-import rich.progress
+from typing import IO, Any
 
 from midstream.cli import options as shared
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
-from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted
 from midstream.sources.records import Faults, json_excerpt
 from midstream.tools.local_search import Document, build_index, open_index, passages
@@ -38,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument("file", help="documents, one JSON object a line: id, text, title if any; - reads standard input")
     build.add_argument("--out", metavar="FILE.db", help="the index (default: next to the documents, as .db)")
-    for name in ("id", "text", "title"):
-        build.add_argument(f"--{name}-field", default=name, metavar="NAME", help=f"where a line holds the {name}")
+    text = "the fields of a line that hold these (default: id,text,title)"
+    build.add_argument("--fields", default="id,text,title", metavar="ID,TEXT,TITLE", help=text)
     build.add_argument(
         "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
     )
@@ -52,24 +49,19 @@ def run(options: argparse.Namespace) -> int:
     out, size = _target(source, options.out), options.passage_characters
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
-    fields = (options.id_field, options.text_field, options.title_field)
+    fields = tuple(options.fields.split(","))
+    if len(fields) != 3:
+        fix = "name three, e.g. --fields id,text,title"
+        raise UsageError(f"--fields {options.fields!r} are not three names", code="setting-range", fix=fix)
     counts, started = Counts(), time.monotonic()
-    with ExitStack() as stack:
-        lines: IO[bytes] = sys.stdin.buffer
-        if source is not None and sys.stderr.isatty() and not (options.quiet or options.json):
-            console = Terminal(stderr=True)
-            lines = stack.enter_context(rich.progress.open(source, "rb", console=console, transient=True))
-        elif source is not None:
-            lines = stack.enter_context(source.open("rb"))
+    faults = Faults("standard input" if source is None else str(source))
+    file = nullcontext(sys.stdin.buffer) if source is None else source.open("rb")
+    with shared.spinner("indexing", silent=options.quiet or options.json), file as lines:
         try:
-            faults = Faults("standard input" if source is None else str(source))
             build_index(out, read_documents(lines, faults, counts, fields, size)).close()
         except sqlite3.Error as error:
-            raise StorageError(
-                f"{out} could not be written: {error}",
-                code="write-failed",
-                fix=f"df -h {out.parent}, or --out ELSEWHERE.db",
-            ) from error
+            fix = f"df -h {out.parent}, or --out ELSEWHERE.db"
+            raise StorageError(f"{out} could not be written: {error}", code="write-failed", fix=fix) from error
     size_bytes, seconds = out.stat().st_size, time.monotonic() - started
     if options.json:
         print(json.dumps({**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}))
@@ -114,7 +106,7 @@ def read_documents(
     lines: IO[bytes],
     faults: Faults,
     counts: Counts,
-    fields: tuple[str, str, str] = ("id", "text", "title"),
+    fields: Sequence[str] = ("id", "text", "title"),
     passage_characters: int | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of JSON lines, none after the first fault; split longer texts into passages.
@@ -122,7 +114,6 @@ def read_documents(
     `fields` are the names under which a line holds its document's id, text and title (if any).
     Raises `UsageError` if lines are bad, or there is no document.
     """
-    id_field, text_field, title_field = fields
     with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
         seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
         for number, line in enumerate(lines, 1):
@@ -130,47 +121,59 @@ def read_documents(
             if not data:
                 continue
             try:
-                # Not as strict as for tasks: a corpus may hold NaN, long lines, and anything in fields of its own.
-                record = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                faults.add(place, f"it is no JSON: {error}")
+                document = _document(data, fields)
+            except ValueError as error:
+                faults.add(place, error)
                 continue
-            if not isinstance(record, dict):
-                faults.add(place, f"it is no object but {json_excerpt(record)}")
-                continue
-            identity, text, title = map(record.get, fields)
-            if isinstance(identity, bool) or not isinstance(identity, str | int):
-                faults.add(place, f"{id_field!r} must be text or a whole number, not {json_excerpt(identity)}")
-            elif not isinstance(text, str):
-                faults.add(place, f"{text_field!r} must be text, not {json_excerpt(text)}")
-            elif not isinstance(title, str | None):
-                faults.add(place, f"{title_field!r} must be text, not {json_excerpt(title)}")
-            elif reason := unfit([identity, text, title]):
-                faults.add(place, f"it cannot be kept: {reason}")
-            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), place)).rowcount:
-                (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
-                faults.add(place, f"id {str(identity)!r} was on {first} already")
-            elif not text.strip():
+            if not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (document.id, place)).rowcount:
+                (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (document.id,)).fetchone()
+                faults.add(place, f"id {document.id!r} was on {first} already")
+            elif not document.text.strip():
                 counts.without_text += 1
             elif not faults.total:
+                pieces = _pieces(document, passage_characters)
                 counts.documents += 1
-                whole = Document(id=str(identity), text=text, title=title or "")
-                pieces = [whole]
-                if passage_characters is not None and len(text) > passage_characters:
-                    spans = passages(text, passage_characters, passage_characters // _OVERLAP)
-                    pieces = [
-                        Document(id=f"{whole.id}#{number}", text=text[start:end].strip(), title=whole.title)
-                        for number, (start, end) in enumerate(spans, 1)
-                    ]
                 counts.passages += len(pieces)
                 yield from pieces
     faults.refuse(
         cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
-        fix="correct these lines, or name other fields by --id-field, --text-field, --title-field",
+        fix="correct these lines, or name other fields by --fields",
     )
     if not counts.documents:
         raise UsageError(
-            "there is no document to index" + f": every line has an empty {text_field!r}" * bool(counts.without_text),
+            "there is no document to index" + f": every line has an empty {fields[1]!r}" * bool(counts.without_text),
             code="file-invalid",
-            fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
+            fix='give lines such as {"id": "1", "text": "..."}, or name other fields by --fields',
         )
+
+
+def _document(data: bytes, fields: Sequence[str]) -> Document:
+    """The document of a line. Raises `ValueError` with what is wrong with it."""
+    try:
+        # Not as strict as for tasks: a corpus may hold NaN, long lines, and anything in fields of its own.
+        record: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"it is no object but {json_excerpt(record)}")
+    identity, text, title = map(record.get, fields)
+    for name, value, kinds, wanted in (
+        (fields[0], identity, str | int, "text or a whole number"),
+        (fields[1], text, str, "text"),
+        (fields[2], title, str | None, "text"),
+    ):
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(f"{name!r} must be {wanted}, not {json_excerpt(value)}")
+    if reason := unfit([identity, text, title]):
+        raise ValueError(f"it cannot be kept: {reason}")
+    return Document(id=str(identity), text=text, title=title or "")
+
+
+def _pieces(document: Document, size: int | None) -> list[Document]:
+    """A document, or its passages if it is longer than `size` characters."""
+    if size is None or len(document.text) <= size:
+        return [document]
+    return [
+        Document(id=f"{document.id}#{number}", text=document.text[start:end].strip(), title=document.title)
+        for number, (start, end) in enumerate(passages(document.text, size, size // _OVERLAP), 1)
+    ]

@@ -7,13 +7,11 @@ undoes it. A change of what prompts show makes the lesson set unproven.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from midstream import api
 from midstream.cli import options as shared
@@ -41,7 +39,7 @@ from midstream.recipe.lessons import (
 )
 from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
 from midstream.recipe.sessions import validation_settings
-from midstream.report.blocks import Block, code, text
+from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (
     diff_blocks,
@@ -90,9 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     vote.add_argument("named", metavar="LESSONS", help=f"{where}; without LESSON, the text itself")
     vote.add_argument("lesson", metavar="LESSON", nargs="?", default="", help="its id, e.g. L3")
-    value = vote.add_mutually_exclusive_group(required=True)
-    for name in ("for", "against"):
-        value.add_argument(f"--{name}", dest="value", action="store_const", const=name, help=f"vote {name} it")
+    vote.add_argument("value", choices=("for", "against"))
 
     votes = actions.add_parser("votes", help="the votes of people and of the gate that count")
     votes.add_argument("named", metavar="RUN", nargs="?", default=None, help="of the project of this run")
@@ -134,14 +130,14 @@ def list_versions(options: argparse.Namespace) -> int:
     if not found:
         read_lessons(path)  # raises: there is no lesson set
     record = [version.model_dump(mode="json", exclude={"lesson_set"}) for version in found]
-    return _print(options, record, versions_table(found))
+    return shared.show(options, record, [versions_table(found)])
 
 
 def show_diff(options: argparse.Namespace) -> int:
     """Print what one lesson set has and another has not."""
     found = diff(read(options.named), read(options.other))
     shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
-    return _print(options, found.model_dump(mode="json"), *shown)
+    return shared.show(options, found.model_dump(mode="json"), shown)
 
 
 def roll_back(options: argparse.Namespace) -> int:
@@ -251,7 +247,7 @@ def validate_lessons(options: argparse.Namespace) -> int:
     if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
         command = f"midstream lessons edit {shlex.quote(str(split(tested.where)[0]))}"
         parts.append(code(f"to delete what harms ({', '.join(harmful)}): {command}"))
-    _print(options, record, *parts)
+    shared.show(options, record, parts)
     return 0 if tested.found.test.verdict == "better" else 1
 
 
@@ -260,13 +256,13 @@ def add_vote(options: argparse.Namespace) -> int:
     given, place = cast_vote(options.named, options.lesson, options.value, options.project)
     record = {"votes": str(place), "vote": given.model_dump(mode="json")}
     total = code(f"{place}: {counted(len(read_votes(place)), 'vote')}")
-    return _print(options, record, votes_table([given]), total)
+    return shared.show(options, record, [votes_table([given]), total])
 
 
 def list_votes(options: argparse.Namespace) -> int:
     """Print the votes that count."""
     found = read_votes(votes_path(options.named, options.project))
-    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_table(found))
+    return shared.show(options, [vote.model_dump(mode="json") for vote in found], [votes_table(found)])
 
 
 def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonSet, where: str) -> int:
@@ -276,13 +272,4 @@ def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonS
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream lessons validate {shlex.quote(str(split(where)[0]))}"
         parts += [text("unproven now, because prompts have changed:", "warn"), code(f"  {fix}")]
-    return _print(options, record, *parts)
-
-
-def _print(options: argparse.Namespace, record: Any, *parts: Block | None) -> int:
-    """Print what an action found or did: `record` with `--json`, else the blocks; returns 0."""
-    if options.json:
-        print(json.dumps(record))
-    else:
-        show(parts)
-    return 0
+    return shared.show(options, record, parts)

@@ -14,21 +14,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic_core import to_jsonable_python
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from midstream.cli import options as shared
-from midstream.components.own import anchored, file_of, is_reference
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.recipe.files import find_recipe, read_table, shipped_recipes
-from midstream.report.draw import fields, plain
+from midstream.report import blocks
+from midstream.report.blocks import Block
 
 if TYPE_CHECKING:
     from midstream.core.task import Task
@@ -105,8 +98,8 @@ def run(options: argparse.Namespace) -> int:
         print(entries[0].record["text"], end="")  # a terminal would break its lines
         return 0
     records = [{"name": entry.name, "what": entry.what, **entry.record} for entry in entries]
-    names = [entry.name for entry in entries]
-    return shared.show(options, records, names, lambda: _in_full(entries[0]) if one else _list(kind, entries))
+    shown = _in_full(entries[0]) if one else _list(kind, entries)
+    return shared.show(options, records, shown, [entry.name for entry in entries])
 
 
 def _names(kind: Any) -> Sequence[str]:
@@ -144,42 +137,40 @@ def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool =
 # --- screens ----------------------------------------------------------------------------------------------------------
 
 
-def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
-    widest = max((len(entry.name) for entry in entries), default=0)
-    parts: list[RenderableType] = [] if entries else [Text("none but your own\n", "dim")]
-    for group, found in groupby(entries, key=lambda entry: entry.group):
-        rows = [(each.name, Text(each.what).append(f"\n{each.about}" * bool(each.about), "dim")) for each in found]
-        parts += [Text(_HEADINGS[group], "bold")] * bool(group)
-        parts.append(Padding(fields(rows, least=widest, style="cyan"), (0, 0, 1, 2 * bool(group))))
-    own = {f"midstream list {kind} my_file.py:name": "your own: docs/extending.md"}
-    more = {
-        None: {"midstream list reward": "those of a kind", "midstream list reward numeric": "one in full"},
-        "recipes": {"midstream list recipes NAME": "one, with the reason of each value"},
-        "benchmarks": {
-            "midstream list benchmarks NAME": "one in full",
-            "midstream list benchmarks NAME --file FILE": "with the questions in a file",
-            "midstream list benchmarks --file FILE": "check your own questions",
-        },
-        "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
+def _list(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
+    """The entries by group, then commands that show more."""
+    found: list[Block | None] = [] if entries else [blocks.text("none but your own", "soft")]
+    for group in dict.fromkeys(entry.group for entry in entries):
+        found += [blocks.heading(_HEADINGS[group])] if group else []
+        found.append(blocks.cards([blocks.card(e.name, e.what, [e.about]) for e in entries if e.group == group]))
+    commands = {
+        None: "midstream list KIND          those of a kind\nmidstream list KIND NAME     one in full",
+        "recipes": "midstream list recipes NAME    one, with the reason of each value",
+        "benchmarks": "midstream list benchmarks NAME         one in full; --file FILE: questions in a file\n"
+        "midstream list benchmarks --file FILE  check your own questions",
+        "tools": "midstream list tools NAME    its settings\nmidstream call NAME          its arguments",
     }
-    hints = more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}
-    return Group(*parts, fields(((Text(f"  {command}"), Text(what)) for command, what in hints.items()), style=""))
+    settings = f"midstream list {kind} NAME    its settings; your own: my_file.py:name"
+    return [*found, blocks.code(commands.get(kind, settings))]
 
 
-def _in_full(entry: Entry) -> Group:
+def _in_full(entry: Entry) -> list[Block | None]:
     record = dict(entry.record)
-    settings = record.pop("settings", ())
-    rows = ((key.replace("_", " "), plain(text)) for key, value in record.items() if (text := _shown(value)))
-    parts: list[RenderableType] = [Text(entry.name, "bold cyan"), Text(entry.what), Text(), fields(rows)]
-    if settings:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("setting", "default", "meaning"):
-            table.add_column(heading, overflow="fold")
-        for setting in settings:
-            default = "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False)
-            table.add_row(Text(setting["name"], "cyan"), Text(default), Text(setting["meaning"]))
-        parts += [Text(), table]
-    return Group(*parts)
+    heads = ("setting", "default", "meaning")
+    settings = [
+        (
+            setting["name"],
+            "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False),
+            setting["meaning"],
+        )
+        for setting in record.pop("settings", ())
+    ]
+    return [
+        blocks.text(entry.name, "strong"),
+        blocks.text(entry.what),
+        blocks.facts({key.replace("_", " "): _shown(value) for key, value in record.items()}),
+        blocks.table("", heads, settings, left=3),
+    ]
 
 
 def _shown(value: Any) -> str:
@@ -228,6 +219,7 @@ def _recipe(name: str, *, full: bool) -> Entry:
 
 def _component(kind: Any, name: str) -> Entry:
     from midstream.components.kinds import config_class
+    from midstream.components.own import anchored
     from midstream.components.tables import located
     from midstream.recipe.overrides import needs_settings
 
@@ -248,6 +240,7 @@ def _component(kind: Any, name: str) -> Entry:
 def _source(kind: Any, name: str) -> str:
     """Where a component comes from: midstream, a package and its version, a file or a module."""
     from midstream.components.kinds import installed, package_of
+    from midstream.components.own import file_of, is_reference
 
     if name in installed(kind):
         return ", ".join(map(package_of, installed(kind)[name]))
@@ -284,6 +277,8 @@ def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _settings(config: Any) -> Iterator[dict[str, Any]]:
+    from pydantic_core import to_jsonable_python
+
     from midstream.tools.function import parse_docstring
 
     documented: dict[str, str] = {}
