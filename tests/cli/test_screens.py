@@ -209,7 +209,6 @@ def test_doctor(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
             {"code": "MS101", "what": "Python", "status": "ok", "words": "there"},
             {"code": "MS202", "what": "GPU", "status": "ok", "words": "none"},
             {"code": "MS401", "what": "sandbox", "status": "warning", "words": "standard", "fix": "apt-get install b"},
-            {"code": "MS501", "what": "key", "status": "not checked", "words": "no model is named"},
         ]
         return tuple(Check.model_validate(check) for check in checks)
 

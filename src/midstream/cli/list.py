@@ -146,7 +146,7 @@ def _list(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
     commands = {
         None: "midstream list KIND          those of a kind\nmidstream list KIND NAME     one in full",
         "recipes": "midstream list recipes NAME    one, with the reason of each value",
-        "benchmarks": "midstream list benchmarks NAME         one in full; --file FILE: questions in a file\n"
+        "benchmarks": "midstream list benchmarks NAME         one in full; --file: questions in a file\n"
         "midstream list benchmarks --file FILE  check your own questions",
         "tools": "midstream list tools NAME    its settings\nmidstream call NAME          its arguments",
     }
