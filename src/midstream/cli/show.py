@@ -185,7 +185,7 @@ def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
     """What a lesson run learned, as JSON, with its `updates` or with what it spent."""
     from midstream.report.lessons import read_lesson_run
 
-    data = read_lesson_run(run, whole=False)
+    data = read_lesson_run(run)
     return {
         "lessons": data.lesson_set.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),

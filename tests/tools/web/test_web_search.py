@@ -15,7 +15,6 @@ from midstream.components.tables import parse_component
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call
-from midstream.report.run import tools_used
 from midstream.tools.web import web_search
 from midstream.tools.web.web_search import MAX_QUERY, WebSearch, WebSearchConfig
 from support.api_server import Answer, Fault
@@ -375,9 +374,6 @@ def test_a_recipe_names_it_with_or_without_an_engine(make_build: Any):
     assert KEY not in json.dumps(build.resolved)
     config = parse_component("tool", {"type": "web_search", "engine": "helper"}, "tools.web_search").config
     assert config == WebSearchConfig()
-    assert tools_used(build.resolved).endswith("; web_search (provider serper)")
-    asking = {"tools": {"web_search": {**config.model_dump(), "engine": "helper"}, "guess": {"largest": 9}}}
-    assert tools_used(asking) == "web_search (provider ddgs, engine helper); guess"
 
 
 def test_the_key_is_nowhere_to_be_seen():
