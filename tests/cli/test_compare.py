@@ -123,7 +123,7 @@ def test_what_cannot_be_compared(capsys):
     assert coded("not-comparable", "a and greedy")(printed(refused(capsys, "a", "greedy")))
     assert coded("not-comparable", "'held-out'", "exact match in a")(printed(refused(capsys, "a", "judged")))
     assert coded("not-a-run", "nowhere")(printed(refused(capsys, "a", "nowhere")))
-    assert coded("too-many", "27")(printed(refused(capsys, *["a"] * 27)))
+    assert coded("missing-option", "27")(printed(refused(capsys, *["a"] * 27)))
 
 
 def test_a_set_that_cannot_be_compared_does_not_hide_the_others(capsys):

@@ -374,6 +374,12 @@ def print_server(event: events.ServerStarts, console: Terminal) -> None:
     console.print(f"server  {words}", highlight=False, soft_wrap=True)
 
 
+def about_agent(event: events.AgentBuilt) -> list[str]:
+    """What holds its code back, who answers for its tools, what its models cost."""
+    words = {"sandbox ": event.sandbox, "tools   replayed from ": event.replay, "prices  ": prices_used(event.resolved)}
+    return [name + value for name, value in words.items() if value]
+
+
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
     """Show a run on standard error while it works; if `quiet`, its warnings only."""
@@ -396,10 +402,8 @@ def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
             if not isinstance(event, events.AgentBuilt):
                 display(event)
                 return
-            prices, sandbox = prices_used(event.resolved), event.sandbox
-            for name, value in (("sandbox ", sandbox), ("tools   replayed from ", event.replay), ("prices  ", prices)):
-                if value and not quiet:
-                    console.print(name + value, highlight=False, soft_wrap=True)
+            for line in () if quiet else about_agent(event):
+                console.print(line, highlight=False, soft_wrap=True)
             if event.work in ("training", "lessons", "evaluation"):
                 display = screen.enter_context(terminal_progress(event.work, console, quiet=quiet))
 

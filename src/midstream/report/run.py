@@ -161,16 +161,11 @@ def next_steps(run: RunDirectory) -> list[str]:
     return steps
 
 
-def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[blocks.Block | None]:
-    """Each sampled task with its labeled runs ("before training", "after training") next to each other."""
-    by_task: dict[str, list[tuple[str, Trajectory]]] = {}
-    for label, trajectory in samples:
-        by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
-    streams = any(turn_rows.is_stream(trajectory) for _, trajectory in samples)
-    found = [blocks.text(turn_rows.LEGEND if streams else "", "soft")]
-    for labeled in by_task.values():
-        first = labeled[0][1]
-        runs = [{"label": label, "trajectory": trajectory_document(each, template=template)} for label, each in labeled]
-        gold = next((trajectory.gold for _, trajectory in labeled if trajectory.gold is not None), None)
-        found.append({"kind": "runs", "task": first.question or first.task_id, "gold": gold, "runs": runs})
-    return found
+def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[Block | None]:
+    """One task's labeled runs next to each other."""
+    if not samples:
+        return []
+    first = samples[0][1]
+    runs = [{"label": name, "trajectory": trajectory_document(each, template=template)} for name, each in samples]
+    legend = blocks.text(turn_rows.LEGEND if turn_rows.is_stream(first) else "", "soft")
+    return [legend, {"kind": "runs", "task": first.question or first.task_id, "gold": first.gold, "runs": runs}]

@@ -95,18 +95,13 @@ def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
 
 
 def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
-    """Success, tool errors and turns before and after, training time."""
+    """Success before and after, training time."""
     found: list[dict[str, str]] = []
     for comparison in comparisons(evaluations)[:1]:
         for kind, before, after in reversed(comparison.by_kind()):
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             note = f"{before[0].tasks:,} held-out tasks"
             found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
-        if comparison.after:
-            first, last = _habits(comparison.before), _habits(comparison.after)
-            errors = ("Tool errors", percent(last[0]), "share of turns, sampled")
-            found.append(blocks.tile(*errors, before=percent(first[0])))
-            found.append(blocks.tile("Turns a task", f"{last[1]:.2f}", before=f"{first[1]:.2f}"))
     if timings:
         wall, cpu = sum(t.duration_s for t in timings), sum(t.cpu_s for t in timings)
         note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"

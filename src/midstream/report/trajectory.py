@@ -29,10 +29,8 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
     found += [blocks.text(turn_rows.LEGEND if stream else "", "soft"), _facts(turn_rows.opening_rows(trajectory))]
     for turn in trajectory.turns:
         found += [blocks.heading(f"turn {turn.index}"), _facts(turn_rows.turn_rows(turn, template, stream=stream))]
-    last = turn_rows.closing_rows(trajectory, template)
-    if last:
-        found.append(blocks.heading("last reply"))
-    found.append(_facts(last + [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]))
+    if last := turn_rows.last_rows(trajectory, template):
+        found += [blocks.heading("last reply"), _facts(last)]
     if trajectory.error is not None:
         more = "\n(--json prints the whole traceback)" * trajectory.error.foreign
         found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
@@ -40,8 +38,6 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
         ("answer", blocks.cell("(none)", "soft") if trajectory.answer is None else trajectory.answer),
         ("gold", trajectory.gold),
     ]
-    outcome = turn_rows.outcome_words(trajectory.outcome)
-    end += [("" if place else "outcome", each) for place, each in enumerate(outcome)]
     end += reward_rows(trajectory.reward)
     end += [(row.label, blocks.cell(row.text, row.tone)) for row in turn_rows.end_rows(trajectory, template)]
     return [*found, blocks.facts(end)]
@@ -108,7 +104,7 @@ def trajectory_document(
         "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
         "completion_tokens": sum(call.usage.completion_tokens for call in calls),
         "opening": rows_document(turn_rows.opening_rows(trajectory)),
-        "end": _end(trajectory, template),
+        "end": rows_document([*turn_rows.last_rows(trajectory, template), *turn_rows.end_rows(trajectory, template)]),
         "turns": shown,
         "first_turn": first,
         "turns_total": len(trajectory.turns),
@@ -177,7 +173,7 @@ def safe(value: Any) -> Any:
 def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trained: str) -> Block:
     action = turn.action
     broken = action is not None and (
-        turn_rows.call_part(action, turn.command).failed if stream else action.error is not None
+        turn_rows.is_bad_call(action, turn.command) if stream else action.error is not None
     )
     return {
         "index": turn.index,
@@ -187,15 +183,6 @@ def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trai
         "rows": rows_document(turn_rows.turn_rows(turn, template, stream=stream)),
         "calls": [call_document(call, number + place, trained) for place, call in enumerate(turn.calls)],
     }
-
-
-def _end(trajectory: Trajectory, template: Template | None) -> list[Block]:
-    """The rows of the end."""
-    outcome = turn_rows.outcome_words(trajectory.outcome)
-    rows = turn_rows.closing_rows(trajectory, template) if turn_rows.is_stream(trajectory) else []
-    rows += [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]
-    rows += [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
-    return rows_document([*rows, *turn_rows.end_rows(trajectory, template)])
 
 
 def _cut(text: str) -> str:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import JsonValue
@@ -72,7 +71,7 @@ def opening_rows(trajectory: Trajectory) -> list[Row]:
 def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
     """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
     if stream:
-        rows = part_rows(*turn_parts(turn, template))
+        rows = stream_rows(turn, template)
     else:
         rows = action_rows(turn.action, turn.calls) if turn.action is not None else []
         rows += command_rows(turn.command) if turn.command is not None else []
@@ -147,8 +146,9 @@ def trouble_rows(call: Call) -> list[Row]:
 
 
 def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
-    """What there is to know of a run's end below its answer and reward: why it stopped, what failed around it."""
-    rows: list[Row] = []
+    """What there is to know of a run's end below its answer: its outcome, why it stopped, what failed around it."""
+    outcome = outcome_words(trajectory.outcome)
+    rows = [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
     if trajectory.refinement is not None:
         done = trajectory.refinement
         last = Counter(chain[-1] or "no answer" for chain in done.answers if chain)
@@ -218,20 +218,10 @@ STREAM_LABELS = len("  malformed")  # characters: the parts of all turns stand b
 LEGEND = f"{WRITTEN} written by the policy   {PUT_IN} put in by tools and users"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A part of the stream. `wrong` says what is malformed about it; `failed`: it is an error."""
-
-    label: str
-    text: str
-    sampled: bool = True
-    wrong: str = ""
-    failed: bool = False
-
-    @property
-    def marked(self) -> str:
-        """The label behind the mark of who wrote it."""
-        return f"{WRITTEN if self.sampled else PUT_IN} {self.label}"
+def stream_row(label: str, text: str, *, sampled: bool = True, failed: bool = False) -> Row:
+    """A part of a stream, with the mark of who wrote it."""
+    tone: Tone = "soft" if not text else "bad" if failed else "" if sampled else "put-in"
+    return Row(f"{WRITTEN if sampled else PUT_IN} {label}", text or "(empty)", tone)
 
 
 def is_stream(trajectory: Trajectory) -> bool:
@@ -248,65 +238,61 @@ def template_of(resolved: Mapping[str, Any]) -> Template | None:
         return None
 
 
-def turn_parts(turn: Turn, template: Template | None) -> list[Part]:
+def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
     """A turn of a stream: what a user said, what the policy wrote, its call, and the result."""
-    parts = [Part(label="user", text=turn.user, sampled=False)] if turn.user else []
-    parts += reply_parts(turn.calls, template, first=turn.index == 1, with_calls=turn.action is None)
+    rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
+    rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
     if turn.action is not None:
-        parts.append(call_part(turn.action, turn.command))
-    return parts + ([output_part(turn.observation)] if turn.observation is not None else [])
+        rows.append(call_row(turn.action, turn.command))
+    return rows + ([output_row(turn.observation)] if turn.observation is not None else [])
 
 
-def closing_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
-    """The reply that ended the stream."""
-    return part_rows(*reply_parts(trajectory.closing_calls, template, first=not trajectory.turns, with_calls=True))
+def last_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+    """The reply that ended a stream, and requests that failed after the last turn."""
+    rows = reply_rows(trajectory.closing_calls, template, first=not trajectory.turns)
+    return rows + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
 
 
-def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool, with_calls: bool) -> list[Part]:
+def reply_rows(
+    calls: Sequence[Call], template: Template | None, *, first: bool, without: Collection[str] = ()
+) -> list[Row]:
     """The parts of one reply of the policy, in one request or several; other requests among `calls` are left out.
 
-    `with_calls`: whole tool calls too, where no turn shows them as such. `first`: the reply follows the template's
-    opening. Without the template, where its file is gone, it stays whole.
+    `without` are kinds of parts that are shown elsewhere if they are well formed. `first`: the reply follows the
+    template's opening. Without the template, where its file is gone, it stays whole.
     """
     ours = [call for call in calls if call.role == POLICY]
     written = "".join(call.completion for call in ours)
-    if template is None or not written:
-        parts = [Part(label="reply", text=written)] if written else []
-    else:
+    rows = [stream_row("reply", written)] if written and template is None else []
+    if written and template is not None:
         labels = {"text": "reply"} if template.appends == "message" else {}
         here = template if first else template.model_copy(update={"opening": ""})
-        parts = [
-            Part(label=labels.get(block.kind, block.kind), text=block.body.strip(), wrong=_malformed(block, template))
-            for block in blocks([Piece(text=written, sampled=True, turn=0)], here)
-            if (block.kind != "text" or block.body.strip()) and (with_calls or block.kind != "call" or not block.closed)
-        ]
+        for block in blocks([Piece(text=written, sampled=True, turn=0)], here):
+            wrong = _malformed(block, template)
+            if (block.kind != "text" or block.body.strip()) and (wrong or block.kind not in without):
+                rows.append(stream_row(labels.get(block.kind, block.kind), block.body.strip()))
+                rows += [Row("  malformed", wrong, "bad")] if wrong else []
     if ours and ours[-1].finish_reason == "length":
-        parts.append(Part(label="cut off", text="the limit of tokens ended the reply here", failed=True))
-    return parts
+        rows.append(stream_row("cut off", "the limit of tokens ended the reply here", failed=True))
+    return rows
 
 
-def call_part(action: Action, command: Command | None) -> Part:
+def call_row(action: Action, command: Command | None) -> Row:
     """A tool call as it was understood, or as it was written if it could not be: its output has the reason."""
-    if action.error or command is None or command.error:
-        return Part(label="bad call", text=action.context, failed=True)
-    return Part(label="call", text=command_text(command))
+    if is_bad_call(action, command):
+        return stream_row("bad call", action.context, failed=True)
+    return stream_row("call", command_text(command) if command else "")
 
 
-def output_part(observation: Observation) -> Part:
+def is_bad_call(action: Action, command: Command | None) -> bool:
+    """Whether a policy's tool call could not be understood."""
+    return bool(action.error or command is None or command.error)
+
+
+def output_row(observation: Observation) -> Row:
     """The result of a call."""
     failed = observation.status == "error"
-    return Part(label="error" if failed else "output", text=observation.text, sampled=False, failed=failed)
-
-
-def part_rows(*parts: Part) -> list[Row]:
-    """Each part, and its problem in a row below."""
-    rows: list[Row] = []
-    for part in parts:
-        tone: Tone = "soft" if not part.text else "bad" if part.failed else "" if part.sampled else "put-in"
-        rows.append(Row(part.marked, part.text or "(empty)", tone))
-        if part.wrong:
-            rows.append(Row("  malformed", part.wrong, "bad"))
-    return rows
+    return stream_row("error" if failed else "output", observation.text, sampled=False, failed=failed)
 
 
 def format_words(trajectory: Trajectory, template: Template) -> str:
