@@ -157,7 +157,7 @@ def test_serve(screen: Screen) -> None:
 
 def test_view(screen: Screen) -> None:
     write(Path("a"), {f"t{i}": [float(i < 10)] for i in range(40)})
-    screen("view", "a", "--bundle", "site")
+    screen("view", "a", "--file", "a.html")
 
 
 def test_compare(screen: Screen) -> None:

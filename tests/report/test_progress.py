@@ -255,7 +255,7 @@ def test_the_panel_sums_up_what_went_wrong():
         listener(StepFinished(failing(1, request_failures=2, trajectories_error=1), timings(1)[0]))
         listener(StepFinished(failing(2, request_failures=3, replies_repaired=1), timings(1)[0]))
         listener(EvaluationFinished(evaluation(1.0, 2).model_copy(update={"request_failures": 4})))
-    text = "1 trajectory lost, left out of training, 9 request failures, 1 reply repaired"
+    text = "1 trajectory lost to errors, 9 request failures, 1 reply repaired"
     assert text in written(console)
 
 

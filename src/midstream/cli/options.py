@@ -103,7 +103,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--max-mb": {
         "metavar": "MB", "type": float, "default": MAX_MB,
-        "help": f"trajectories are chosen until the files have about this size (default: {MAX_MB:g})",
+        "help": f"of --file: trajectories are chosen until it has about this size (default: {MAX_MB:g})",
     },
     "--json": {"action": "store_true", "help": "print results as JSON on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress"},

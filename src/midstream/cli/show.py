@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.cli import options as shared
-from midstream.core.errors import RunError, UsageError
+from midstream.core.errors import RunError
 from midstream.evaluation.verify import verify
 from midstream.report import blocks
 from midstream.report.blocks import text
@@ -26,7 +25,6 @@ from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 
-_PAGE = 100
 _TONES = {"ok": "up", "damaged": "bad", "not checked": "soft"}
 
 
@@ -36,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
-    parser.add_argument("--page", type=int, metavar="N", help=f"of the list, only the N-th {_PAGE} runs")
     parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
     text = "remove unreadable records, so that the run resumes, and check; FILE.damaged keeps them"
     parser.add_argument("--accept", action="store_true", help=text)
@@ -47,8 +44,6 @@ def run(options: argparse.Namespace) -> int:
     """Show what the options name; returns 1 if `--check` finds a damaged file."""
     if options.check or options.accept:
         return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
-    if options.page is not None and options.page < 1:
-        raise UsageError(f"there is no --page {options.page}", code="setting-range", fix="pages count from 1")
     run = RunDirectory.open(Path(options.run))
     info, status = run.info(), run.status()
     if options.trajectory:
@@ -57,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
             print(trajectory.model_dump_json())
         else:
             show(trajectory_blocks(trajectory, template_of(info.resolved)))
-    elif options.tasks or options.wrong or options.page:
-        _show_tasks(run, wrong=options.wrong, page=options.page, as_json=options.json)
+    elif options.tasks or options.wrong:
+        _show_tasks(run, wrong=options.wrong, as_json=options.json)
     elif options.json:
         record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "lessons":
@@ -116,8 +111,8 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     )
 
 
-def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bool) -> None:
-    """Print the tasks of the last evaluations, or only those that are not right, or only one page of each list."""
+def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
+    """Print the tasks of the last evaluations, or only those that are not right."""
     found = run.evaluations.read(skip_damage)
     last = max((result.step or 0 for result in found), default=0)
     chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
@@ -127,21 +122,20 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
             code="no-evaluation",
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
-    # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
+    # Nothing is held: an evaluation may have 100,000 runs.
     separator = "["
     for result in chosen:
         evaluated = evaluated_trajectories(run, result)
         entries = enumerate(evaluated.entries())
         places = [place for place, entry in entries if not (wrong and entry.score is not None and entry.score >= 1)]
-        listed = evaluated.at(places if page is None else places[(page - 1) * _PAGE : page * _PAGE])
+        listed = evaluated.at(places)
         if as_json:
             for record in task_records({"set": result.set_name, "sampling": result.sampling}, listed):
                 sys.stdout.write(separator + json.dumps(record))
                 separator = ", "
             continue
         title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
-        pages = f", page {page:,} of {math.ceil(len(places) / _PAGE):,}" if page else ""
-        show([text(f"{title}: {counted(len(places), 'run')}{pages}", "strong")])
+        show([text(f"{title}: {counted(len(places), 'run')}", "strong")])
         for part in task_list(listed):
             show([part])
     if as_json:

@@ -12,7 +12,7 @@ from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
-from midstream.report.progress import about_agent, print_server
+from midstream.report.progress import about_agent, server_line
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
             nonlocal timeline
             if isinstance(event, ServerStarts):
                 if not silent:
-                    print_server(event, Terminal(stderr=True))
+                    Terminal(stderr=True).print(server_line(event), highlight=False, soft_wrap=True)
             elif isinstance(event, AgentBuilt) and not silent:
                 template = template_of(event.resolved)
                 timeline = Timeline(Terminal(), options.question, about_agent(event), template)

@@ -32,7 +32,6 @@ from midstream.report.numbers import (
     dollars,
     duration,
     fates_text,
-    mean,
     number,
     percent,
     sharing,
@@ -43,7 +42,6 @@ from midstream.report.numbers import (
     troubles,
 )
 
-_RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates
 _LINES_A_SET = 10
 _TROUBLES = ("errors", "left out")
@@ -124,39 +122,29 @@ class TrainingView(RunView):
     def count(self, event: events.RunEvent) -> str:
         """A line for each step and each evaluation."""
         match event:
-            case events.RunStarted():
-                line = super().count(event)
-                self._next_step(event.done)
-                return line
             case events.StepFinished():
                 return self._count_step(event)
             case events.EvaluationFinished(result):
                 self._count_troubles(Counter(failures=result.request_failures, repaired=result.replies_repaired))
+                at = "" if result.step is None else f"step {result.step}: "
                 # A sampled result is shown only until there is a greedy one.
                 if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
                     self._newest = result
-                    when = f"at step {result.step}" if result.step is not None else f"({result.policy})"
-                    success = f"{percent(result.success)} {when}"
-                    self.facts["held-out"] = f"{success}  {result.set_name}, {result.sampling}"
-                at = f"step {result.step}: " if result.step is not None else ""
+                    when = f"at step {result.step}" if at else f"({result.policy})"
+                    self.facts["held-out"] = f"{percent(result.success)} {when}  {result.set_name}, {result.sampling}"
                 return f"evaluation {at}{_result_text(result)}"
         return super().count(event)
 
-    def _next_step(self, done: int) -> None:
-        self.phase = f"training step {done + 1} of {self.total}" if done < self.total else "writing down"
-
     def _count_step(self, event: events.StepFinished) -> str:
         metrics = event.metrics
-        self.done = metrics.step
-        self._next_step(metrics.step)
+        self.done, self.phase = metrics.step, "training"
         self._rewards.append(metrics.reward_mean)
         met = Counter(
             failures=metrics.request_failures, repaired=metrics.replies_repaired, lost=metrics.trajectories_error
         )
         self._count_troubles(met)
-        recent = self._rewards[-_RECENT:]
         facts = {
-            "reward": f"{metrics.reward_mean:.3f} (last {len(recent)}: {mean(recent) or 0.0:.3f})",
+            "reward": f"{metrics.reward_mean:.3f}",
             "tool errors": percent(metrics.tool_use.error_rate),
             "turns": f"{metrics.turns_mean:.2f}",
             "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
@@ -164,11 +152,11 @@ class TrainingView(RunView):
         tools = sorted(metrics.tool_use.share.items(), key=lambda item: -item[1])
         self.facts |= {**facts, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
         self.facts["reward"] += f"  {sparkline(self._rewards[-_SPARKLINE:])}"
-        return self.line(facts, _troubles_text(met, "lost to errors"))
+        return self.line(facts, _troubles_text(met))
 
     def _count_troubles(self, met: Counter[str]) -> None:
         self._troubles += met
-        self.facts["errors"] = _troubles_text(self._troubles, "lost, left out of training")
+        self.facts["errors"] = _troubles_text(self._troubles)
 
 
 class LessonsView(RunView):
@@ -181,7 +169,7 @@ class LessonsView(RunView):
         self.facts = {"reward": "", "held-out": "not evaluated yet"}
         self._limits: Mapping[str, float] = {}
         self._updates: list[events.UpdateFinished] = []
-        self._results: dict[tuple[str, str], list[EvaluationResult]] = {}
+        self._scores: dict[str, str] = {}
 
     def count(self, event: events.RunEvent) -> str:
         """A line for each update of this session and each evaluation."""
@@ -192,15 +180,11 @@ class LessonsView(RunView):
                 self.facts["spent"] = spent_text(event.spent, self._limits)
             case events.UpdateFinished():
                 return self._count_update(event)
-            case events.EvaluationFinished():
-                self._results.setdefault((where(event.result), event.result.sampling), []).append(event.result)
-                scores = [
-                    " -> ".join(f"{percent(result.success)} {result.policy}" for result in results)
-                    + f"  {name}, {sampling}"
-                    for (name, sampling), results in self._results.items()
-                ]
-                self.facts["held-out"] = "\n".join(scores)
-                return f"evaluation {_result_text(event.result)}"
+            case events.EvaluationFinished(result):
+                name, score = f"{where(result)}, {result.sampling}", f"{percent(result.success)} {result.policy}"
+                self._scores[name] = " -> ".join(filter(None, (self._scores.get(name), score)))
+                self.facts["held-out"] = "\n".join(f"{scores}  {name}" for name, scores in self._scores.items())
+                return f"evaluation {_result_text(result)}"
         return super().count(event)
 
     def _count_update(self, event: events.UpdateFinished) -> str:
@@ -368,10 +352,10 @@ def print_warnings(event: events.RunEvent) -> None:
         Terminal(stderr=True).print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
 
 
-def print_server(event: events.ServerStarts, console: Terminal) -> None:
-    """Say which server starts, or after how long it answers."""
+def server_line(event: events.ServerStarts) -> str:
+    """Which server starts, or after how long it answers."""
     words = f"{event.command} (log {event.log})" if event.ready_s is None else f"answers after {event.ready_s:.0f} s"
-    console.print(f"server  {words}", highlight=False, soft_wrap=True)
+    return f"server  {words}"
 
 
 def about_agent(event: events.AgentBuilt) -> list[str]:
@@ -389,22 +373,20 @@ def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
 
         def listen(event: events.RunEvent) -> None:
             nonlocal display
-            if isinstance(event, events.RunLoads):
-                if not quiet:
+            lines: list[str] = []
+            match event:
+                case events.RunLoads():
                     what = "PyTorch and the agent" if event.pytorch else "the agent"
-                    line = f"{event.recipe} in {event.directory}: loading {what}"
-                    console.print(line, highlight=False, soft_wrap=True)
-                return
-            if isinstance(event, events.ServerStarts):
-                if not quiet:
-                    print_server(event, console)
-                return
-            if not isinstance(event, events.AgentBuilt):
-                display(event)
-                return
-            for line in () if quiet else about_agent(event):
+                    lines = [f"{event.recipe} in {event.directory}: loading {what}"]
+                case events.ServerStarts():
+                    lines = [server_line(event)]
+                case events.AgentBuilt():
+                    lines = about_agent(event)
+                case _:
+                    display(event)
+            for line in () if quiet else lines:
                 console.print(line, highlight=False, soft_wrap=True)
-            if event.work in ("training", "lessons", "evaluation"):
+            if isinstance(event, events.AgentBuilt) and event.work in ("training", "lessons", "evaluation"):
                 display = screen.enter_context(terminal_progress(event.work, console, quiet=quiet))
 
         yield listen
@@ -419,7 +401,7 @@ def _result_text(result: EvaluationResult) -> str:
     )
 
 
-def _troubles_text(counts: Mapping[str, int], lost: str) -> str:
-    """What failed around the model, with `lost` for the fate of the trajectories; "" for nothing."""
-    parts = [f"{counted(counts['lost'], 'trajectory', 'trajectories')} {lost}"] if counts["lost"] else []
-    return ", ".join(filter(None, [*parts, troubles(counts["failures"], counts["repaired"])]))
+def _troubles_text(counts: Mapping[str, int]) -> str:
+    """What failed around the model; "" for nothing."""
+    lost = f"{counted(counts['lost'], 'trajectory', 'trajectories')} lost to errors" if counts["lost"] else ""
+    return ", ".join(filter(None, [lost, troubles(counts["failures"], counts["repaired"])]))

@@ -1,6 +1,6 @@
-"""The viewer in files, a directory or one HTML file, which open from disk; nothing is loaded from elsewhere.
+"""The viewer in one HTML file, which opens from disk; nothing is loaded from elsewhere.
 
-Both hold documents (`view/documents.py`) as gzip in base64 next to the page code. All overviews and all lists of
+It holds documents (`view/documents.py`) as gzip in base64 next to the page code. All overviews and all lists of
 evaluations are there; of the trajectories, those that a reader is likely to ask for, until a number of bytes is spent.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 from shlex import quote as shell_quote
 from typing import Any
@@ -26,7 +26,7 @@ from midstream.report import blocks
 from midstream.report.comparison import Comparison, GroupComparison, comparison_page
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
-from midstream.runs.files import atomic_write, storage_errors
+from midstream.runs.files import atomic_write
 from midstream.runs.segments import Entry
 from midstream.view import MAX_MB
 from midstream.view.documents import Documents
@@ -49,7 +49,7 @@ _SHELL = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <link rel="icon" href="data:,">
 <title>{title}</title>
-{style}
+<style>{style}</style>
 </head>
 <body>
 <div id="app"></div>
@@ -59,7 +59,7 @@ _SHELL = """<!doctype html>
 </html>
 """
 BEGINNING = _SHELL.partition("\n")[0].encode()
-_POLICY = "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'"
+_POLICY = "default-src 'none'; script-src {code}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 class Selection:
@@ -96,67 +96,29 @@ class Selection:
         return document
 
 
-def write_bundle(runs: Sequence[Path], directory: Path, *, max_mb: float = MAX_MB) -> None:
-    """Write the runs in these places as a static site of at most about `max_mb` MB. Raises `StorageError`.
+def write_runs(places: Sequence[Path], path: Path, *, max_mb: float = MAX_MB, most: int = _MOST_TRAJECTORIES) -> None:
+    """Write the runs in these places as one page of at most about `max_mb` MB, with `most` trajectories of each.
 
-    Overviews and lists are written whatever they take. The site is `index.html`, the page code, and `data/`. An earlier
-    bundle in the directory is replaced; any other content is a `UsageError`.
+    Overviews and lists are written whatever they take. Raises `StorageError`.
     """
-    data = directory / "data"
-    with storage_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()) and not (data / "index.js").is_file():
-        raise UsageError(
-            f"{directory} is there already and is not a bundle", code="file-exists", fix="give another directory"
-        )
-    documents = Documents(runs)
+    documents = Documents(places)
     names = list(documents.runs.find())
     selection = Selection(documents, _room(max_mb))
     selection.take("runs")
     for name in names:
         add_overview(selection, name)
-    for first, other in combinations(names, 2) if len(names) <= _COMPARED else ():
+    for first, other in permutations(names, 2) if len(names) <= _COMPARED else ():
         selection.try_to("compare", first, other)
-        selection.try_to("compare", other, first)
     for place, name in enumerate(names):
-        add_trajectories(selection, documents, name, share=(place + 1) / len(names))
-    by_file: dict[str, dict[str, Any]] = {}  # a file for each run, and for each of its parts
-    for path, document in selection.chosen.items():
-        of = path[:4] if path[2:3] == ("part",) else path[:2]
-        by_file.setdefault(_key(of), {})[_key(path)] = document
-    with storage_errors(directory):
-        data.mkdir(exist_ok=True)
-        for old in data.glob("*.js"):
-            old.unlink()
-    index = {prefix: f"data/{number}.js" for number, prefix in enumerate(by_file)}
-    for prefix, name in index.items():
-        atomic_write(directory / name, f'midstreamData("{packed(by_file[prefix])}")\n'.encode())
-    listed = json.dumps(index, indent=0).replace("<", "\\u003c")
-    atomic_write(data / "index.js", f"window.midstreamFiles = {listed}\n".encode())
-    for name in ("view.js", "view.css"):
-        atomic_write(directory / name, static(name).encode())
-    html = _SHELL.format(
-        policy=_POLICY.format("'self'", "'self'"),
-        title="midstream",
-        style='<link rel="stylesheet" href="view.css">',
-        scripts='<script src="data/index.js"></script>\n<script src="view.js"></script>',
-    )
-    atomic_write(directory / "index.html", html.encode())
+        add_trajectories(selection, documents, name, share=(place + 1) / len(names), most=most)
+    write_page(selection, path, title=", ".join(names), start=_key((names[0],)) if len(names) == 1 else "")
 
 
 def write_report(
     run: RunDirectory, path: Path | None = None, *, max_mb: float = MAX_MB, most: int = _MOST_TRAJECTORIES
 ) -> None:
-    """Write a run as one page with `most` trajectories, by default in its directory; see `write_bundle`.
-
-    Raises `StorageError`.
-    """
-    documents = Documents([run.root])
-    name = next(iter(documents.runs.find()))
-    selection = Selection(documents, _room(max_mb))
-    add_overview(selection, name)
-    add_trajectories(selection, documents, name, most=most)
-    write_page(selection, path or run.report_path, title=name, start=_key((name,)))
+    """Write a run as one page, by default in its directory; see `write_runs`."""
+    write_runs([run.root], path or run.report_path, max_mb=max_mb, most=most)
 
 
 def write_trajectory(run: RunDirectory, id_or_prefix: str, path: Path, *, max_mb: float = MAX_MB) -> None:
@@ -213,9 +175,9 @@ def page_html(documents: Mapping[str, Any], *, title: str, start: str) -> str:
     first = f'location.hash||history.replaceState(null,"",{json.dumps(start)})'.replace("<", "\\u003c")
     style = static("view.css")
     return _SHELL.format(
-        policy=_POLICY.format(f"{_hash(first)} {_hash(code)}", _hash(style)),
+        policy=_POLICY.format(code=f"{_hash(first)} {_hash(code)}", style=_hash(style)),
         title=escape(title),
-        style=f"<style>{style}</style>",
+        style=style,
         scripts=f'<script type="application/gzip" id="data">{packed(documents)}</script>\n'
         f"<script>{first}</script>\n<script>{code}</script>",
     )
