@@ -156,7 +156,8 @@ def _document(data: bytes, fields: Sequence[str]) -> Document:
         raise ValueError(f"it is no JSON: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"it is no object but {json_excerpt(record)}")
-    identity, text, title = map(record.get, fields)
+    values: list[Any] = [record.get(name) for name in fields]
+    identity, text, title = values
     for name, value, kinds, wanted in (
         (fields[0], identity, str | int, "text or a whole number"),
         (fields[1], text, str, "text"),

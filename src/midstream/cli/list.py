@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from midstream.cli import options as shared
 from midstream.core.errors import MidstreamError, UsageError
@@ -24,6 +24,7 @@ from midstream.report import blocks
 from midstream.report.blocks import Block
 
 if TYPE_CHECKING:
+    from midstream.components.component import Kind
     from midstream.core.task import Task
     from midstream.sources.benchmarks import Benchmark
 
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
 
     name: str
     what: str
-    record: dict[str, Any]
+    record: Block
     about: str = ""
     group: str = ""
 
@@ -102,13 +103,17 @@ def run(options: argparse.Namespace) -> int:
     return shared.show(options, records, shown, [entry.name for entry in entries])
 
 
-def _names(kind: Any) -> Sequence[str]:
+def _names(kind: str) -> Sequence[str]:
     if kind == "recipes":
         return list(shipped_recipes())
     from midstream.components.kinds import registered
     from midstream.sources.benchmarks import BENCHMARKS
 
-    return list(BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
+    return list(BENCHMARKS) if kind == "benchmarks" else registered(_component_kind(kind))
+
+
+def _component_kind(kind: str) -> Kind:
+    return cast("Kind", "tool" if kind == "tools" else kind)
 
 
 def _listed(kind: str) -> list[Entry]:
@@ -122,7 +127,7 @@ def _listed(kind: str) -> list[Entry]:
     return sorted(entries, key=lambda entry: [*_HEADINGS].index(entry.group))
 
 
-def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
+def _entry(kind: str, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
     """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
     if name is None:
         from midstream.sources.file import FileTasks, FileTasksConfig
@@ -131,7 +136,7 @@ def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool =
         return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
     if kind == "recipes":
         return _recipe(name, full=full)
-    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(kind, name)
+    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(_component_kind(kind), name)
 
 
 # --- screens ----------------------------------------------------------------------------------------------------------
@@ -143,37 +148,27 @@ def _list(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
     for group in dict.fromkeys(entry.group for entry in entries):
         found += [blocks.heading(_HEADINGS[group])] if group else []
         found.append(blocks.cards([blocks.card(e.name, e.what, [e.about]) for e in entries if e.group == group]))
-    commands = {
-        None: "midstream list KIND          those of a kind\nmidstream list KIND NAME     one in full",
-        "recipes": "midstream list recipes NAME    one, with the reason of each value",
-        "benchmarks": "midstream list benchmarks NAME         one in full; --file: questions in a file\n"
-        "midstream list benchmarks --file FILE  check your own questions",
-        "tools": "midstream list tools NAME    its settings\nmidstream call NAME          its arguments",
-    }
-    settings = f"midstream list {kind} NAME    its settings; your own: my_file.py:name"
-    return [*found, blocks.code(commands.get(kind, settings))]
+    return [
+        *found,
+        blocks.code(f"midstream list {kind or 'KIND'} NAME    one in full, or your own: FILE.py:NAME"),
+    ]
 
 
 def _in_full(entry: Entry) -> list[Block | None]:
     record = dict(entry.record)
-    heads = ("setting", "default", "meaning")
-    settings = [
-        (
-            setting["name"],
-            "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False),
-            setting["meaning"],
-        )
-        for setting in record.pop("settings", ())
-    ]
+    rows = []
+    for setting in record.pop("settings", ()):
+        default = "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False)
+        rows.append((setting["name"], default, setting["meaning"]))
     return [
         blocks.text(entry.name, "strong"),
         blocks.text(entry.what),
         blocks.facts({key.replace("_", " "): _shown(value) for key, value in record.items()}),
-        blocks.table("", heads, settings, left=3),
+        blocks.table("", ("setting", "default", "meaning"), rows, left=3),
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value of a record as text, "" if it says nothing; of many counts the largest."""
     if isinstance(value, Mapping) and all(isinstance(count, int) for count in value.values()):
         counts = Counter(value).most_common()
@@ -217,15 +212,14 @@ def _recipe(name: str, *, full: bool) -> Entry:
 # --- components -------------------------------------------------------------------------------------------------------
 
 
-def _component(kind: Any, name: str) -> Entry:
+def _component(kind: Kind, name: str) -> Entry:
     from midstream.components.kinds import config_class
     from midstream.components.own import anchored
     from midstream.components.tables import located
     from midstream.recipe.overrides import needs_settings
 
-    kind = "tool" if kind == "tools" else kind
     located(kind, name, kind)
-    config: Any = config_class(kind, anchored(name, Path.cwd()))
+    config = config_class(kind, anchored(name, Path.cwd()))
     source, (needs, may_use) = _source(kind, name), _needs(config)
     record = {"from": source, "needs": needs, "may_use": may_use, "settings": [*_settings(config)]}
     if kind == "tool" and (unset := needs_settings(name)):
@@ -237,7 +231,7 @@ def _component(kind: Any, name: str) -> Entry:
     return Entry(name, what_is(config), record, about)
 
 
-def _source(kind: Any, name: str) -> str:
+def _source(kind: Kind, name: str) -> str:
     """Where a component comes from: midstream, a package and its version, a file or a module."""
     from midstream.components.kinds import installed, package_of
     from midstream.components.own import file_of, is_reference
@@ -250,13 +244,13 @@ def _source(kind: Any, name: str) -> str:
     return f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
 
 
-def what_is(config: Any) -> str:
+def what_is(config: type) -> str:
     """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
     text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
-def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
+def _needs(config: type) -> tuple[dict[str, str], dict[str, str]]:
     """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
     needs: dict[str, str] = {}
     may_use: dict[str, str] = {}
@@ -276,7 +270,7 @@ def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     return needs, may_use
 
 
-def _settings(config: Any) -> Iterator[dict[str, Any]]:
+def _settings(config: type) -> Iterator[Block]:
     from pydantic_core import to_jsonable_python
 
     from midstream.tools.function import parse_docstring
@@ -315,7 +309,7 @@ def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
     return Entry(name, benchmark.asks, record, about, benchmark.group)
 
 
-def _questions(benchmark: Benchmark, path: str | None) -> dict[str, Any]:
+def _questions(benchmark: Benchmark, path: str | None) -> Block:
     """The questions in a file, in what was downloaded before, or of a world, which makes them; {} if not here."""
     from midstream.components.tables import parse_component
     from midstream.recipe.check import task_source
@@ -337,7 +331,7 @@ def _questions(benchmark: Benchmark, path: str | None) -> dict[str, Any]:
     return _counts(tasks, benchmark.main_split, left_out)
 
 
-def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> dict[str, Any]:
+def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> Block:
     """How many questions there are, of which families, what scores them, and the first."""
     from midstream.rewards.composite import rule_for
 

@@ -135,7 +135,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def parser(command: str | None = None) -> _Parser:
-    """The parser of every command; with `command`, the others are listed but have no arguments, "" for the help."""
+    """The parser of every command, or of one `command`; of "" those of all, without their arguments, for the help."""
     root = _Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
@@ -147,7 +147,7 @@ def parser(command: str | None = None) -> _Parser:
     text = "print the shell's completion of commands, options, recipes and files"
     root.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help=text)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in (*COMMANDS, *_installed()):
+    for name in [command] if command in COMMANDS else (*COMMANDS, *_installed()):
         # Importing the modules of packages takes a second, so only the help does.
         text = COMMANDS.get(name) or ("" if command else _help(name))
         parser_of_command = commands.add_parser(name, help=text)
