@@ -6,12 +6,15 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from midstream.core.metrics import Spent
 from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
-from midstream.core.trajectory import OUTER_LIMITS
-from midstream.evaluation.estimates import t_quantile
+
+if TYPE_CHECKING:
+    from midstream.core.metrics import Spent
+
+# Imports within functions spare commands such as `list` what only reports need.
 
 Point = tuple[float, float]
 
@@ -90,6 +93,8 @@ def troubles(request_failures: int, replies_repaired: int) -> str:
 
 def limits_met(stop_reasons: Mapping[str, int], runs: int) -> str:
     """How many runs context or time ended: "5 of 50 runs ended by a limit (context 3, time 2)"; "" for none."""
+    from midstream.core.trajectory import OUTER_LIMITS
+
     met = {reason: stop_reasons[reason] for reason in OUTER_LIMITS if stop_reasons.get(reason)}
     parts = [f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items()]
     return f"{sum(met.values()):,} of {counted(runs, 'run')} ended by a limit ({', '.join(parts)})" if met else ""
@@ -115,6 +120,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value."""
+    from midstream.evaluation.estimates import t_quantile
+
     if len(values) < 2:
         return values[0] if values else math.nan, None
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
