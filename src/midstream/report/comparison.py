@@ -25,7 +25,7 @@ from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.pairs import compare_groups as compare_two_groups
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, interval_cell, span_of, text
-from midstream.report.draw import chosen, draw
+from midstream.report.draw import draw
 from midstream.report.evaluation import effort_table, evaluated_trajectories, label
 from midstream.report.numbers import counted, gain, gains, number, percent, shorten
 from midstream.runs import RunDirectory
@@ -88,13 +88,8 @@ class Comparison:
         """The results of every set, what a task took, what to know about them; tasks that differ are folded."""
         letters, named = self.letters, list[tuple[str, str]]()
         for compared in self.runs:
-            resolved: Any = compared.run.info().resolved
-            agent = resolved.get("agent", {})
-            # The kind of agent, the template of an interleaved one, and the policies.
-            words = [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]
-            policies = [label([result], "") for result in compared.results.values()]
-            described = ", ".join(filter(None, [" ".join(filter(None, words)), *dict.fromkeys(policies)]))
-            named.append((letters[compared.name], f"{compared.name} ({described})"))
+            policies = dict.fromkeys(label([result], "") for result in compared.results.values())
+            named.append((letters[compared.name], f"{compared.name} ({', '.join(policies)})"))
         results, effort = list[Block | None](), list[Block | None]()
         for key in dict.fromkeys((paired.set_name, paired.sampling) for paired in self.found):
             several = [paired for paired in self.found if (paired.set_name, paired.sampling) == key]
@@ -118,7 +113,7 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        return plain_text(draw(chosen(self.sections, *SHOWN)))
+        return plain_text(draw(shown(self)))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -140,7 +135,7 @@ class GroupComparison:
     def notes(self) -> list[str]:
         """What is left out, which runs are not finished or lost trials, and the settings and steps that differ."""
         refused = [error for runs in self.groups.values() for compared in runs for error in compared.refused]
-        notes = [f"not compared: {error.what} ({error.cause})" for error in refused]
+        notes = [f"not compared: {error.what}" for error in refused]
         for name, runs in self.groups.items():
             steps = {result.step: None for compared in runs for result in compared.results.values()}
             if len(steps) > 1:
@@ -169,8 +164,9 @@ class GroupComparison:
         return [("results", "Results", found), ("notes", "To know", [text("\n".join(self.notes), "warn")])]
 
 
-SHOWN = ("compared", "results", "details", "notes")
-"""The sections that the terminal shows."""
+def shown(comparison: Comparison | GroupComparison) -> list[Block | None]:
+    """All of a comparison, for the terminal."""
+    return [block for _, _, found in comparison.sections for block in found]
 
 
 def comparison_page(comparison: Comparison | GroupComparison) -> Block:
@@ -280,32 +276,26 @@ def _opened(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
     found = run.evaluations.read()
     steps = sorted({result.step for result in found if result.step is not None})
     at = {int(wanted)} if wanted else {None, *steps[-1:]}
-    if chosen := [result for result in found if result.step in at]:
-        results = {(result.set_name, result.sampling): result for result in chosen}
-        learned = [results.pop(key) for key, result in list(results.items()) if result.learned]
-        refused = [
-            UsageError(
-                f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {name} learned from "
-                f"them ({result.learned})",
-                code="tasks-learned",
-                cause="being better on what was learned from is no gain on new tasks",
-                fix="compare on tasks that neither has seen",
-            )
-            for result in learned
-        ]
-        return ComparedRun(name=name, run=run, results=results, refused=refused)
-    if wanted and found:
+    chosen = [result for result in found if result.step in at]
+    if not chosen:
         raise RunError(
-            f"{path} has no evaluation at step {wanted}",
+            f"{path} has no finished evaluation" + (f" at step {wanted}" if wanted else ""),
             code="no-evaluation",
-            cause=f"it was evaluated at {', '.join(map(str, steps)) or 'no step of a training run'}",
-            fix="name one of these steps, or leave out @STEP",
+            cause=f"it was evaluated at {', '.join(map(str, steps))}" if steps else "",
+            fix=f"name one of these steps, or midstream resume {path}, or midstream eval {path} if it is finished",
         )
-    raise RunError(
-        f"{path} has no finished evaluation",
-        code="no-evaluation",
-        fix=f"midstream resume {path}, or midstream eval {path} if it is finished",
-    )
+    refused = [
+        UsageError(
+            f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {name} learned from "
+            f"them ({result.learned})",
+            code="tasks-learned",
+            fix="compare on tasks that neither has seen",
+        )
+        for result in chosen
+        if result.learned
+    ]
+    results = {(result.set_name, result.sampling): result for result in chosen if not result.learned}
+    return ComparedRun(name=name, run=run, results=results, refused=refused)
 
 
 def _nothing_shared(named: str, runs: Sequence[ComparedRun]) -> UsageError:
