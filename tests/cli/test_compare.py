@@ -175,8 +175,7 @@ def test_agents_of_two_kinds_stand_side_by_side(capsys):
     write(Path("a"), WEAK, resolved={"agent": modular})
     write(Path("b"), STRONG, resolved={"agent": stream})
     text = compare(capsys, "a", "b")
-    assert "A  a (agentflow, agent)" in text
-    assert "B  b (interleaved artist-math, agent)" in text
+    assert "A  a (agent)" in text
     assert "B is better than A by 50.0 points" in text
     assert 'agent.type: "agentflow" | "interleaved"' in text
     assert 'agent.template: - | "artist-math"' in text

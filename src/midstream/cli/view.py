@@ -80,7 +80,7 @@ def _write_page(options: argparse.Namespace) -> Path:
         path = _free(options.file or "trajectory.html")
         write_trajectory(RunDirectory.open(Path(name)), more[0], path, max_mb=options.max_mb)
     elif Path(name, "run.json").exists() or not Documents([Path(name)]).runs.find():
-        run = RunDirectory.open(Path(name))  # raises if there is none
+        run = RunDirectory.open(Path(name))  # raises without a run
         path = _free(options.file) if options.file else run.report_path
         write_runs([run.root], path, max_mb=options.max_mb)
     else:
