@@ -231,9 +231,9 @@ def is_stream(trajectory: Trajectory) -> bool:
 
 def template_of(resolved: Mapping[str, Any]) -> Template | None:
     """The template of a resolved recipe's policy; None for another kind of agent, or if the file is gone."""
-    name = resolved.get("agent", {}).get("template")
+    name = (resolved.get("agent") or {}).get("template")
     try:
-        return None if name is None else load_template(name)
+        return load_template(name) if isinstance(name, str) else None
     except RecipeError:
         return None
 
