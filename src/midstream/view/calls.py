@@ -145,7 +145,7 @@ def _row(trajectory: Trajectory, number: int, call: Call) -> tuple[int | None, i
     return row, len(rows), ""
 
 
-# --- texts of tokens ---------------------------------------------------------------------------------------------------
+# --- texts of tokens --------------------------------------------------------------------------------------------------
 
 
 def token_texts(run: RunDirectory, resolved: Mapping[str, Any], call: Call) -> Callable[[int], str | None] | None:
