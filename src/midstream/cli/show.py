@@ -20,8 +20,7 @@ from midstream.report.draw import show
 from midstream.report.evaluation import evaluated_trajectories, task_list, task_records
 from midstream.report.numbers import counted, nothing_learned
 from midstream.report.run import next_steps, run_blocks
-from midstream.report.trajectory import trajectory_blocks
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import template_of, trajectory_blocks
 from midstream.runs import RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 

@@ -14,7 +14,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
 from midstream.report.progress import about_agent, server_line
 from midstream.report.timeline import Timeline
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import template_of
 from midstream.runs import RunDirectory
 
 

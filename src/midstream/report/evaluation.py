@@ -11,7 +11,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
 from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
-from midstream.report.turn_rows import outcome_words, stopped
+from midstream.report.trajectory import outcome_words, stopped
 from midstream.runs import RunDirectory
 from midstream.runs.segments import Segment, result_name
 

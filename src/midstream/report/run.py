@@ -12,13 +12,12 @@ from midstream.core.errors import MidstreamError, RunError
 from midstream.core.stream_template import Template
 from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
-from midstream.report import blocks, turn_rows
+from midstream.report import blocks
 from midstream.report.blocks import Block, Section
 from midstream.report.draw import chosen
 from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page, label
 from midstream.report.training import training_page
-from midstream.report.trajectory import trajectory_document
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import LEGEND, is_stream, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
@@ -167,5 +166,5 @@ def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template |
         return []
     first = samples[0][1]
     runs = [{"label": name, "trajectory": trajectory_document(each, template=template)} for name, each in samples]
-    legend = blocks.text(turn_rows.LEGEND if turn_rows.is_stream(first) else "", "soft")
+    legend = blocks.text(LEGEND if is_stream(first) else "", "soft")
     return [legend, {"kind": "runs", "task": first.question or first.task_id, "gold": first.gold, "runs": runs}]

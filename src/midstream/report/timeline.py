@@ -34,10 +34,10 @@ from midstream.core.stream_template import Template
 from midstream.core.terminal import Terminal
 from midstream.core.text import visible
 from midstream.core.trajectory import Action, Call, Trajectory, usage_of
-from midstream.report import turn_rows
+from midstream.report import trajectory as record
 from midstream.report.draw import STYLES, plain
 from midstream.report.numbers import counted, duration, troubles
-from midstream.report.turn_rows import Row, stream_row
+from midstream.report.trajectory import Row, stream_row
 
 _WIDEST = 110
 _LABEL_WIDTH = len("observation")
@@ -78,7 +78,7 @@ class Timeline:
     def __enter__(self) -> Self:
         """Print the question and the notes; on a terminal, start the live line."""
         self._console.print(Text(self._question, "bold"))
-        for note in [*self._notes, *[turn_rows.LEGEND] * (self._template is not None)]:
+        for note in [*self._notes, *[record.LEGEND] * (self._template is not None)]:
             self._console.print(Text(note, "dim"))
         if self._console.redraws:
             self._live.start()
@@ -121,17 +121,17 @@ class Timeline:
             case "action" if policy:
                 self._action = value
                 if value.error is not None:
-                    self._print_rows([turn_rows.call_row(value, None)])
+                    self._print_rows([record.call_row(value, None)])
             case "action":
-                self._step(turn_rows.action_rows(value, self._calls))
+                self._step(record.action_rows(value, self._calls))
             case "command":
                 if policy:
-                    self._print_rows([turn_rows.call_row(self._action, value)])
+                    self._print_rows([record.call_row(self._action, value)])
                 else:
-                    self._step(turn_rows.command_rows(value))
+                    self._step(record.command_rows(value))
                 self._begin(value.tool)
             case "observation":
-                rows = [turn_rows.output_row(value)] if policy else turn_rows.observation_rows(value)
+                rows = [record.output_row(value)] if policy else record.observation_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
                 for row, call in zip(rows[:-1], value.tool_calls, strict=False):
                     self._print_rows([row], elapsed(call.duration_s))
@@ -140,7 +140,7 @@ class Timeline:
             case "analysis":
                 self._step([Row("analysis", value)])
             case "verdict":
-                self._step(turn_rows.verdict_rows(value))
+                self._step(record.verdict_rows(value))
             case "answer":
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
@@ -164,7 +164,7 @@ class Timeline:
         requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
         answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
-        reason = turn_rows.stopped(trajectory)
+        reason = record.stopped(trajectory)
         if trajectory.status == "error":
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
@@ -204,12 +204,12 @@ class Timeline:
             self._reply.append(call)
         self._requests.append(call)
         if call.repaired:
-            self._print_rows(turn_rows.trouble_rows(call)[-1:])  # the attempts that failed stand there already
+            self._print_rows(record.trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
     def _written(self) -> None:
         """Print what an interleaved policy wrote, once its reply is whole; the answer is printed at the end."""
         calls, self._reply = self._reply, []
-        shown = turn_rows.reply_rows(calls, self._template, first=self._turn == 1, without=("call", "answer"))
+        shown = record.reply_rows(calls, self._template, first=self._turn == 1, without=("call", "answer"))
         self._answer_note = self._note() or self._answer_note
         self._print_rows(shown, self._note())
         if calls:

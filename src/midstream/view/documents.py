@@ -25,8 +25,7 @@ from midstream.report.blocks import Block
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
 from midstream.report.run import run_page
-from midstream.report.trajectory import brief, safe, trajectory_document
-from midstream.report.turn_rows import stop_words, template_of
+from midstream.report.trajectory import brief, safe, stop_words, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.journal import skip_damage

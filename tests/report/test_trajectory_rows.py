@@ -12,8 +12,7 @@ from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
 from midstream.report.draw import draw, plain
 from midstream.report.run import side_by_side
-from midstream.report.trajectory import trajectory_blocks
-from midstream.report.turn_rows import (
+from midstream.report.trajectory import (
     LEGEND,
     Row,
     call_row,
@@ -27,6 +26,7 @@ from midstream.report.turn_rows import (
     sequence_words,
     stream_rows,
     template_of,
+    trajectory_blocks,
     turn_rows,
 )
 from support.fake_run import broken, malformed, solved
