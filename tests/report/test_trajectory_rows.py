@@ -127,10 +127,9 @@ def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
     assert "format strict: every part is there, closed, in order" in rows(shown(math_stream()))
 
 
-def test_many_parts_of_a_reward_have_a_line_each():
-    text = rows(shown(math_stream()))
-    place = text.index("reward 1")
-    assert text[place + 1 : place + 5] == ["answer 2", "relaxed format 0.5", "strict format 0.5", "tool success 1"]
+def test_a_reward_has_its_parts():
+    text = " ".join(rows(shown(math_stream())))
+    assert "reward 1 (answer 2, relaxed format 0.5, strict format 0.5, tool success 1" in text
 
 
 def test_what_is_malformed_says_what_is_wrong():

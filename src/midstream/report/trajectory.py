@@ -42,11 +42,10 @@ from midstream.core.trajectory import (
 )
 from midstream.report import blocks
 from midstream.report.blocks import Block
-from midstream.report.numbers import counted, listed, number, shorten, troubles
+from midstream.report.numbers import counted, cut, listed, number, shorten, troubles
 
 _VOTE = 40  # characters of an answer among votes
 _BRIEF = 160  # characters of a turn in a list of turns
-_PARTS_IN_A_LINE = 3
 
 # Stop reasons that say too little by their name.
 _REASONS = {
@@ -354,29 +353,22 @@ def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) 
     if trajectory.error is not None:
         more = "\n(--json prints the whole traceback)" * trajectory.error.foreign
         found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
-    end: list[tuple[str, object]] = [
-        ("answer", blocks.cell("(none)", "soft") if trajectory.answer is None else trajectory.answer),
-        ("gold", trajectory.gold),
-    ]
-    end += reward_rows(trajectory.reward)
-    end += [(row.label, blocks.cell(row.text, row.tone)) for row in end_rows(trajectory, template)]
-    return [*found, blocks.facts(end)]
+    answer = Row("answer", "(none)", "soft") if trajectory.answer is None else Row("answer", trajectory.answer)
+    gold = [Row("gold", trajectory.gold)] if trajectory.gold is not None else []
+    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory, template)])]
 
 
 def _facts(rows: Sequence[Row]) -> Block | None:
     return blocks.facts((row.label, blocks.cell(row.text, row.tone)) for row in rows)
 
 
-def reward_rows(reward: Score | None) -> list[tuple[str, object]]:
-    """The value, with its parts on the same line, or below it if there are many."""
+def reward_row(reward: Score | None) -> Row:
+    """The value with its parts."""
     if reward is None:
-        return [("reward", blocks.cell("(none)", "soft"))]
-    tone = "up" if reward.value >= 1 else "bad" if reward.value <= 0 else ""
-    parts = [f"{name} {number(part)}" for name, part in reward.parts.items()]
-    if len(parts) <= _PARTS_IN_A_LINE:
-        words = f"  ({', '.join(parts)})" if parts else ""
-        return [("reward", blocks.cell(number(reward.value) + words, tone))]
-    return [("reward", blocks.cell(number(reward.value), tone)), *(("", part.replace("_", " ")) for part in parts)]
+        return Row("reward", "(none)", "soft")
+    parts = ", ".join(f"{name.replace('_', ' ')} {number(part)}" for name, part in reward.parts.items())
+    tone: Tone = "up" if reward.value >= 1 else "bad" if reward.value <= 0 else ""
+    return Row("reward", number(reward.value) + (f"  ({parts})" if parts else ""), tone)
 
 
 def trajectory_document(
@@ -393,14 +385,23 @@ def trajectory_document(
     `trained` is the role whose calls were trained on, "" for none. `place` are fields that the trajectory does not
     hold: part, place, advantage, vote.
     """
-    stream = is_stream(trajectory)
-    turns = trajectory.turns[first : None if limit is None else first + limit]
-    at, shown = len(trajectory.opening_calls) + sum(len(turn.calls) for turn in trajectory.turns[:first]), []
-    for turn in turns:
-        shown.append(_turn(turn, template, stream, at, trained))
+    stream, error, opening = is_stream(trajectory), trajectory.error, len(trajectory.opening_calls)
+    calls = [call_document(call, number, trained) for number, call in enumerate(trajectory.calls)]
+    at, turns = opening + sum(len(turn.calls) for turn in trajectory.turns[:first]), []
+    for turn in trajectory.turns[first : None if limit is None else first + limit]:
+        action = turn.action
+        broken = action is not None and (is_bad_call(action, turn.command) if stream else action.error is not None)
+        turns.append(
+            {
+                "index": turn.index,
+                "tool": brief(turn)["tool"],
+                "malformed": broken,
+                "error": turn.error.line if turn.error else "",
+                "rows": rows_document(turn_rows(turn, template, stream=stream)),
+                "calls": calls[at : at + len(turn.calls)],
+            }
+        )
         at += len(turn.calls)
-    calls, error = trajectory.calls, trajectory.error
-    behind = len(calls) - len(trajectory.closing_calls)
     document = {
         "id": trajectory.id,
         "place": 0,
@@ -420,15 +421,15 @@ def trajectory_document(
         "error": "" if error is None else error.message if error.foreign else error.text,
         "cost_usd": trajectory.cost_usd,
         "duration_s": trajectory.duration_s,
-        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
-        "completion_tokens": sum(call.usage.completion_tokens for call in calls),
+        "prompt_tokens": sum(call["prompt_tokens"] for call in calls),
+        "completion_tokens": sum(call["completion_tokens"] for call in calls),
         "opening": rows_document(opening_rows(trajectory)),
         "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory, template)]),
-        "turns": shown,
+        "turns": turns,
         "first_turn": first,
         "turns_total": len(trajectory.turns),
-        "opening_calls": [call_document(call, at, trained) for at, call in enumerate(trajectory.opening_calls)],
-        "closing": [call_document(call, at, trained) for at, call in enumerate(trajectory.closing_calls, behind)],
+        "opening_calls": calls[:opening],
+        "closing": calls[len(calls) - len(trajectory.closing_calls) :],
         "vote": None,
         **place,
     }
@@ -470,14 +471,16 @@ def call_document(call: Call, number: int, trained: str = "") -> Block:
 def brief(turn: Turn) -> dict[str, str]:
     """A turn in one line: its tool, what was asked of it, and a tone for a turn that failed."""
     action, command, observation = turn.action, turn.command, turn.observation
+    tool, failed = "", turn.error is not None
     if action is None:
         text = turn.error.line if turn.error else turn.user or "".join(call.completion for call in turn.calls)
-        return {"tool": "", "brief": _cut(text), "tone": "bad" if turn.error else ""}
-    if action.error is not None:
-        return {"tool": "", "brief": _cut(f"malformed: {action.error}"), "tone": "bad"}
-    text = command_text(command) if command is not None else action.sub_goal or action.context
-    failed = turn.error is not None or (command and command.error) or (observation and observation.status == "error")
-    return {"tool": action.tool or (command.tool if command else ""), "brief": _cut(text), "tone": "bad" * bool(failed)}
+    elif action.error is not None:
+        text, failed = f"malformed: {action.error}", True
+    else:
+        text = command_text(command) if command is not None else action.sub_goal or action.context
+        tool = action.tool or (command.tool if command else "")
+        failed |= bool(command and command.error) or bool(observation and observation.status == "error")
+    return {"tool": tool, "brief": cut(" ".join(text.split()), _BRIEF), "tone": "bad" * failed}
 
 
 def safe(value: Any) -> Any:
@@ -487,21 +490,3 @@ def safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {visible(str(key)): safe(entry) for key, entry in value.items()}
     return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trained: str) -> Block:
-    action = turn.action
-    broken = action is not None and (is_bad_call(action, turn.command) if stream else action.error is not None)
-    return {
-        "index": turn.index,
-        "tool": brief(turn)["tool"],
-        "malformed": broken,
-        "error": turn.error.line if turn.error else "",
-        "rows": rows_document(turn_rows(turn, template, stream=stream)),
-        "calls": [call_document(call, number + place, trained) for place, call in enumerate(turn.calls)],
-    }
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"
