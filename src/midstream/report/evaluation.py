@@ -31,14 +31,6 @@ class BeforeAfter:
         found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
         return [side for side in found if side[1] or side[2]]
 
-    def by_family(self) -> Iterator[tuple[str | None, int, list[tuple[float | None, float | None]]]]:
-        """(family, its tasks, success before and after of every `by_kind`); the last family is None: all tasks."""
-        both = [*self.before, *self.after]
-        for family in (*families(both), None):
-            sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
-            shares = [(success(first, family), success(last, family)) for _, first, last in self.by_kind()]
-            yield family, max((each.tasks for each in sets), default=0), shares
-
 
 def where(result: EvaluationResult) -> str:
     """The set by name, with its split where that says more."""
@@ -263,12 +255,11 @@ def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
 def parts_table(results: Sequence[EvaluationResult]) -> Block | None:
     """The parts of rewards that have several; a rule next to a judge has its column already."""
     rows = [
-        ["" if place else _named(result, results), name, number(value)]
+        [_named(result, results), ", ".join(f"{name} {number(value)}" for name, value in result.reward_parts.items())]
         for result in results
         if len(result.reward_parts) > 1 and not result.judged
-        for place, (name, value) in enumerate(result.reward_parts.items())
     ]
-    return blocks.table("Parts of the score", ("set", "part", "mean"), rows, left=2)
+    return blocks.table("Parts of the score", ("set", "means"), rows, left=2)
 
 
 def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> str:
@@ -332,9 +323,12 @@ def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
     kinds = [kind for kind, _, _ in comparison.by_kind()]
     names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
     rows: list[list[Cell]] = []
-    for family, tasks, shares in comparison.by_family():
+    for family in (*families(both), None):  # None: all tasks
+        sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
+        tasks = max((each.tasks for each in sets), default=0)
         cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
-        for first, last in shares:
+        for _, before, after in comparison.by_kind():
+            first, last = success(before, family), success(after, family)
             cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
         rows.append(cells)
     ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
