@@ -7,9 +7,11 @@ import json
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from midstream.cli import options as shared
 from midstream.core.errors import RunError
@@ -54,14 +56,12 @@ def run(options: argparse.Namespace) -> int:
     elif options.tasks or options.wrong:
         _show_tasks(run, wrong=options.wrong, as_json=options.json)
     elif options.json:
-        record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
+        record: blocks.Block = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "lessons":
-            record |= _learned(run, updates=True)
+            record |= _learned(run)
         else:
-            record |= {
-                "metrics": _dumped(run.metrics.read(skip_damage)),
-                "evaluations": _dumped(run.evaluations.read(skip_damage)),
-            }
+            record["metrics"] = _dumped(run.metrics.read(skip_damage))
+            record["evaluations"] = _dumped(run.evaluations.read(skip_damage))
         print(json.dumps(record))
     elif info.kind == "evaluation":
         show_evaluation(run)
@@ -116,11 +116,8 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
     last = max((result.step or 0 for result in found), default=0)
     chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
     if not chosen:
-        raise RunError(
-            f"{run.root} has no finished evaluation",
-            code="no-evaluation",
-            fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
-        )
+        fix = f"midstream show {shlex.quote(str(run.root))} shows its status"
+        raise RunError(f"{run.root} has no finished evaluation", code="no-evaluation", fix=fix)
     # Nothing is held: an evaluation may have 100,000 runs.
     separator = "["
     for result in chosen:
@@ -148,14 +145,14 @@ def _check(run: RunDirectory, options: argparse.Namespace) -> int:
             run.accept_damage()
     checks = verify(run)
     counts = Counter(check.state for check in checks)
-    if options.json:
-        print(json.dumps({"run": str(run.root), "files": [asdict(check) for check in checks]}))
-    else:
-        for check in checks:
-            problem = f": {check.problem}" if check.problem else ""
-            show([text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state])])
-            show([blocks.code(f"{'':<13}fix: {check.fix}" if check.fix else "")])
-        show([text(", ".join(f"{counted(counts[state], 'file')} {state}" for state in _TONES if counts[state]))])
+    parts: list[blocks.Block | None] = []
+    for check in checks:
+        problem = f": {check.problem}" if check.problem else ""
+        parts.append(text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state]))
+        parts.append(blocks.code(f"{'':<13}fix: {check.fix}" if check.fix else ""))
+    total = ", ".join(f"{counts[state]:,} {state}" for state in _TONES if counts[state])
+    record = {"run": str(run.root), "files": [asdict(check) for check in checks]}
+    shared.show(options, record, [*parts, text(total)])
     return 1 if counts["damaged"] else 0
 
 
@@ -163,19 +160,23 @@ def _resume(run: RunDirectory) -> list[blocks.Block | None]:
     """The command that continues a run that did not end."""
     if run.status().state not in ("interrupted", "failed"):
         return []
-    agent: Any = run.info().resolved.get("agent", {})
-    root = shlex.quote(str(run.root))
+    info, root = run.info(), shlex.quote(str(run.root))
+    agent = info.resolved.get("agent")
     again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
-    command = again if agent.get("type") == "external" and run.info().evaluation else f"midstream resume {root}"
+    command = (
+        again
+        if isinstance(agent, Mapping) and agent.get("type") == "external" and info.evaluation
+        else f"midstream resume {root}"
+    )
     return [blocks.code(f"resume with: {command}")]
 
 
-def _dumped(records: Any) -> list[dict[str, Any]]:
-    return [record.model_dump() for record in records]
+def _dumped(records: Sequence[BaseModel]) -> list[blocks.Block]:
+    return [record.model_dump(mode="json") for record in records]
 
 
-def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
-    """What a lesson run learned, as JSON, with its `updates` or with what it spent."""
+def _learned(run: RunDirectory) -> blocks.Block:
+    """What a lesson run learned, as JSON."""
     from midstream.report.lessons import read_lesson_run
 
     data = read_lesson_run(run)
@@ -183,9 +184,6 @@ def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
         "lessons": data.lesson_set.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),
         "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
-        **(
-            {"updates": [update.model_dump(mode="json") for update in data.updates]}
-            if updates
-            else {"spent": data.spent.model_dump()}
-        ),
+        "updates": _dumped(data.updates),
+        "spent": data.spent.model_dump(),
     }
