@@ -230,8 +230,6 @@ def commands(root: Path) -> dict[str, list[object]]:
         "show ID, under way": ["show", under_way, wanted.id],
         "show, finished": ["show", a],
         "show ID": ["show", a, wanted.id],
-        "show --tasks --page 3": ["show", a, "--tasks", "--page", 3],
-        "show --wrong --page 3": ["show", a, "--wrong", "--page", 3],
         "show --tasks --json": ["show", a, "--tasks", "--json"],
         "show, training": ["show", trained],
         "show ID, training": ["show", trained, f"step-000001/{wanted.id}"],

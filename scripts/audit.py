@@ -186,7 +186,7 @@ def tiny_training(*changes: str) -> list[str]:
 
     write("ten.toml", TEN_STEPS)
     changed = [word for change in changes for word in ("--set", change)]
-    return ["train", "ten.toml", *settings(TRAINING), *changed, "--no-eval", "--out", "run"]
+    return ["train", "ten.toml", *settings(TRAINING), *changed, "--set", "evaluation.at=none", "--out", "run"]
 
 
 @contextmanager
@@ -709,7 +709,7 @@ def _() -> Found:
 
     changed = {**SMALL, "tasks.rules": 6, "lessons.tasks": 12, "lessons.batch_size": 12}
     changed |= {"lessons.gate.test_pairs": 64}
-    cli("train", "lessons-simulated", "--quiet", "--no-eval", "--out", "run", *settings(changed))
+    cli("train", "lessons-simulated", "--quiet", "--set", "evaluation.at=none", "--out", "run", *settings(changed))
     effects = [one["effect"] for one in json.loads(Path("run/lessons/lessons.json").read_text())["lessons"]]
     effects = [each for each in effects if each and each["bundle"]]
     bundles = {str(each["bundle"]): each["bundle"]["mean"] for each in effects}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from midstream.cli.call import type_in_words
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
 from midstream.recipe.overrides import chosen_tools
-from midstream.report.tools import words_of
 from support.errors import coded, printed
 from support.llm_server import LLMServer
 
@@ -83,15 +83,12 @@ def taken(capsys, *options):
 def test_a_tool_shows_what_it_takes(capsys, mine):
     code, out, err = run(capsys, "mine.py:convert")
     assert (code, err) == (0, "")
-    assert [line.rstrip() for line in out.splitlines()][:8] == [
-        "convert",
-        "  Converts a length.",
-        "  arguments  value  number  how long",
-        '             unit   "m" or "km"',
-        '             to     string = "km"',
-        "             again  boolean = false",
-        "  limits     5 s, 2,000 tokens of output",
-        '  call it    midstream call mine.py:convert value="..." unit="..."',
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[:2] == ["convert", "Converts a length."]
+    assert lines[5:9] == ["value number how long", 'unit "m" or "km"', 'to string = "km"', "again boolean = false"]
+    assert lines[10:] == [
+        "limits 5 s, 2,000 tokens of output",
+        'call it midstream call mine.py:convert value="..." unit="..."',
     ]
     [tool] = taken(capsys, "mine.py:convert").values()
     assert tool["parameters"]["required"] == ["value", "unit"]
@@ -317,7 +314,7 @@ def test_a_broken_back_end_is_a_failure(capsys, mine):
 )
 def test_types_in_words(schema, words):
     whole = {"$defs": {"Unit": {"enum": ["m", "mi"]}, "Point": {"type": "object"}}}
-    assert words_of(schema, whole) == words
+    assert type_in_words(schema, whole) == words
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------------

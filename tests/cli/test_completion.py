@@ -1,4 +1,4 @@
-"""`midstream completion`: a script that the shell itself reads, and what bash then offers."""
+"""`midstream --print-completion`: a script that the shell itself reads, and what bash then offers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 from midstream.cli.main import main
 
 
+def _printed(shell: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["--print-completion", shell])
+    return end.value.code
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_commands_options_recipes_and_runs(tmp_path, capsys):
-    assert main(["completion", "bash"]) == 0
+    assert _printed("bash") == 0
     (tmp_path / "midstream.bash").write_text(capsys.readouterr().out)
     (tmp_path / "runs/mine").mkdir(parents=True)
 
@@ -30,6 +36,6 @@ def test_bash_completes_commands_options_recipes_and_runs(tmp_path, capsys):
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_a_script_with_every_command(shell, capsys):
-    assert main(["completion", shell]) == 0
+    assert _printed(shell) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in ("midstream", "lessons", "tool-calling"))

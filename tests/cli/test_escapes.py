@@ -165,7 +165,7 @@ def shown(directory: Path, server: str) -> Iterator[list[str]]:
     for name in "ab":
         write(directory / name, {f"t {EVIL}": [1.0], "u": [0.0]}, set_name=EVIL, policy=EVIL, gold=EVIL)
     yield ["compare", str(directory / "a"), str(directory / "b"), "--tasks"]
-    yield ["doctor", "--roles", "--base-url", server, "--model", f"evil{EVIL}"]
+    yield ["doctor", "--base-url", server, "--model", f"evil{EVIL}"]
 
 
 def failing(body: dict) -> dict:
@@ -182,7 +182,7 @@ def failed(directory: Path, server: str) -> Iterator[list[str]]:
     yield ["show", str(directory / "e")]
     for form in ([], ["--quiet"], ["--json"]):
         yield ["solve", "Why?", "--recipe", str(recipe), *form]
-    yield ["doctor", "--roles", "--base-url", server, "--model", "m"]
+    yield ["doctor", "--base-url", server, "--model", "m"]
 
 
 Commands = Callable[[Path, str], Iterator[list[str]]]

@@ -489,11 +489,11 @@ def test_a_dry_run_says_how_much_it_would_take(lesson_set, workshop, tmp_path):
 
 def test_people_vote_on_lessons_and_texts_and_see_what_counts(lesson_set, run_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, shown, _ = lesson_set("vote", run_path, "L1", "--against")
+    code, shown, _ = lesson_set("vote", run_path, "L1", "against")
     assert code == 0
     assert "against person run L1 Look numbers up before you calculate." in shown
-    assert lesson_set("vote", "Round  always.", "--against", "--project", ".midstream/votes.sqlite")[0] == 0
-    assert lesson_set("vote", run_path, "L1", "--for")[0] == 0
+    assert lesson_set("vote", "Round  always.", "against", "--project", ".midstream/votes.sqlite")[0] == 0
+    assert lesson_set("vote", run_path, "L1", "for")[0] == 0
     found = json.loads(lesson_set("votes", "--json")[1])
     assert [(vote["text"], vote["value"], vote["lesson"], vote["run"]) for vote in found] == [
         ("Round always.", "against", "", ""),
@@ -509,7 +509,7 @@ def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(lesson_set, tmp_path,
     record = json.loads(run.info_path.read_text())
     record["resolved"]["lessons"]["feedback"] = {"votes": str(place)}
     run.info_path.write_text(json.dumps(record))
-    assert json.loads(lesson_set("vote", run.root, "L2", "--for", "--json")[1])["votes"] == str(place)
+    assert json.loads(lesson_set("vote", run.root, "L2", "for", "--json")[1])["votes"] == str(place)
     assert not (tmp_path / ".midstream").exists()
     assert [vote["lesson"] for vote in json.loads(lesson_set("votes", run.root, "--json")[1])] == ["L2"]
 
@@ -517,9 +517,9 @@ def test_a_vote_on_a_run_with_a_file_of_its_own_goes_there(lesson_set, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("vote", "RUN", "L9", "--for"), "unknown-name"),
-        (("vote", " ", "--for"), "empty-value"),
-        (("vote", "none.json", "L1", "--for"), "file-not-found"),
+        (("vote", "RUN", "L9", "for"), "unknown-name"),
+        (("vote", " ", "for"), "empty-value"),
+        (("vote", "none.json", "L1", "for"), "file-not-found"),
         (("votes",), "file-not-found"),
     ],
 )

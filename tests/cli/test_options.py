@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
-from midstream.cli.options import parse_amount, parse_count
+from midstream.cli.options import parse_count
 from midstream.components import kinds
 from midstream.core.seeds import SEED_MEANING
 from midstream.recipe.build import Build
@@ -172,15 +172,8 @@ def test_what_is_no_count_is_refused(text):
         parse_count(text)
 
 
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "-inf", "much", ""])
-def test_what_is_no_amount_is_refused(text):
-    with pytest.raises(ArgumentTypeError):
-        parse_amount(text)
-
-
-def test_counts_and_amounts_are_read():
+def test_counts_are_read():
     assert [parse_count(text) for text in ("1", "007", "999999999")] == [1, 7, 999_999_999]
-    assert [parse_amount(text) for text in ("0", "1.5", "2e3")] == [0, 1.5, 2000]
 
 
 @pytest.mark.parametrize(

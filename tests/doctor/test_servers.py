@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.servers import check_server, no_server
+from midstream.doctor.servers import check_server
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.report.doctor import Check
 from support.llm_server import completion
@@ -188,9 +188,3 @@ def test_several_engines_are_named_apart() -> None:
     with serving(Server(lambda: listing("m"))) as server:
         found = asyncio.run(check_server("judge", OpenAIConfig(model="m", base_url=server.base_url), several=True))
     assert [check.what for check in found] == ["key of judge", "server of judge", "model of judge"]
-
-
-def test_where_no_model_is_named_nothing_is_asked() -> None:
-    assert [(check.code, check.status) for check in no_server("none")] == [
-        ("MS501", "not checked"), ("MS502", "not checked"), ("MS503", "not checked"),
-    ]  # fmt: skip

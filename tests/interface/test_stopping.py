@@ -13,7 +13,7 @@ import pytest
 
 import midstream as ms
 from midstream.cli.main import main
-from midstream.report.progress import TrainingView
+from midstream.report.progress import Progress
 from support.counting import counting, write_questions
 from support.errors import coded
 from support.llm_server import LLMServer
@@ -156,7 +156,7 @@ def test_a_run_begun_in_python_is_resumed_by_the_command_line(ten_steps, finishe
 @pytest.mark.slow
 def test_a_run_begun_by_the_command_line_is_resumed_in_python(ten_steps, finished_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(TrainingView, "count", lambda view, event: at_four(event) or "")
+        patched.setattr(Progress, "__call__", lambda self, event: at_four(event))
         assert main(["train", str(ten_steps), "--out", str(tmp_path / "theirs"), "--quiet"]) == 130
     assert ms.resume(tmp_path / "theirs", quiet=True).status == "finished"
     assert records(tmp_path / "theirs") == records(finished_run)

@@ -19,9 +19,10 @@ from midstream.report.doctor import (
     RoleResult,
     advice_on,
     rates_of,
-    screen,
+    role_blocks,
     standing_of,
 )
+from midstream.report.draw import draw
 
 IDS = Probe(engine="model", what=TOKEN_IDS, works=True, words="6 for a short reply")
 SCHEMA = Probe(engine="model", what=JSON_SCHEMA, works=True, words="replied {}")
@@ -41,7 +42,8 @@ def printed(roles: list[RoleResult], probes: tuple[Probe, ...] = (IDS, SCHEMA), 
     advice = advice_on(roles, probes)
     works = all(role.standing != "cannot" for role in roles)
     console = Terminal(file=io.StringIO(), width=width)
-    console.print(screen(Diagnosis(recipe="r", roles=tuple(roles), probes=probes, advice=advice, works=works)))
+    found = Diagnosis(recipe="r", roles=tuple(roles), probes=probes, advice=advice, works=works)
+    console.print(draw(role_blocks(found)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

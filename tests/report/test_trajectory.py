@@ -32,7 +32,7 @@ def test_a_solved_trajectory_reads_turn_by_turn():
     ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-    assert "1  (exact_match 1)" in text
+    assert "1  (exact match 1)" in text
 
 
 def test_malformed_actions_and_lost_runs_are_shown_as_such():

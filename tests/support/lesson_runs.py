@@ -162,8 +162,6 @@ def view(made: MadeUp | None = None, **changes: Any) -> LessonsData:
         compared=[],
         spent=made.updates[-1].spent if made.updates else Spent(),
         costs={},
-        sources={},
-        samples=[],
     )
     return LessonsData(**(whole | changes))
 

@@ -325,8 +325,9 @@ def test_a_run_that_cannot_learn_says_so_at_once_and_at_its_end(ten_steps, tmp_p
 
 
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize(("words", "steps"), [(["--no-eval"], set()), (["--set", "evaluation.at=end"], {2})])
-def test_evaluations_can_be_left_out(ten_steps, tmp_path, capsys, words, steps):
+@pytest.mark.parametrize(("at", "steps"), [("none", set()), ("end", {2})])
+def test_evaluations_can_be_left_out(ten_steps, tmp_path, capsys, at, steps):
+    words = ["--set", f"evaluation.at={at}"]
     root = tmp_path / "run"
     assert main(["train", str(ten_steps), "--out", str(root), "--quiet", *settings(TRAINING), *words]) == 0
     run = RunDirectory.open(root)

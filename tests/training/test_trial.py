@@ -42,7 +42,7 @@ def test_the_command_prints_what_a_trial_measured(monkeypatch, capsys):
     monkeypatch.setattr(api, "try_training", lambda recipe: measured)
     assert main(["train", "tool-use-small", "--try", "--quiet"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "readable turns 100% of 10 groups with both outcomes 80% of 16" in shown
+    assert "readable turns 100% of 10 contrast 80% of 16 groups" in shown
     assert main(["train", "tool-use-small", "--try", "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == measured.model_dump(mode="json")
     assert main(["train", "tool-use-small", "--try", "--out", "runs/none"]) == 2

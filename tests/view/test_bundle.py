@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
 import shutil
@@ -20,7 +19,7 @@ from midstream.core.errors import RunError, StorageError, UsageError
 from midstream.core.trajectory import Score, Trajectory
 from midstream.report.comparison import compare
 from midstream.runs import RunDirectory
-from midstream.view.bundle import page_html, write_bundle, write_report, write_trajectory
+from midstream.view.bundle import page_html, write_report, write_runs, write_trajectory
 from midstream.view.documents import Documents
 from support.errors import coded
 from support.evaluations import write
@@ -63,19 +62,6 @@ class Parsed(HTMLParser):
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
         if self.inside == "style":
             self.styles[-1] += data
-
-
-def documents_in(directory: Path) -> dict[str, Any]:
-    """The documents of a bundle, found as its page finds them."""
-    index = json.loads((directory / "data" / "index.js").read_text().removeprefix("window.midstreamFiles = "))
-    found: dict[str, Any] = {}
-    for prefix, name in index.items():
-        data = re.fullmatch(r'midstreamData\("([^"]*)"\)\n', (directory / name).read_text())
-        assert data is not None
-        held = json.loads(gzip.decompress(base64.b64decode(data[1])))
-        assert all(path == prefix or path.startswith(f"{prefix}/") for path in held)
-        found |= held
-    return found
 
 
 def trajectories(documents: dict[str, Any]) -> list[str]:
@@ -169,35 +155,26 @@ def test_wrong_trajectories_of_evaluations_come_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bundle_holds_all_runs(runs: Path, tmp_path: Path) -> None:
-    write_bundle([runs], tmp_path / "site")
-    held = documents_in(tmp_path / "site")
+def test_a_page_may_hold_all_runs_below_a_directory(runs: Path, tmp_path: Path) -> None:
+    write_runs([runs], tmp_path / "page.html")
+    held = documents_of(tmp_path / "page.html")
     assert {run["run"] for run in held["runs"]["runs"]} == {"training", "lessons", "evaluation"}
     assert {f"run/{Path(kind).name}" for kind in KINDS} <= set(held)
     assert {path.split("/")[1] for path in trajectories(held)} == {"training", "lessons", "evaluation"}
-    page = Parsed((tmp_path / "site" / "index.html").read_text())
-    assert [attributes["src"] for attributes, _ in page.scripts] == ["data/index.js", "view.js"]
-    assert "script-src 'self'; style-src 'self'" in page.policy
-    assert sum(file.stat().st_size for file in (tmp_path / "site").rglob("*") if file.is_file()) < 3e6
+    assert (tmp_path / "page.html").stat().st_size < 3e6
 
 
-def test_a_bundle_of_two_runs_compares_them_and_replaces_the_last_one(tmp_path: Path) -> None:
+def test_a_page_of_two_runs_compares_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         write(tmp_path / "runs" / name, {f"t{i}": [float(i < 2 + (name == "b"))] for i in range(4)})
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, check=coded("file-exists", site)):
-        write_bundle([tmp_path / "runs"], site)
-    (site / "mine.txt").unlink()
-    write_bundle([tmp_path / "runs"], site)
-    held = documents_in(site)
+    assert main(["view", "runs", "--file"]) == 0
+    assert capsys.readouterr().out == "runs.html\n"
+    held = documents_of(tmp_path / "runs.html")
     assert {"compare/a/b", "compare/b/a"} <= held.keys()
     assert len(trajectories(held)) == 8
-    files = {path.name for path in (site / "data").iterdir()}
-    write_bundle([tmp_path / "runs" / "a"], site)
-    assert trajectories(documents_in(site)) == [path for path in trajectories(held) if path.startswith("run/a/")]
-    assert {path.name for path in (site / "data").iterdir()} < files
 
 
 def test_the_command_writes_a_trajectorys_page(
@@ -274,10 +251,6 @@ def test_the_command_writes_each_kind_of_page(
     (tmp_path / "mine.html").write_text("mine")
     assert main(["view", run, "--file", "mine.html"]) == 2
     assert (tmp_path / "mine.html").read_text() == "mine"
-    assert main(["view", run, "--bundle", str(tmp_path)]) == 2  # not a bundle
-    assert main(["view", run, "--bundle", "site"]) == 0
-    assert main(["view", run, "--bundle", "site"]) == 0  # replaces it
-    assert capsys.readouterr().out.endswith("site/index.html\n")
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -319,10 +292,10 @@ def test_a_page_opens_at_its_run(pages: dict[str, Path], open_file: Open, kind: 
 
 
 @pytest.mark.slow
-def test_every_address_of_a_bundle_opens(runs: Path, tmp_path: Path, open_file: Open) -> None:
-    write_bundle([runs], tmp_path / "site")
-    index = tmp_path / "site" / "index.html"
-    held = documents_in(tmp_path / "site")
+def test_every_address_of_a_page_of_several_runs_opens(runs: Path, tmp_path: Path, open_file: Open) -> None:
+    index = tmp_path / "page.html"
+    write_runs([runs], index)
+    held = documents_of(index)
     path = next(path for path in trajectories(held) if "/step-" in path)
     _, run, _, part, _, place = path.split("/")
     task = held[path]["task"]

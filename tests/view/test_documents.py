@@ -10,7 +10,7 @@ import pytest
 
 from midstream.core.sequences import joined
 from midstream.core.trajectory import Trajectory
-from midstream.report.turn_rows import turn_rows
+from midstream.report.trajectory import turn_rows
 from midstream.runs import RunDirectory
 from midstream.training.rows import group_advantages
 from support.viewing import Client, names

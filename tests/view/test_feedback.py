@@ -109,7 +109,7 @@ def test_a_thumb_on_a_lesson_is_a_vote_of_the_project(tmp_path: Path, monkeypatc
         assert (against.lesson, against.value, against.by, against.run) == ("L1", "against", "person", str(run.root))
         assert (favor.lesson, favor.value) == ("L2", "for")
         # The same as by hand: another vote on the same item.
-        assert main(["lessons", "vote", str(run.root), "L1", "--for"]) == 0
+        assert main(["lessons", "vote", str(run.root), "L1", "for"]) == 0
         assert {vote.lesson: vote.value for vote in read_votes(votes)} == {"L2": "for", "L1": "for"}
         client.post("run/run/feedback", {"lesson": "L1", "vote": "up", "note": "better"})  # it stands already
         client.post("run/run/feedback", {"lesson": "L2", "vote": ""})

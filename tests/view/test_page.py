@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from midstream.view import bundle
 from support import made_up_view
 
 RUN = "flow-grpo-tiny-a"
@@ -293,33 +290,3 @@ def test_a_page_that_does_not_unpack_says_so(browser, tmp_path):
     page = browser.new_page()
     page.goto(file.as_uri())
     assert "could not be loaded" in page.locator("main h1").inner_text()
-
-
-def test_a_bundle_loads_only_the_scripts_that_a_page_needs(browser, tmp_path):
-    documents = made_up_view.documents(hostile="")
-    static = made_up_view.STATIC
-    for name in ("view.js", "view.css"):
-        shutil.copy(static / name, tmp_path / name)
-    shell = (static / "index.html").read_text(encoding="utf-8")
-    shell = shell.replace('<script src="view.js"', '<script src="data/index.js" defer></script>\n<script src="view.js"')
-    (tmp_path / "index.html").write_text(shell, encoding="utf-8")
-    (tmp_path / "data").mkdir()
-    rest = {path: document for path, document in documents.items() if "/part/" not in path}
-    parts = {path: document for path, document in documents.items() if "/part/" in path}
-    for name, held in {"all": rest, "parts": parts}.items():
-        (tmp_path / f"data/{name}.js").write_text(f'midstreamData("{bundle.packed(held)}")', encoding="utf-8")
-    index = {
-        "runs": "data/all.js",
-        "compare": "data/all.js",
-        f"run/{RUN}": "data/all.js",
-        f"run/{RUN}/part": "data/parts.js",
-    }
-    (tmp_path / "data/index.js").write_text(f"window.midstreamFiles = {json.dumps(index)}", encoding="utf-8")
-    page = browser.new_page()
-    page.goto((tmp_path / "index.html").as_uri())
-    page.wait_for_selector("[data-item]")
-    scripts = "[...document.scripts].map((script) => script.getAttribute('src'))"
-    assert "data/parts.js" not in page.evaluate(scripts)
-    page.goto((tmp_path / "index.html").as_uri() + f"{GROUP}/1")
-    page.wait_for_selector(".turn")
-    assert "data/parts.js" in page.evaluate(scripts)

@@ -7,7 +7,7 @@ import { List } from "./list.js";
 import { Compare, Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { Problem } from "./shown.js";
-import { listenTo, sourceMode } from "./source.js";
+import { isLive, listenTo } from "./source.js";
 import { announce, switchTheme, useAddress } from "./state.js";
 import { Short, cut, visible } from "./text.js";
 import { Tokens } from "./tokens.js";
@@ -81,8 +81,7 @@ function Keys({ close }) {
 }
 
 function Source({ connected }) {
-  const mode = sourceMode();
-  if (mode !== "live") return <span class="source soft" title="What this file holds; nothing is loaded from elsewhere">{mode === "file" ? "one file" : "bundle"}</span>;
+  if (!isLive()) return <span class="source soft" title="What this file holds; nothing is loaded from elsewhere">one file</span>;
   return (
     <span class={`source ${connected ? "up" : "warn"}`} role="status">
       <span class="dot" aria-hidden="true" />

@@ -1,15 +1,12 @@
-// Where documents come from: inside this file, from a bundle's scripts, or from the live server.
+// Where documents come from: inside this file, or from the live server.
 
 import { encode } from "./address.js";
 
 const documents = new Map(); // of a file: path -> document
 const listeners = new Set();
-let files = null; // of a bundle: path prefix -> script
-const scripts = new Map();
 let mode = "live";
 
-/** "live", "bundle" or "file". Votes and news are there only live. */
-export const sourceMode = () => mode;
+/** "live" or "file". Votes and news are there only live. */
 export const isLive = () => mode === "live";
 
 export class Missing extends Error {
@@ -36,52 +33,13 @@ async function keep(base64) {
   for (const [path, document] of Object.entries(await unpack(base64))) documents.set(path, document);
 }
 
-/** Find out which of the three this page is; resolves when documents can be asked for. */
+/** Find out which of the two this page is; resolves when documents can be asked for. */
 export async function openSource() {
   const inline = document.getElementById("data");
   if (inline) {
     mode = "file";
     await keep(inline.textContent);
-  } else if (window.midstreamFiles) {
-    mode = "bundle";
-    files = Object.entries(window.midstreamFiles).sort(([a], [b]) => b.length - a.length);
   } else listen();
-}
-
-let arrived = Promise.resolve();
-window.midstreamData = (base64) => {
-  const before = arrived;
-  arrived = before.then(() => keep(base64));
-};
-
-function loadScript(name) {
-  if (!/^[\w.~%-]+(\/[\w.~%-]+)*\.js$/.test(name)) return Promise.reject(new Error("not a file of this bundle"));
-  if (!scripts.has(name)) {
-    scripts.set(
-      name,
-      new Promise((done, failed) => {
-        const script = document.createElement("script");
-        script.src = name;
-        script.onload = () => arrived.then(done, failed);
-        script.onerror = () => failed(new Error(`${name} is not there`));
-        document.head.append(script);
-      }),
-    );
-  }
-  return scripts.get(name);
-}
-
-async function fromFile(path) {
-  if (!documents.has(path) && files) {
-    // A prefix is of whole names: "run/a" is not one of "run/ab".
-    const fits = ([prefix]) => path === prefix || path.startsWith(prefix.endsWith("/") ? prefix : `${prefix}/`);
-    for (const [, name] of files.filter(fits)) {
-      await loadScript(name);
-      if (documents.has(path)) break;
-    }
-  }
-  if (!documents.has(path)) throw new Missing(path);
-  return documents.get(path);
 }
 
 async function readAnswer(response) {
@@ -99,7 +57,10 @@ async function readAnswer(response) {
 
 /** The document at `path`; live, `query` asks for a part of it. Raises `Missing` or `Refused`. */
 export async function get(path, query = {}) {
-  if (mode !== "live") return fromFile(path);
+  if (!isLive()) {
+    if (!documents.has(path)) throw new Missing(path);
+    return documents.get(path);
+  }
   const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value != null));
   const tail = search.size ? `?${search}` : "";
   return readAnswer(await fetch(`api/${path}${tail}`, { headers: { Accept: "application/json" } }));

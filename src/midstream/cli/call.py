@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from midstream.cli import options as shared
@@ -27,7 +26,9 @@ from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe, chosen_tools
 from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.report.tools import called_screen, tools_screen
+from midstream.report import blocks
+from midstream.report.blocks import Block
+from midstream.report.numbers import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +59,10 @@ def run(options: argparse.Namespace) -> int:
                 continue
             if options.arguments:
                 called = _call(build, tools, options, run_coroutine)
-                return shared.show(options, called, [called["text"]], partial(called_screen, called))
+                return shared.show(options, called, _answer(called), [called["text"]])
             records = [_record(tool, tool.name if table in servers else name, options.recipe) for tool in tools]
-            return shared.show(options, records, [tool.name for tool in tools], partial(tools_screen, records))
+            shown = [part for record in records for part in _described(record)]
+            return shared.show(options, records, shown, [tool.name for tool in tools])
     _with_tool(recipe, name)  # raises: there is no tool of that name
     return 2
 
@@ -83,6 +85,52 @@ def _record(tool: Tool, named: str, recipe: str) -> dict[str, Any]:
         "output_tokens": tool.output_tokens,
         "example": " ".join(words),
     }
+
+
+def _described(record: Mapping[str, Any]) -> list[Block | None]:
+    """What a tool does and takes, its limits, and how to call it."""
+    schema, rows = record["parameters"], []
+    for name, argument in schema.get("properties", {}).items():
+        argument = argument if isinstance(argument, Mapping) else {}
+        words = type_in_words(argument, schema)
+        if "default" in argument:
+            words += f" = {json.dumps(argument['default'], ensure_ascii=False)}"
+        elif name not in schema.get("required", ()):
+            words += " (optional)"
+        rows.append((name, words, str(argument.get("description", ""))))
+    limits = f"{record['timeout_s']:g} s, {record['output_tokens']:,} tokens of output"
+    return [
+        blocks.heading(record["name"]),
+        blocks.text(record["description"]),
+        blocks.table("", ("argument", "type", "meaning"), rows, left=3),
+        blocks.facts({"limits": limits, "call it": record["example"]}),
+    ]
+
+
+def type_in_words(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+    """A JSON schema's type in a few words: "integer", "list of string", '"m" or "km"', "Point"."""
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        meant = whole.get("$defs", {}).get(name, {})
+        return type_in_words(meant, {}) if "enum" in meant else name
+    if "enum" in schema or "const" in schema:
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema.get("enum", [schema.get("const")]))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return " or ".join(dict.fromkeys(type_in_words(part, whole) for part in schema[key]))
+    kind = schema.get("type", "anything")
+    if kind == "array" and isinstance(schema.get("items"), Mapping) and schema["items"]:
+        return f"list of {type_in_words(schema['items'], whole)}"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _answer(called: Mapping[str, Any]) -> list[Block | None]:
+    """The tool's answer, and below it whether the call worked and what it took."""
+    words = ["ok" if called["ok"] else "not ok", f"{called['duration_s']:.2f} s"]
+    words += [f"{counted(called['requests'], 'request')} to a model"] if called["requests"] else []
+    words += [f"sandbox {called['sandbox']}"] if called["sandbox"] else []
+    answer = blocks.code(called["text"]) or blocks.text("(empty)", "soft")
+    return [answer, blocks.text("  ".join(words), "up" if called["ok"] else "bad")]
 
 
 def _call(build: Build, tools: Sequence[Tool], options: argparse.Namespace, run: Callable[..., Any]) -> dict[str, Any]:

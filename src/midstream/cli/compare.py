@@ -14,15 +14,15 @@ from pathlib import Path
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.report.comparison import (
-    SHOWN,
     Comparison,
     GroupComparison,
     compare,
     compare_groups,
     sentence,
+    shown,
     split_step,
 )
-from midstream.report.draw import chosen, show
+from midstream.report.draw import show
 from midstream.report.numbers import counted
 
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"compared": said, "notes": comparison.notes}))
         return 0
-    show(chosen(comparison.sections, *SHOWN), folds=options.tasks)
+    show(shown(comparison), folds=options.tasks)
     return 0
 
 

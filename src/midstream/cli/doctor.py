@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from rich.text import Text
-
 from midstream.cli import options as shared
-from midstream.core.terminal import Terminal
 from midstream.doctor.checks import check_machine
 from midstream.doctor.roles import check_any_role, examine, unreached
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, AgentChanges, changed_recipe
-from midstream.report.doctor import Diagnosis, machine_screen, screen
+from midstream.report.blocks import text
+from midstream.report.doctor import Diagnosis, machine_blocks, role_blocks
+from midstream.report.draw import show
 
 _REACHED = ("MS501", "MS502")  # without these no model can be asked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
-    parser.add_argument("--recipe", default=None, help=f"the modules of this recipe (default: {RECIPE})")
+    parser.add_argument("--recipe", default=None, help="examine the models of this recipe")
     shared.add(parser, *shared.SERVER)
-    parser.add_argument("--roles", action="store_true", help="examine the recipe's own model where none is named")
     shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
 
 
@@ -33,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         return shared.dry_run(recipe, options)
     build = Build(recipe, unsafe=True)  # no program runs: an executor that writes them is not examined
     given = (options.model, options.base_url, options.provider, options.recipe)
-    named = options.roles or any(value is not None for value in given)
+    named = any(value is not None for value in given)
     if named:
         check_any_role(build)
     silent = options.json or options.quiet
@@ -41,9 +39,8 @@ def run(options: argparse.Namespace) -> int:
         machine = asyncio.run(check_machine(build, named=named))
     sound = all(check.status != "failed" for check in machine)
     reached = not any(check.code in _REACHED and check.status == "failed" for check in machine)
-    console = Terminal()
     if not options.json:
-        console.print(machine_screen(machine), crop=False)
+        show(machine_blocks(machine))
     if named and reached:
         with shared.spinner("asking the model", silent=silent) as status:
 
@@ -58,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(found.model_dump_json())
     elif named and reached:
-        console.print(Text(), screen(found))
+        print()
+        show(role_blocks(found))
     else:
-        failed = "The roles were not examined: a key or a server failed."
         examine_one = "Examine a model: midstream doctor --model NAME --base-url URL"
-        console.print(failed if named else examine_one, highlight=False, soft_wrap=True)
+        show([text("The roles were not examined: a key or a server failed." if named else examine_one)])
     return 0 if found.works else 1

@@ -35,4 +35,5 @@ def run(options: argparse.Namespace) -> int:
             everything=options.everything,
         )
     record = {**asdict(done), "path": str(done.path)}
-    return shared.show_written(options, record, f"{counted(done.rows, 'row')} in {done.path}", done.left_out)
+    line = f"{counted(done.rows, 'row')} in {done.path}"
+    return shared.show(options, record, shared.written(line, done.left_out))

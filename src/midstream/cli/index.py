@@ -1,31 +1,24 @@
-"""`midstream index build`: from a file of documents, one JSON object a line, to an index for `local_search`.
+"""`midstream index build`: from a file of documents to an index for `local_search`.
 
-The file is read line by line, whatever its size, and the index appears only once all of it is in. A bad line is named
-with its number, and then nothing is written at all.
+The file is read row by row, whatever its size, and the index appears only once all of it is in. A bad row is named
+with its place, and then nothing is written at all.
 """
 
 from __future__ import annotations
 
 import argparse
-import codecs
-import json
 import sqlite3
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
-
-import rich.progress
 
 from midstream.cli import options as shared
-from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
-from midstream.core.terminal import Terminal
+from midstream.report.blocks import code
 from midstream.report.numbers import counted
-from midstream.sources.records import Faults, json_excerpt
+from midstream.sources.records import Faults, json_excerpt, read_records
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
 _OVERLAP = 6  # passages share a sixth of their size with the one before
@@ -36,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build = parser.add_subparsers(dest="action", required=True, metavar="build").add_parser(
         "build", help="index documents for the tool local_search"
     )
-    build.add_argument("file", help="documents, one JSON object a line: id, text, title if any; - reads standard input")
-    build.add_argument("--out", metavar="FILE.db", help="the index (default: next to the documents, as .db)")
-    for name in ("id", "text", "title"):
-        build.add_argument(f"--{name}-field", default=name, metavar="NAME", help=f"where a line holds the {name}")
+    build.add_argument("file", type=Path, help="documents as .jsonl, .json, .csv, .tsv or .parquet, or these with .gz")
+    build.add_argument("--out", type=Path, metavar="FILE.db", help="the index (default: next to the documents, as .db)")
+    text = "the fields of a document that hold these (default: id,text,title); the title may be missing"
+    build.add_argument("--fields", default="id,text,title", metavar="ID,TEXT,TITLE", help=text)
     build.add_argument(
         "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
     )
@@ -48,57 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Build an index; print where it is and what is in it."""
-    source = None if options.file == "-" else Path(options.file)
-    out, size = _target(source, options.out), options.passage_characters
+    out, size, fields = options.out or options.file.with_suffix(".db"), options.passage_characters, options.fields
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
-    fields = (options.id_field, options.text_field, options.title_field)
-    counts, started = Counts(), time.monotonic()
-    with ExitStack() as stack:
-        lines: IO[bytes] = sys.stdin.buffer
-        if source is not None and sys.stderr.isatty() and not (options.quiet or options.json):
-            console = Terminal(stderr=True)
-            lines = stack.enter_context(rich.progress.open(source, "rb", console=console, transient=True))
-        elif source is not None:
-            lines = stack.enter_context(source.open("rb"))
+    if fields.count(",") != 2:
+        fix = "name three, e.g. --fields id,text,title"
+        raise UsageError(f"--fields {fields!r} are not three names", code="setting-range", fix=fix)
+    if out.exists():
         try:
-            faults = Faults("standard input" if source is None else str(source))
-            build_index(out, read_documents(lines, faults, counts, fields, size)).close()
-        except sqlite3.Error as error:
-            raise StorageError(
-                f"{out} could not be written: {error}",
-                code="write-failed",
-                fix=f"df -h {out.parent}, or --out ELSEWHERE.db",
-            ) from error
-    size_bytes, seconds = out.stat().st_size, time.monotonic() - started
-    if options.json:
-        print(json.dumps({**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}))
-        return 0
-    as_passages = f", as {counts.passages} passages" if size else ""
-    print(f"{counted(counts.documents, 'document')} in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)")
-    if counts.without_text:
-        print(f"{counts.without_text} had no text and were left out")
-    print(f"to search them: --set tools.local_search.index={out}")
-    return 0
-
-
-def _target(source: Path | None, out: str | None) -> Path:
-    """The path of the index, which holds nothing else."""
-    if source and not source.is_file():
-        raise UsageError(f"there is no file {source}", code="file-not-found", fix="give a .jsonl file")
-    if out is None and source is None:
-        raise UsageError("documents from standard input name no index", code="missing-option", fix="add --out FILE.db")
-    target = Path(out) if out else (source or Path()).with_suffix(".db")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", code="file-not-found", fix=f"mkdir -p {target.parent}")
-    if target.exists():
-        try:
-            open_index(target).close()
+            open_index(out).close()
         except RecipeError as error:
-            raise UsageError(
-                f"{target} is there already and is not a search index", code="file-exists", fix="give another --out"
-            ) from error
-    return target
+            what = f"{out} is there already and is not a search index"
+            raise UsageError(what, code="file-exists", fix="give another --out") from error
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", code="file-not-found", fix=f"mkdir -p {out.parent}")
+    counts, started = Counts(), time.monotonic()
+    with shared.spinner("indexing", silent=options.quiet or options.json):
+        try:
+            build_index(out, read_documents(options.file, counts, fields.split(","), size)).close()
+        except sqlite3.Error as error:
+            fix = f"df -h {out.parent}, or --out ELSEWHERE.db"
+            raise StorageError(f"{out} could not be written: {error}", code="write-failed", fix=fix) from error
+    size_bytes, seconds = out.stat().st_size, time.monotonic() - started
+    as_passages = f", as {counts.passages} passages" if size else ""
+    lines = [
+        f"{counted(counts.documents, 'document')} in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)"
+    ]
+    lines += [f"{counts.without_text} had no text and were left out"] if counts.without_text else []
+    lines.append(f"to search them: --set tools.local_search.index={out}")
+    record = {**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}
+    return shared.show(options, record, [code("\n".join(lines))])
 
 
 @dataclass(kw_only=True)
@@ -111,66 +83,56 @@ class Counts:
 
 
 def read_documents(
-    lines: IO[bytes],
-    faults: Faults,
-    counts: Counts,
-    fields: tuple[str, str, str] = ("id", "text", "title"),
-    passage_characters: int | None = None,
+    path: Path, counts: Counts, fields: Sequence[str] = ("id", "text", "title"), size: int | None = None
 ) -> Iterator[Document]:
-    """Yield the documents of JSON lines, none after the first fault; split longer texts into passages.
+    """Yield the documents of a file, none after the first fault; split those of more than `size` characters.
 
-    `fields` are the names under which a line holds its document's id, text and title (if any).
-    Raises `UsageError` if lines are bad, or there is no document.
+    `fields` are the names under which a row holds its document's id, text and title (if any).
+    Raises `UsageError` if rows are bad, or there is no document.
     """
-    id_field, text_field, title_field = fields
+    faults = Faults(str(path))
     with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
         seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
-        for number, line in enumerate(lines, 1):
-            place, data = f"line {number}", (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip()
-            if not data:
-                continue
-            try:
-                # Not as strict as for tasks: a corpus may hold NaN, long lines, and anything in fields of its own.
-                record = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                faults.add(place, f"it is no JSON: {error}")
-                continue
-            if not isinstance(record, dict):
-                faults.add(place, f"it is no object but {json_excerpt(record)}")
-                continue
-            identity, text, title = map(record.get, fields)
-            if isinstance(identity, bool) or not isinstance(identity, str | int):
-                faults.add(place, f"{id_field!r} must be text or a whole number, not {json_excerpt(identity)}")
-            elif not isinstance(text, str):
-                faults.add(place, f"{text_field!r} must be text, not {json_excerpt(text)}")
-            elif not isinstance(title, str | None):
-                faults.add(place, f"{title_field!r} must be text, not {json_excerpt(title)}")
-            elif reason := unfit([identity, text, title]):
-                faults.add(place, f"it cannot be kept: {reason}")
-            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), place)).rowcount:
+        for record in read_records(path, faults, fields):
+            identity, text, title = map(record.fields.get, fields)
+            if problem := _problem(record.fields, fields):
+                faults.add(record.place, problem)
+            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), record.place)).rowcount:
                 (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
-                faults.add(place, f"id {str(identity)!r} was on {first} already")
-            elif not text.strip():
+                faults.add(record.place, f"id {str(identity)!r} was on {first} already")
+            elif not str(text).strip():
                 counts.without_text += 1
             elif not faults.total:
+                pieces = _pieces(Document(id=str(identity), text=str(text), title=title or ""), size)
                 counts.documents += 1
-                whole = Document(id=str(identity), text=text, title=title or "")
-                pieces = [whole]
-                if passage_characters is not None and len(text) > passage_characters:
-                    spans = passages(text, passage_characters, passage_characters // _OVERLAP)
-                    pieces = [
-                        Document(id=f"{whole.id}#{number}", text=text[start:end].strip(), title=whole.title)
-                        for number, (start, end) in enumerate(spans, 1)
-                    ]
                 counts.passages += len(pieces)
                 yield from pieces
     faults.refuse(
-        cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
-        fix="correct these lines, or name other fields by --id-field, --text-field, --title-field",
+        cause='a row must be an object such as {"id": "1", "text": "...", "title": "..."}',
+        fix="correct these rows, or name other fields by --fields",
     )
     if not counts.documents:
         raise UsageError(
-            "there is no document to index" + f": every line has an empty {text_field!r}" * bool(counts.without_text),
+            "there is no document to index" + f": every row has an empty {fields[1]!r}" * bool(counts.without_text),
             code="file-invalid",
-            fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
+            fix='give rows such as {"id": "1", "text": "..."}, or name other fields by --fields',
         )
+
+
+def _problem(row: Mapping[str, object], fields: Sequence[str]) -> str:
+    """What is wrong with a row, "" for nothing."""
+    kinds = ((str | int, "text or a whole number"), (str, "text"), (str | None, "text"))
+    for name, (kind, wanted) in zip(fields, kinds, strict=True):
+        if isinstance(value := row.get(name), bool) or not isinstance(value, kind):
+            return f"{name!r} must be {wanted}, not {json_excerpt(value)}"
+    return ""
+
+
+def _pieces(document: Document, size: int | None) -> list[Document]:
+    """A document, or its passages if it is longer than `size` characters."""
+    if size is None or len(document.text) <= size:
+        return [document]
+    return [
+        Document(id=f"{document.id}#{number}", text=document.text[start:end].strip(), title=document.title)
+        for number, (start, end) in enumerate(passages(document.text, size, size // _OVERLAP), 1)
+    ]

@@ -7,13 +7,12 @@ undoes it. A change of what prompts show makes the lesson set unproven.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from midstream import api
 from midstream.cli import options as shared
@@ -41,7 +40,7 @@ from midstream.recipe.lessons import (
 )
 from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
 from midstream.recipe.sessions import validation_settings
-from midstream.report.blocks import Block, code, text
+from midstream.report.blocks import code, text
 from midstream.report.draw import show
 from midstream.report.lesson_set import (
     diff_blocks,
@@ -61,53 +60,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = "a lesson run, one version of its lesson set (RUN@VERSION), or a file"
     changed = "a lesson run, or a .json file"
 
-    printed = actions.add_parser("show", help="every lesson: where it came from, what it did")
-    printed.add_argument("named", metavar="LESSONS", help=where)
+    def action(
+        name: str, function: Callable[[argparse.Namespace], int], text: str, named: str, metavar: str = "LESSONS"
+    ) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=text)
+        made.add_argument("named", metavar=metavar, help=named, nargs="?" if name == "votes" else None)
+        made.set_defaults(run_action=function)
+        shared.add(made, *shared.OUTPUT)
+        return made
 
-    versions = actions.add_parser("versions", help="every version of a run's lesson set, and what made it")
-    versions.add_argument("named", metavar="RUN", help="lesson run")
+    action("show", show_lessons, "every lesson: where it came from, what it did", where)
+    action("versions", list_versions, "every version of a run's lesson set, and what made it", "lesson run", "RUN")
+    action("diff", show_diff, "what one lesson set has and another has not", where).add_argument(
+        "other", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5"
+    )
+    text = "return to a version; those in between stay on record"
+    action("rollback", roll_back, text, "lesson run", "RUN").add_argument(
+        "number", type=int, metavar="VERSION", help="its number, as `versions` lists them"
+    )
+    action("edit", edit_lessons, "change lessons in an editor ($VISUAL, $EDITOR)", changed)
 
-    comparison = actions.add_parser("diff", help="what one lesson set has and another has not")
-    comparison.add_argument("named", metavar="LESSONS", help=where)
-    comparison.add_argument("other", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5")
-
-    rollback = actions.add_parser("rollback", help="return to a version; those in between stay on record")
-    rollback.add_argument("named", metavar="RUN", help="lesson run")
-    rollback.add_argument("number", type=int, metavar="VERSION", help="its number, as `versions` lists them")
-
-    edit = actions.add_parser("edit", help="change lessons in an editor ($VISUAL, $EDITOR)")
-    edit.add_argument("named", metavar="LESSONS", help=changed)
-
-    validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
-    validate.add_argument("named", metavar="LESSONS", help=changed)
+    text = "does it help this agent? measured against none, lesson by lesson"
+    validate = action("validate", validate_lessons, text, changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
     shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--tasks", "--reward", "--unsafe")
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
 
-    vote = actions.add_parser(
-        "vote", help="for or against a lesson or a text: near three against, others are held back"
-    )
-    vote.add_argument("named", metavar="LESSONS", help=f"{where}; without LESSON, the text itself")
+    text = "for or against a lesson or a text: near three against, others are held back"
+    vote = action("vote", add_vote, text, f"{where}; without LESSON, the text itself")
     vote.add_argument("lesson", metavar="LESSON", nargs="?", default="", help="its id, e.g. L3")
-    value = vote.add_mutually_exclusive_group(required=True)
-    for name in ("for", "against"):
-        value.add_argument(f"--{name}", dest="value", action="store_const", const=name, help=f"vote {name} it")
-
-    votes = actions.add_parser("votes", help="the votes of people and of the gate that count")
-    votes.add_argument("named", metavar="RUN", nargs="?", default=None, help="of the project of this run")
-    for action in (vote, votes):
-        action.add_argument(
-            "--project", type=Path, metavar="FILE", help=f"file of votes (default: the run's, {FeedbackConfig().votes})"
-        )
-
-    functions = {
-        printed: show_lessons, versions: list_versions, comparison: show_diff,
-        rollback: roll_back, edit: edit_lessons, validate: validate_lessons, vote: add_vote, votes: list_votes,
-    }  # fmt: skip
-    for action, function in functions.items():
-        shared.add(action, *shared.OUTPUT)
-        action.set_defaults(run_action=function)
+    vote.add_argument("value", choices=("for", "against"))
+    text = "the votes of people and of the gate that count"
+    votes = action("votes", list_votes, text, "of the project of this run", "RUN")
+    text = f"file of votes (default: the run's, {FeedbackConfig().votes})"
+    for made in (vote, votes):
+        made.add_argument("--project", type=Path, metavar="FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,14 +122,14 @@ def list_versions(options: argparse.Namespace) -> int:
     if not found:
         read_lessons(path)  # raises: there is no lesson set
     record = [version.model_dump(mode="json", exclude={"lesson_set"}) for version in found]
-    return _print(options, record, versions_table(found))
+    return shared.show(options, record, [versions_table(found)])
 
 
 def show_diff(options: argparse.Namespace) -> int:
     """Print what one lesson set has and another has not."""
     found = diff(read(options.named), read(options.other))
     shown = diff_blocks(found, f"{options.named} and {options.other} hold the same lessons")
-    return _print(options, found.model_dump(mode="json"), *shown)
+    return shared.show(options, found.model_dump(mode="json"), shown)
 
 
 def roll_back(options: argparse.Namespace) -> int:
@@ -161,25 +149,18 @@ def edit_lessons(options: argparse.Namespace) -> int:
     """Open the lessons as TOML in the person's editor; a draft that cannot be used is kept."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command:
-        raise UsageError(
-            "no editor is named: VISUAL and EDITOR are not set",
-            code="missing-option",
-            fix="EDITOR=nano midstream lessons edit RUN",
-        )
+        what, fix = "no editor is named: VISUAL and EDITOR are not set", "EDITOR=nano midstream lessons edit RUN"
+        raise UsageError(what, code="missing-option", fix=fix)
     with editable_lessons(options.named) as place:
-        after, where = place.lesson_set, str(place.path)
-        with tempfile.NamedTemporaryFile(
-            "w", suffix=".toml", prefix="lessons-", encoding="utf-8", delete=False
-        ) as file:
-            file.write(to_draft(place.lesson_set))
-        draft = Path(file.name)
+        number, name = tempfile.mkstemp(suffix=".toml", prefix="lessons-")
+        os.close(number)
+        draft = Path(name)
+        draft.write_text(to_draft(place.lesson_set), encoding="utf-8")
         try:
             done = subprocess.run([*shlex.split(command), str(draft)], check=False)
             if done.returncode:
                 raise UsageError(f"the editor {command!r} ended with {done.returncode}", code="editor-failed")
-            changed = _save(place, draft.read_text(encoding="utf-8-sig"))
-            if changed is not None:
-                after, where = changed
+            after, where = _save(place, draft.read_text(encoding="utf-8-sig"))
         except (MidstreamError, OSError, UnicodeDecodeError) as failure:
             raise UsageError(
                 f"nothing is changed: {failure.what if isinstance(failure, MidstreamError) else failure}",
@@ -191,8 +172,8 @@ def edit_lessons(options: argparse.Namespace) -> int:
     return _print_change(options, place.lesson_set, after, where)
 
 
-def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str] | None:
-    """Keep the lesson set as a person's TOML has it; returns it and its new name, or None if nothing is changed."""
+def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str]:
+    """Keep the lesson set as a person's TOML has it; returns it and its name."""
     agent = run_recipe(place.run).agent if place.run else None
     every = modules_of("agentflow" if agent is None else agent.type)
     modules = [name for name in every if agent is None or shows_lessons(agent, name)]
@@ -208,7 +189,7 @@ def _save(place: EditableLessons, text: str) -> tuple[LessonSet, str] | None:
         check_shown(agent, render_modules(changed), str(place.path))
     found = diff(place.lesson_set, changed)
     if found.empty:
-        return None
+        return place.lesson_set, str(place.path)
     marks = {"pinned": "pin", "vetoed": "veto", "active": "release"}
     note = "; ".join(f"{marks[lesson.state]} {lesson.id}" for _, lesson in found.marked)
     operations = [outcome.operation for outcome in outcomes]
@@ -251,7 +232,7 @@ def validate_lessons(options: argparse.Namespace) -> int:
     if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
         command = f"midstream lessons edit {shlex.quote(str(split(tested.where)[0]))}"
         parts.append(code(f"to delete what harms ({', '.join(harmful)}): {command}"))
-    _print(options, record, *parts)
+    shared.show(options, record, parts)
     return 0 if tested.found.test.verdict == "better" else 1
 
 
@@ -260,13 +241,13 @@ def add_vote(options: argparse.Namespace) -> int:
     given, place = cast_vote(options.named, options.lesson, options.value, options.project)
     record = {"votes": str(place), "vote": given.model_dump(mode="json")}
     total = code(f"{place}: {counted(len(read_votes(place)), 'vote')}")
-    return _print(options, record, votes_table([given]), total)
+    return shared.show(options, record, [votes_table([given]), total])
 
 
 def list_votes(options: argparse.Namespace) -> int:
     """Print the votes that count."""
     found = read_votes(votes_path(options.named, options.project))
-    return _print(options, [vote.model_dump(mode="json") for vote in found], votes_table(found))
+    return shared.show(options, [vote.model_dump(mode="json") for vote in found], [votes_table(found)])
 
 
 def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonSet, where: str) -> int:
@@ -276,13 +257,4 @@ def _print_change(options: argparse.Namespace, before: LessonSet, after: LessonS
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream lessons validate {shlex.quote(str(split(where)[0]))}"
         parts += [text("unproven now, because prompts have changed:", "warn"), code(f"  {fix}")]
-    return _print(options, record, *parts)
-
-
-def _print(options: argparse.Namespace, record: Any, *parts: Block | None) -> int:
-    """Print what an action found or did: `record` with `--json`, else the blocks; returns 0."""
-    if options.json:
-        print(json.dumps(record))
-    else:
-        show(parts)
-    return 0
+    return shared.show(options, record, parts)

@@ -14,23 +14,17 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from pydantic_core import to_jsonable_python
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from midstream.cli import options as shared
-from midstream.components.own import anchored, file_of, is_reference
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.recipe.files import find_recipe, read_table, shipped_recipes
-from midstream.report.draw import fields, plain
+from midstream.report import blocks
+from midstream.report.blocks import Block
 
 if TYPE_CHECKING:
+    from midstream.components.component import Kind
     from midstream.core.task import Task
     from midstream.sources.benchmarks import Benchmark
 
@@ -73,7 +67,7 @@ class Entry(NamedTuple):
 
     name: str
     what: str
-    record: dict[str, Any]
+    record: Block
     about: str = ""
     group: str = ""
 
@@ -105,17 +99,21 @@ def run(options: argparse.Namespace) -> int:
         print(entries[0].record["text"], end="")  # a terminal would break its lines
         return 0
     records = [{"name": entry.name, "what": entry.what, **entry.record} for entry in entries]
-    names = [entry.name for entry in entries]
-    return shared.show(options, records, names, lambda: _in_full(entries[0]) if one else _list(kind, entries))
+    shown = _in_full(entries[0]) if one else _list(kind, entries)
+    return shared.show(options, records, shown, [entry.name for entry in entries])
 
 
-def _names(kind: Any) -> Sequence[str]:
+def _names(kind: str) -> Sequence[str]:
     if kind == "recipes":
         return list(shipped_recipes())
     from midstream.components.kinds import registered
     from midstream.sources.benchmarks import BENCHMARKS
 
-    return list(BENCHMARKS) if kind == "benchmarks" else registered("tool" if kind == "tools" else kind)
+    return list(BENCHMARKS) if kind == "benchmarks" else registered(_component_kind(kind))
+
+
+def _component_kind(kind: str) -> Kind:
+    return cast("Kind", "tool" if kind == "tools" else kind)
 
 
 def _listed(kind: str) -> list[Entry]:
@@ -129,7 +127,7 @@ def _listed(kind: str) -> list[Entry]:
     return sorted(entries, key=lambda entry: [*_HEADINGS].index(entry.group))
 
 
-def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
+def _entry(kind: str, name: str | None, path: str | None = None, *, full: bool = False) -> Entry:
     """What a name of a kind means, `full` with a recipe's text or the questions; without a name, the file `path`."""
     if name is None:
         from midstream.sources.file import FileTasksConfig
@@ -138,51 +136,39 @@ def _entry(kind: Any, name: str | None, path: str | None = None, *, full: bool =
         return Entry(str(path), "your own questions", _counts(tasks, "test", {}))
     if kind == "recipes":
         return _recipe(name, full=full)
-    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(kind, name)
+    return _benchmark(name, path, full=full) if kind == "benchmarks" else _component(_component_kind(kind), name)
 
 
 # --- screens ----------------------------------------------------------------------------------------------------------
 
 
-def _list(kind: str | None, entries: Sequence[Entry]) -> Group:
-    widest = max((len(entry.name) for entry in entries), default=0)
-    parts: list[RenderableType] = [] if entries else [Text("none but your own\n", "dim")]
-    for group, found in groupby(entries, key=lambda entry: entry.group):
-        rows = [(each.name, Text(each.what).append(f"\n{each.about}" * bool(each.about), "dim")) for each in found]
-        parts += [Text(_HEADINGS[group], "bold")] * bool(group)
-        parts.append(Padding(fields(rows, least=widest, style="cyan"), (0, 0, 1, 2 * bool(group))))
-    own = {f"midstream list {kind} my_file.py:name": "your own: docs/extending.md"}
-    more = {
-        None: {"midstream list reward": "those of a kind", "midstream list reward numeric": "one in full"},
-        "recipes": {"midstream list recipes NAME": "one, with the reason of each value"},
-        "benchmarks": {
-            "midstream list benchmarks NAME": "one in full",
-            "midstream list benchmarks NAME --file FILE": "with the questions in a file",
-            "midstream list benchmarks --file FILE": "check your own questions",
-        },
-        "tools": {"midstream list tools NAME": "its settings", "midstream call NAME": "its arguments", **own},
-    }
-    hints = more.get(kind) or {f"midstream list {kind} NAME": "its settings", **own}
-    return Group(*parts, fields(((Text(f"  {command}"), Text(what)) for command, what in hints.items()), style=""))
+def _list(kind: str | None, entries: Sequence[Entry]) -> list[Block | None]:
+    """The entries by group, then commands that show more."""
+    found: list[Block | None] = [] if entries else [blocks.text("none but your own", "soft")]
+    for group in dict.fromkeys(entry.group for entry in entries):
+        found += [blocks.heading(_HEADINGS[group])] if group else []
+        found.append(blocks.cards([blocks.card(e.name, e.what, [e.about]) for e in entries if e.group == group]))
+    return [
+        *found,
+        blocks.code(f"midstream list {kind or 'KIND'} NAME    one in full, or your own: FILE.py:NAME"),
+    ]
 
 
-def _in_full(entry: Entry) -> Group:
+def _in_full(entry: Entry) -> list[Block | None]:
     record = dict(entry.record)
-    settings = record.pop("settings", ())
-    rows = ((key.replace("_", " "), plain(text)) for key, value in record.items() if (text := _shown(value)))
-    parts: list[RenderableType] = [Text(entry.name, "bold cyan"), Text(entry.what), Text(), fields(rows)]
-    if settings:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("setting", "default", "meaning"):
-            table.add_column(heading, overflow="fold")
-        for setting in settings:
-            default = "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False)
-            table.add_row(Text(setting["name"], "cyan"), Text(default), Text(setting["meaning"]))
-        parts += [Text(), table]
-    return Group(*parts)
+    rows = []
+    for setting in record.pop("settings", ()):
+        default = "required" if setting["required"] else json.dumps(setting.get("default"), ensure_ascii=False)
+        rows.append((setting["name"], default, setting["meaning"]))
+    return [
+        blocks.text(entry.name, "strong"),
+        blocks.text(entry.what),
+        blocks.facts({key.replace("_", " "): _shown(value) for key, value in record.items()}),
+        blocks.table("", ("setting", "default", "meaning"), rows, left=3),
+    ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value of a record as text, "" if it says nothing; of many counts the largest."""
     if isinstance(value, Mapping) and all(isinstance(count, int) for count in value.values()):
         counts = Counter(value).most_common()
@@ -226,14 +212,14 @@ def _recipe(name: str, *, full: bool) -> Entry:
 # --- components -------------------------------------------------------------------------------------------------------
 
 
-def _component(kind: Any, name: str) -> Entry:
+def _component(kind: Kind, name: str) -> Entry:
     from midstream.components.kinds import config_class
+    from midstream.components.own import anchored
     from midstream.components.tables import located
     from midstream.recipe.overrides import needs_settings
 
-    kind = "tool" if kind == "tools" else kind
     located(kind, name, kind)
-    config: Any = config_class(kind, anchored(name, Path.cwd()))
+    config = config_class(kind, anchored(name, Path.cwd()))
     source, (needs, may_use) = _source(kind, name), _needs(config)
     record = {"from": source, "needs": needs, "may_use": may_use, "settings": [*_settings(config)]}
     if kind == "tool" and (unset := needs_settings(name)):
@@ -245,9 +231,10 @@ def _component(kind: Any, name: str) -> Entry:
     return Entry(name, what_is(config), record, about)
 
 
-def _source(kind: Any, name: str) -> str:
+def _source(kind: Kind, name: str) -> str:
     """Where a component comes from: midstream, a package and its version, a file or a module."""
     from midstream.components.kinds import installed, package_of
+    from midstream.components.own import file_of, is_reference
 
     if name in installed(kind):
         return ", ".join(map(package_of, installed(kind)[name]))
@@ -257,13 +244,13 @@ def _source(kind: Any, name: str) -> str:
     return f"file {path}" if path is not None else f"module {name.rpartition(':')[0]}"
 
 
-def what_is(config: Any) -> str:
+def what_is(config: type) -> str:
     """The first sentence of the docstring of a component's settings; of your own, of its function or class."""
     text = " ".join((inspect.getdoc(config) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
-def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
+def _needs(config: type) -> tuple[dict[str, str], dict[str, str]]:
     """What a component needs and what it may use, with whether that is here, as far as the class of settings says."""
     needs: dict[str, str] = {}
     may_use: dict[str, str] = {}
@@ -283,7 +270,9 @@ def _needs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     return needs, may_use
 
 
-def _settings(config: Any) -> Iterator[dict[str, Any]]:
+def _settings(config: type) -> Iterator[Block]:
+    from pydantic_core import to_jsonable_python
+
     from midstream.tools.function import parse_docstring
 
     documented: dict[str, str] = {}
@@ -320,7 +309,7 @@ def _benchmark(name: str, path: str | None, *, full: bool) -> Entry:
     return Entry(name, benchmark.asks, record, about, benchmark.group)
 
 
-def _questions(benchmark: Benchmark, path: str | None) -> dict[str, Any]:
+def _questions(benchmark: Benchmark, path: str | None) -> Block:
     """The questions in a file, in what was downloaded before, or of a world, which makes them; {} if not here."""
     from midstream.components.tables import parse_component
     from midstream.recipe.check import task_source
@@ -342,7 +331,7 @@ def _questions(benchmark: Benchmark, path: str | None) -> dict[str, Any]:
     return _counts(tasks, benchmark.main_split, left_out)
 
 
-def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> dict[str, Any]:
+def _counts(tasks: Sequence[Task], split: str, left_out: Mapping[str, int]) -> Block:
     """How many questions there are, of which families, what scores them, and the first."""
     from midstream.rewards.composite import rule_for
 

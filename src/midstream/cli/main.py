@@ -20,7 +20,6 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
 
-from midstream.components.own import TRUST
 from midstream.core.errors import MidstreamError, UsageError, did_you_mean
 from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
@@ -42,30 +41,20 @@ COMMANDS = {
     "compare": "which of several evaluations is better, how surely",
     "export": "write trajectories for trainers, or as a table",
     "lessons": "look at an agent's lessons, edit, test them",
-    "completion": "print the completion for bash, zsh or fish",
 }
 
 EXAMPLES = """examples:
+  midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
+  midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle
   midstream train tool-use-135m --set training.steps=5
   midstream resume runs/demo           after Ctrl-C, a kill or a power cut
-  midstream eval runs/demo             evaluate the newest checkpoint
-  midstream eval agentflow-prompted --model gpt-4o-mini --benchmark bamboogle
-  midstream solve "What is 45 plus 17 ?" --planner runs/demo
-  midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
-  midstream doctor                     what works on this machine?
-  midstream doctor --provider ollama --model qwen2.5:7b
-  midstream models fetch smollm2       then: --model local/smollm2
-  midstream list                       what there is: recipes, tools, rewards
-  midstream list tools                 what agents can call, and what each needs
-  midstream list benchmarks gpqa       what it asks, where its questions are
-  midstream call python "105 + 7"      call a tool by hand
-  midstream index build docs.jsonl     search in your own documents
   midstream show runs/demo             numbers; add an id for one trajectory
-  midstream show runs/demo --check     is any file damaged or missing?
-  midstream view runs/demo --file      write its pages as one file, report.html
+  midstream view runs/demo             every rollout, in the browser
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
-  midstream export runs/demo --format sft --out sft.jsonl
-  midstream lessons show runs/p        the lessons an agent has learned"""
+  midstream list tools                 what agents can call, and what each needs
+  midstream call python "105 + 7"      call a tool by hand
+  eval "$(midstream --print-completion bash)"
+  midstream doctor                     what works on this machine?"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,6 +81,8 @@ def _run(words: Sequence[str]) -> int:
 
             return launch(options.nproc, words)
         if getattr(options, "trust", False):
+            from midstream.components.own import TRUST
+
             os.environ[TRUST] = "1"
         return _module(options.command).run(options)
     except MidstreamError as error:
@@ -132,8 +123,18 @@ class _Parser(argparse.ArgumentParser):
                 yield from below.options()
 
 
+class _PrintCompletion(argparse.Action):
+    """Print the script and end."""
+
+    def __call__(self, *given: Any) -> None:
+        from midstream.cli.completion import script
+
+        print(script(parser(), given[2]))
+        raise SystemExit(0)
+
+
 def parser(command: str | None = None) -> _Parser:
-    """The parser of every command; with `command`, the others are listed but have no arguments, "" for the help."""
+    """The parser of every command, or of one `command`; of "" those of all, without their arguments, for the help."""
     root = _Parser(
         prog="midstream",
         description="Agents that plan and call tools, made better in the flow by their own outcomes.",
@@ -141,8 +142,11 @@ def parser(command: str | None = None) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
+    shells = ("bash", "zsh", "fish")
+    text = "print the shell's completion of commands, options, recipes and files"
+    root.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help=text)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in (*COMMANDS, *_installed()):
+    for name in [command] if command in COMMANDS else (*COMMANDS, *_installed()):
         # Importing the modules of packages takes a second, so only the help does.
         text = COMMANDS.get(name) or ("" if command else _help(name))
         parser_of_command = commands.add_parser(name, help=text)

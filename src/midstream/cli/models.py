@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from midstream.cli import options as shared
 from midstream.engines.local.catalog import MODELS, fetch, find_fetched
 from midstream.engines.local.settings import require_torch
+from midstream.report.blocks import code, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,13 @@ def run(options: argparse.Namespace) -> int:
     """List the models, fetch one, or merge an adapter."""
     if options.action is None:
         record = [{"name": name, "here": bool(find_fetched(name)), **model._asdict()} for name, model in MODELS.items()]
-        return shared.show(options, record, MODELS, _screen)
+        rows = [
+            (name, model.weights, f"{model.gb:g} GB", "yes" if find_fetched(name) else "no", model.license, model.use)
+            for name, model in MODELS.items()
+        ]
+        heads = ("name", "weights", "size", "here", "license", "good for")
+        hint = code("midstream models fetch NAME, then --model local/NAME")
+        return shared.show(options, record, [table("", heads, rows, last=3), hint], MODELS)
     if options.action == "fetch":
         with shared.spinner(f"fetching {options.name}", silent=options.json or options.quiet):
             place, use = fetch(options.name), options.name
@@ -47,16 +51,4 @@ def run(options: argparse.Namespace) -> int:
         policy, place = Path(options.run) / "policy", Path(options.out)
         merge_adapter(policy if policy.is_dir() else Path(options.run), place)
         use = str(place)
-    line = Text(f"{place}\nUse it: --model local/{use}")
-    return shared.show(options, {"path": str(place)}, [str(place)], lambda: line)
-
-
-def _screen() -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "weights", "size", "license", "here", "good for"):
-        table.add_column(column)
-    for name, model in MODELS.items():
-        row = (model.weights, f"{model.gb:g} GB", model.license, "yes" if find_fetched(name) else "no", model.use)
-        table.add_row(name, *row)
-    table.caption = "midstream models fetch NAME, then --model local/NAME"
-    return table
+    return shared.show(options, {"path": str(place)}, [code(f"{place}\nUse it: --model local/{use}")], [str(place)])

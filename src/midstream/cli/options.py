@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic_core import to_jsonable_python
-from rich.console import RenderableType
-from rich.status import Status
-from rich.text import Text
-
 from midstream.core.errors import UsageError
-from midstream.core.seeds import SEED_MEANING
 from midstream.core.terminal import Terminal
 from midstream.core.text import counted
-from midstream.runs.budget import limit_settings
 from midstream.view import MAX_MB
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from midstream.recipe.schema import Recipe
+    from midstream.report.blocks import Block
+
+# Imports within functions spare each command what only others need.
 
 ChangesT = TypeVar("ChangesT")
 _DIGITS = 9  # of a count
@@ -31,6 +28,8 @@ _DIGITS = 9  # of a count
 
 def parse_seed(text: str) -> int:
     """The value of `--seed`."""
+    from midstream.core.seeds import SEED_MEANING
+
     try:
         return int(text)
     except ValueError as error:
@@ -44,19 +43,9 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_amount(text: str) -> float:
-    """The value of an option that takes dollars or seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return value
-
-
 def budget_settings(text: str) -> list[str]:
     """The settings of `--budget`."""
+    from midstream.runs.budget import limit_settings
 
     try:
         return limit_settings(text)
@@ -81,10 +70,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--budget": {
         "dest": "overrides", "action": "extend", "type": budget_settings, "default": [], "metavar": "LIMIT",
         "help": 'at most, e.g. "2 usd", "500 rollouts", "1000000 tokens, 3600 seconds"',
-    },
-    "--no-eval": {
-        "dest": "overrides", "action": "append_const", "default": [], "const": "evaluation.at=none",
-        "help": "evaluate nothing",
     },
     "--nproc": {
         "type": parse_count, "default": 1, "metavar": "N",
@@ -117,8 +102,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "A,B", "default": (), "help": "send metrics to trackers, or FILE.py:NAME; a wrong name lists them",
     },
     "--max-mb": {
-        "metavar": "MB", "type": parse_amount, "default": MAX_MB,
-        "help": f"trajectories are chosen until the files have about this size (default: {MAX_MB:g})",
+        "metavar": "MB", "type": float, "default": MAX_MB,
+        "help": f"of --file: trajectories are chosen until it has about this size (default: {MAX_MB:g})",
     },
     "--json": {"action": "store_true", "help": "print results as JSON on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress"},
@@ -154,30 +139,32 @@ def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> Chang
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
     """Show on standard error that work is under way."""
+    from rich.text import Text
+
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
 
 
-def show(options: argparse.Namespace, record: Any, names: Iterable[str], screen: Callable[[], RenderableType]) -> int:
-    """Print what a command found: `record` as JSON, the `names` alone with `--quiet`, or the screen."""
+def show(
+    options: argparse.Namespace, record: Any, parts: Iterable[Block | None], names: Iterable[str] | None = None
+) -> int:
+    """Print what a command found or did: `record` as JSON, only the `names` with `--quiet`, or the blocks."""
     if options.json:
         print(json.dumps(record, ensure_ascii=False))
-    elif options.quiet:
+    elif options.quiet and names is not None:
         print("\n".join(names))
     else:
-        Terminal().print(screen())
+        from midstream.report import draw
+
+        draw.show(parts)
     return 0
 
 
-def show_written(options: argparse.Namespace, record: Any, line: str, left_out: Mapping[str, int]) -> int:
-    """Print what a command has written, `record` as JSON or a line, and how many trajectories it left out and why."""
-    if options.json:
-        print(json.dumps(record))
-        return 0
-    console = Terminal()
-    console.print(Text(line), soft_wrap=True)
-    for reason, count in left_out.items():
-        console.print(Text(f"  {counted(count, 'trajectory', 'trajectories')} left out: {reason}"))
-    return 0
+def written(line: str, left_out: Mapping[str, int]) -> list[Block | None]:
+    """What a command has written, and how many trajectories it left out and why."""
+    from midstream.report.blocks import code
+
+    lines = (f"  {counted(count, 'trajectory', 'trajectories')} left out: {why}" for why, count in left_out.items())
+    return [code("\n".join([line, *lines]))]
 
 
 def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", "eval", "other"] = "other") -> int:
@@ -185,7 +172,8 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
 
     Then raise an error if the recipe needs something that is not on this machine.
     """
-    # Half a second that commands such as `show` need not spend.
+    from pydantic_core import to_jsonable_python
+
     from midstream import api
     from midstream.core.events import Note
     from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys

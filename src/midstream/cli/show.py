@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from midstream.cli import options as shared
-from midstream.core.errors import RunError, UsageError
+from midstream.core.errors import RunError
 from midstream.evaluation.verify import verify
 from midstream.report import blocks
 from midstream.report.blocks import text
@@ -21,12 +22,10 @@ from midstream.report.draw import show
 from midstream.report.evaluation import evaluated_trajectories, task_list, task_records
 from midstream.report.numbers import counted, nothing_learned
 from midstream.report.run import next_steps, run_blocks
-from midstream.report.trajectory import trajectory_blocks
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import template_of, trajectory_blocks
 from midstream.runs import RunDirectory, results
 from midstream.runs.journal import skip_damage, warn_of_damage
 
-_PAGE = 100
 _TONES = {"ok": "up", "damaged": "bad", "not checked": "soft"}
 
 
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
-    parser.add_argument("--page", type=int, metavar="N", help=f"of the list, only the N-th {_PAGE} runs")
     parser.add_argument("--check", action="store_true", help="read every file; exit with 1 if one is damaged")
     text = "remove unreadable records, so that the run resumes, and check; FILE.damaged keeps them"
     parser.add_argument("--accept", action="store_true", help=text)
@@ -47,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
     """Show what the options name; returns 1 if `--check` finds a damaged file."""
     if options.check or options.accept:
         return _check(RunDirectory.open(Path(options.run), report=lambda line: None), options)
-    if options.page is not None and options.page < 1:
-        raise UsageError(f"there is no --page {options.page}", code="setting-range", fix="pages count from 1")
     run = RunDirectory.open(Path(options.run))
     info, status = run.info(), run.status()
     if options.trajectory:
@@ -57,17 +53,15 @@ def run(options: argparse.Namespace) -> int:
             print(trajectory.model_dump_json())
         else:
             show(trajectory_blocks(trajectory, template_of(info.resolved)))
-    elif options.tasks or options.wrong or options.page:
-        _show_tasks(run, wrong=options.wrong, page=options.page, as_json=options.json)
+    elif options.tasks or options.wrong:
+        _show_tasks(run, wrong=options.wrong, as_json=options.json)
     elif options.json:
-        record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
+        record: blocks.Block = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "lessons":
-            record |= _learned(run, updates=True)
+            record |= _learned(run)
         else:
-            record |= {
-                "metrics": _dumped(run.metrics.read(skip_damage)),
-                "evaluations": _dumped(run.evaluations.read(skip_damage)),
-            }
+            record["metrics"] = _dumped(run.metrics.read(skip_damage))
+            record["evaluations"] = _dumped(run.evaluations.read(skip_damage))
         print(json.dumps(record))
     elif info.kind == "evaluation":
         show_evaluation(run)
@@ -116,32 +110,28 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     )
 
 
-def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bool) -> None:
-    """Print the tasks of the last evaluations, or only those that are not right, or only one page of each list."""
+def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
+    """Print the tasks of the last evaluations, or only those that are not right."""
     found = run.evaluations.read(skip_damage)
     last = max((result.step or 0 for result in found), default=0)
     chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
     if not chosen:
-        raise RunError(
-            f"{run.root} has no finished evaluation",
-            code="no-evaluation",
-            fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
-        )
-    # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
+        fix = f"midstream show {shlex.quote(str(run.root))} shows its status"
+        raise RunError(f"{run.root} has no finished evaluation", code="no-evaluation", fix=fix)
+    # Nothing is held: an evaluation may have 100,000 runs.
     separator = "["
     for result in chosen:
         evaluated = evaluated_trajectories(run, result)
         entries = enumerate(evaluated.entries())
         places = [place for place, entry in entries if not (wrong and entry.score is not None and entry.score >= 1)]
-        listed = evaluated.at(places if page is None else places[(page - 1) * _PAGE : page * _PAGE])
+        listed = evaluated.at(places)
         if as_json:
             for record in task_records({"set": result.set_name, "sampling": result.sampling}, listed):
                 sys.stdout.write(separator + json.dumps(record))
                 separator = ", "
             continue
         title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
-        pages = f", page {page:,} of {math.ceil(len(places) / _PAGE):,}" if page else ""
-        show([text(f"{title}: {counted(len(places), 'run')}{pages}", "strong")])
+        show([text(f"{title}: {counted(len(places), 'run')}", "strong")])
         for part in task_list(listed):
             show([part])
     if as_json:
@@ -155,14 +145,14 @@ def _check(run: RunDirectory, options: argparse.Namespace) -> int:
             run.accept_damage()
     checks = verify(run)
     counts = Counter(check.state for check in checks)
-    if options.json:
-        print(json.dumps({"run": str(run.root), "files": [asdict(check) for check in checks]}))
-    else:
-        for check in checks:
-            problem = f": {check.problem}" if check.problem else ""
-            show([text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state])])
-            show([blocks.code(f"{'':<13}fix: {check.fix}" if check.fix else "")])
-        show([text(", ".join(f"{counted(counts[state], 'file')} {state}" for state in _TONES if counts[state]))])
+    parts: list[blocks.Block | None] = []
+    for check in checks:
+        problem = f": {check.problem}" if check.problem else ""
+        parts.append(text(f"{check.state:<13}{check.file}{problem}", _TONES[check.state]))
+        parts.append(blocks.code(f"{'':<13}fix: {check.fix}" if check.fix else ""))
+    total = ", ".join(f"{counts[state]:,} {state}" for state in _TONES if counts[state])
+    record = {"run": str(run.root), "files": [asdict(check) for check in checks]}
+    shared.show(options, record, [*parts, text(total)])
     return 1 if counts["damaged"] else 0
 
 
@@ -170,29 +160,30 @@ def _resume(run: RunDirectory) -> list[blocks.Block | None]:
     """The command that continues a run that did not end."""
     if run.status().state not in ("interrupted", "failed"):
         return []
-    agent: Any = run.info().resolved.get("agent", {})
-    root = shlex.quote(str(run.root))
+    info, root = run.info(), shlex.quote(str(run.root))
+    agent = info.resolved.get("agent")
     again = f"midstream serve {root}/recipe.toml --sessions --out {root}"
-    command = again if agent.get("type") == "external" and run.info().evaluation else f"midstream resume {root}"
+    command = (
+        again
+        if isinstance(agent, Mapping) and agent.get("type") == "external" and info.evaluation
+        else f"midstream resume {root}"
+    )
     return [blocks.code(f"resume with: {command}")]
 
 
-def _dumped(records: Any) -> list[dict[str, Any]]:
-    return [record.model_dump() for record in records]
+def _dumped(records: Sequence[BaseModel]) -> list[blocks.Block]:
+    return [record.model_dump(mode="json") for record in records]
 
 
-def _learned(run: RunDirectory, *, updates: bool = False) -> dict[str, Any]:
-    """What a lesson run learned, as JSON, with its `updates` or with what it spent."""
+def _learned(run: RunDirectory) -> blocks.Block:
+    """What a lesson run learned, as JSON."""
     from midstream.report.lessons import read_lesson_run
 
-    data = read_lesson_run(run, whole=False)
+    data = read_lesson_run(run)
     return {
         "lessons": data.lesson_set.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),
         "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
-        **(
-            {"updates": [update.model_dump(mode="json") for update in data.updates]}
-            if updates
-            else {"spent": data.spent.model_dump()}
-        ),
+        "updates": _dumped(data.updates),
+        "spent": data.spent.model_dump(),
     }

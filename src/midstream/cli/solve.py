@@ -11,11 +11,10 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
-from midstream.engines.openai.providers import prices_used
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
-from midstream.report.progress import print_server
+from midstream.report.progress import about_agent, server_line
 from midstream.report.timeline import Timeline
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import template_of
 from midstream.runs import RunDirectory
 
 
@@ -50,11 +49,10 @@ def run(options: argparse.Namespace) -> int:
             nonlocal timeline
             if isinstance(event, ServerStarts):
                 if not silent:
-                    print_server(event, Terminal(stderr=True))
+                    Terminal(stderr=True).print(server_line(event), highlight=False, soft_wrap=True)
             elif isinstance(event, AgentBuilt) and not silent:
-                template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
-                prices = prices_used(event.resolved)
-                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template, prices)
+                template = template_of(event.resolved)
+                timeline = Timeline(Terminal(), options.question, about_agent(event), template)
                 screen.enter_context(timeline)
             elif isinstance(event, TurnEvent) and timeline is not None:
                 timeline.listen(event)

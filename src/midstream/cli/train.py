@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
-
-from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
 from midstream.core.errors import UsageError
-from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import LearningChanges, changed_recipe
+from midstream.report.blocks import Block, facts
 from midstream.report.progress import progress
 from midstream.trackers import trackers_of
 
@@ -29,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--lessons", "--tasks", "--reward")
     shared.add_recording(parser)
-    shared.add(parser, "--track", "--budget", "--no-eval", "--engine", "--nproc")
+    shared.add(parser, "--track", "--budget", "--engine", "--nproc")
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
     text = "play 16 tasks, make one step that is thrown away, and say what decides whether training can work"
     parser.add_argument("--try", dest="trial", action="store_true", help=text)
@@ -48,11 +45,7 @@ def run(options: argparse.Namespace) -> int:
                 raise UsageError(what, code="option-without-effect", fix=fix)
         with shared.spinner("playing 16 tasks, then one step", silent=options.quiet):
             trial = api.try_training(recipe)
-        if options.json:
-            print(json.dumps(trial.model_dump()))
-        else:
-            Terminal().print(_screen(trial))
-        return 0
+        return shared.show(options, trial.model_dump(), [_screen(trial)])
     with progress(quiet=options.quiet) as listener:
         run = api.train(
             recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
@@ -61,11 +54,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _screen(trial: RecipeTrial) -> Text:
+def _screen(trial: RecipeTrial) -> Block | None:
     step = trial.rollout_s + trial.update_s
     rows = [
         ("readable turns", f"{trial.readable:.0%} of {trial.turns}" if trial.turns else "none: no reply called a tool"),
-        ("groups with both outcomes", f"{trial.contrast:.0%} of {trial.tasks}: what there is to learn from"),
+        ("contrast", f"{trial.contrast:.0%} of {trial.tasks} groups have both outcomes: what there is to learn from"),
         ("success", f"{trial.success:.0%} of {trial.tasks * trial.group_size}"),
         ("tools", ", ".join(f"{name} {share:.0%}" for name, share in trial.tools.items())),
         ("a step", f"{step:.0f} s: rollouts {trial.rollout_s:.0f} s, update {trial.update_s:.0f} s"),
@@ -73,4 +66,4 @@ def _screen(trial: RecipeTrial) -> Text:
         ("peak memory", f"{trial.memory_gb:.1f} GB"),
         *(("change", words) for words in trial.advice or ("nothing: train it",)),
     ]
-    return Text("\n".join(f"{name:<26} {value}" for name, value in rows))
+    return facts(rows)

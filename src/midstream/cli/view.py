@@ -15,7 +15,8 @@ from midstream.core.errors import UsageError
 from midstream.gateway.http import LOOPBACK
 from midstream.report.comparison import split_step
 from midstream.runs import RunDirectory
-from midstream.view.bundle import BEGINNING, write_bundle, write_comparison, write_report, write_trajectory
+from midstream.view.bundle import BEGINNING, write_comparison, write_runs, write_trajectory
+from midstream.view.documents import Documents
 from midstream.view.server import Viewer
 
 
@@ -28,10 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=LOOPBACK[0], help=text)
     parser.add_argument("--port", type=int, default=0, help="the port (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
-    parser.add_argument("--bundle", type=Path, metavar="DIR", help="write a static site that opens from disk, and end")
     text = (
-        "write one page that opens from disk, and end: of a run (default: RUN/report.html), of a trajectory "
-        "(RUN ID, or the start of its id), or of the comparison of runs or groups"
+        "write one page that opens from disk, and end: of a run (default: RUN/report.html), of a directory of runs, "
+        "of a trajectory (RUN ID, or the start of its id), or of the comparison of runs or groups"
     )
     parser.add_argument("--file", nargs="?", const="", metavar="PATH", help=text)
     shared.add(parser, "--max-mb")
@@ -53,10 +53,6 @@ def run(options: argparse.Namespace) -> int:
                 code="file-not-found",
                 fix="name a run, or a directory of runs" if options.runs else "name one: midstream view RUN",
             )
-    if options.bundle:
-        write_bundle(places, options.bundle, max_mb=options.max_mb)
-        print(options.bundle / "index.html")
-        return 0
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
         signal.signal(number, signal.default_int_handler)
 
@@ -83,10 +79,13 @@ def _write_page(options: argparse.Namespace) -> Path:
     elif more:
         path = _free(options.file or "trajectory.html")
         write_trajectory(RunDirectory.open(Path(name)), more[0], path, max_mb=options.max_mb)
+    elif Path(name, "run.json").exists() or not Documents([Path(name)]).runs.find():
+        run = RunDirectory.open(Path(name))  # raises without a run
+        path = _free(options.file) if options.file else run.report_path
+        write_runs([run.root], path, max_mb=options.max_mb)
     else:
-        directory = RunDirectory.open(Path(name))
-        path = _free(options.file) if options.file else directory.report_path
-        write_report(directory, path, max_mb=options.max_mb)
+        path = _free(options.file or "runs.html")
+        write_runs([Path(name)], path, max_mb=options.max_mb)
     return path
 
 

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from midstream.core.errors import MidstreamError, UnsupportedError
-from midstream.doctor.servers import check_server, no_server
-from midstream.engines.local.settings import LocalModelConfig
+from midstream.doctor.servers import check_server
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.build import Build
 from midstream.report.doctor import Check
@@ -113,20 +112,13 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         for name, engine in recipe.engines.items()
         if named and isinstance(engine.config, OpenAIConfig)
     }
-    local = [engine.config.model for engine in recipe.engines.values() if isinstance(engine.config, LocalModelConfig)]
-    none = f"{', '.join(local)}: in this process" if named and local else "no model is named"
     slow: list[Coroutine[None, None, list[Check]]] = [
         check_training(),
         check_sandbox(recipe.sandbox, wanted=named and build.runs_code),
         *(check_server(name, config, several=len(engines) > 1) for name, config in engines.items()),
     ]
     training, sandbox, *servers = await run_concurrently(slow)
-    return (
-        check_python(),
-        *training,
-        *sandbox,
-        *(check for found in servers or [no_server(none)] for check in found),
-    )
+    return (check_python(), *training, *sandbox, *(check for found in servers for check in found))
 
 
 async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Check]:

@@ -82,12 +82,6 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     return [key, server, model_check(status="ok", words=f"{config.model} answered; no list of models is given")]
 
 
-def no_server(words: str) -> list[Check]:
-    """MS501 to MS503 where no server is named."""
-    checks = (("MS501", "key"), ("MS502", "server"), ("MS503", "model"))
-    return [Check(code=code, what=what, status="not checked", words=words) for code, what in checks]
-
-
 async def probe_engine(engine: Engine) -> list[Probe]:
     """Does it give token ids and log-probabilities? Does it enforce a JSON schema?"""
     if not isinstance(engine, OpenAICompatibleEngine):

@@ -82,7 +82,7 @@ class VoteFile(SqliteFile):
             raise UsageError(
                 f"there are no votes in {str(path)!r}",
                 code="file-not-found",
-                fix="correct the path, or vote: midstream lessons vote TEXT --against",
+                fix="correct the path, or vote: midstream lessons vote TEXT against",
             )
         super().__init__(
             path,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,15 +20,14 @@ from typing import Any
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.terminal import plain_text
-from midstream.core.text import html_table
 from midstream.evaluation.pairs import Evaluated, GroupDifference, Member, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.pairs import compare_groups as compare_two_groups
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, interval_cell, span_of, text
-from midstream.report.draw import chosen, draw
-from midstream.report.evaluation import evaluated_trajectories, label
-from midstream.report.numbers import counted, dollars, gain, gains, number, percent, shorten
+from midstream.report.draw import draw
+from midstream.report.evaluation import effort_table, evaluated_trajectories, label
+from midstream.report.numbers import counted, gain, gains, number, percent, shorten
 from midstream.runs import RunDirectory
 from midstream.runs.info import differing_settings
 
@@ -88,13 +88,8 @@ class Comparison:
         """The results of every set, what a task took, what to know about them; tasks that differ are folded."""
         letters, named = self.letters, list[tuple[str, str]]()
         for compared in self.runs:
-            resolved: Any = compared.run.info().resolved
-            agent = resolved.get("agent", {})
-            # The kind of agent, the template of an interleaved one, and the policies.
-            words = [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]
-            policies = [label([result], "") for result in compared.results.values()]
-            described = ", ".join(filter(None, [" ".join(filter(None, words)), *dict.fromkeys(policies)]))
-            named.append((letters[compared.name], f"{compared.name} ({described})"))
+            policies = dict.fromkeys(label([result], "") for result in compared.results.values())
+            named.append((letters[compared.name], f"{compared.name} ({', '.join(policies)})"))
         results, effort = list[Block | None](), list[Block | None]()
         for key in dict.fromkeys((paired.set_name, paired.sampling) for paired in self.found):
             several = [paired for paired in self.found if (paired.set_name, paired.sampling) == key]
@@ -118,24 +113,10 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        return plain_text(draw(chosen(self.sections, *SHOWN)))
+        return plain_text(draw(shown(self)))
 
     def _repr_html_(self) -> str:
-        rows = [
-            {
-                "compared": f"{self.letters[paired.other]} against {self.letters[paired.first]}",
-                "set": f"{paired.set_name} {paired.sampling}",
-                "tasks": paired.tasks,
-                "before": percent(paired.first_success),
-                "after": percent(paired.other_success),
-                "difference": gain(paired.difference),
-                "interval": gains(paired.interval),
-                "verdict": paired.verdict,
-            }
-            for paired in self.found
-        ]
-        notes = [*(f"{letter}: {name}" for name, letter in self.letters.items()), *self.notes]
-        return html_table(rows, notes)
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +135,7 @@ class GroupComparison:
     def notes(self) -> list[str]:
         """What is left out, which runs are not finished or lost trials, and the settings and steps that differ."""
         refused = [error for runs in self.groups.values() for compared in runs for error in compared.refused]
-        notes = [f"not compared: {error.what} ({error.cause})" for error in refused]
+        notes = [f"not compared: {error.what}" for error in refused]
         for name, runs in self.groups.items():
             steps = {result.step: None for compared in runs for result in compared.results.values()}
             if len(steps) > 1:
@@ -183,8 +164,9 @@ class GroupComparison:
         return [("results", "Results", found), ("notes", "To know", [text("\n".join(self.notes), "warn")])]
 
 
-SHOWN = ("compared", "results", "details", "notes")
-"""The sections that the terminal shows."""
+def shown(comparison: Comparison | GroupComparison) -> list[Block | None]:
+    """All of a comparison, for the terminal."""
+    return [block for _, _, found in comparison.sections for block in found]
 
 
 def comparison_page(comparison: Comparison | GroupComparison) -> Block:
@@ -204,16 +186,9 @@ def compare(*runs: Comparable) -> Comparison:
         RunError: one of them has no finished evaluation (at that step).
         UsageError: fewer than two runs, or too many; nothing can be compared.
     """
-    if len(runs) < 2:
-        raise UsageError(
-            f"{len(runs)} runs to compare", code="missing-option", fix='name two, e.g. compare("runs/a", "runs/b")'
-        )
-    if len(runs) > len(string.ascii_uppercase):
-        raise UsageError(
-            f"{len(runs)} evaluations are too many for one table",
-            code="too-many",
-            fix="compare fewer at a time",
-        )
+    if not 2 <= len(runs) <= len(string.ascii_uppercase):
+        fix = 'name 2 to 26, e.g. compare("runs/a", "runs/b")'
+        raise UsageError(f"{counted(len(runs), 'run')} to compare", code="missing-option", fix=fix)
     opened: list[ComparedRun] = []
     for run in runs:
         opened.append(_opened(run, {other.name for other in opened}))
@@ -301,32 +276,26 @@ def _opened(named: Comparable, taken: Collection[str] = ()) -> ComparedRun:
     found = run.evaluations.read()
     steps = sorted({result.step for result in found if result.step is not None})
     at = {int(wanted)} if wanted else {None, *steps[-1:]}
-    if chosen := [result for result in found if result.step in at]:
-        results = {(result.set_name, result.sampling): result for result in chosen}
-        learned = [results.pop(key) for key, result in list(results.items()) if result.learned]
-        refused = [
-            UsageError(
-                f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {name} learned from "
-                f"them ({result.learned})",
-                code="tasks-learned",
-                cause="being better on what was learned from is no gain on new tasks",
-                fix="compare on tasks that neither has seen",
-            )
-            for result in learned
-        ]
-        return ComparedRun(name=name, run=run, results=results, refused=refused)
-    if wanted and found:
+    chosen = [result for result in found if result.step in at]
+    if not chosen:
         raise RunError(
-            f"{path} has no evaluation at step {wanted}",
+            f"{path} has no finished evaluation" + (f" at step {wanted}" if wanted else ""),
             code="no-evaluation",
-            cause=f"it was evaluated at {', '.join(map(str, steps)) or 'no step of a training run'}",
-            fix="name one of these steps, or leave out @STEP",
+            cause=f"it was evaluated at {', '.join(map(str, steps))}" if steps else "",
+            fix=f"name one of these steps, or midstream resume {path}, or midstream eval {path} if it is finished",
         )
-    raise RunError(
-        f"{path} has no finished evaluation",
-        code="no-evaluation",
-        fix=f"midstream resume {path}, or midstream eval {path} if it is finished",
-    )
+    refused = [
+        UsageError(
+            f"{result.tasks:,} tasks of {result.set_name} {result.sampling} are left out: {name} learned from "
+            f"them ({result.learned})",
+            code="tasks-learned",
+            fix="compare on tasks that neither has seen",
+        )
+        for result in chosen
+        if result.learned
+    ]
+    results = {(result.set_name, result.sampling): result for result in chosen if not result.learned}
+    return ComparedRun(name=name, run=run, results=results, refused=refused)
 
 
 def _nothing_shared(named: str, runs: Sequence[ComparedRun]) -> UsageError:
@@ -458,47 +427,25 @@ def differing_tasks(letters: Mapping[str, str], compared: Paired) -> Block | Non
     return blocks.fold(f"Tasks that {letters[compared.first]} and {letters[compared.other]} differ on", *found)
 
 
-def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block | None:
-    """What each side took for a task, by letter: agents of any kind have these numbers."""
-    rows = []
-    for letter, result in results.items():
-        runs = max(1, result.tasks * result.trials)
-        rows.append(
-            [
-                letter,
-                f"{result.turns_mean:.2f}",
-                f"{sum(result.tool_use.calls.values()) / runs:.2f}",
-                percent(result.tool_use.error_rate),
-                number(result.prompt_tokens / runs),
-                number(result.completion_tokens / runs),
-                dollars(result.cost_usd / runs) if result.cost_usd else "-",
-            ]
-        )
-    return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
-
-
 def tool_share_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Block | None:
     """The share of turns that went to each tool, the first evaluation's and the others', with their differences."""
     if not several:
         return None
-    head = several[0]
-    names = ["tool", letters[head.first]]
-    most: dict[str, float] = {}
+    head, heads = several[0], ["tool", letters[several[0].first]]
     for pair in several:
-        names += [letters[pair.other], f"against {letters[pair.first]}", "95% interval"]
-        most |= {name: max(shift.other, most.get(name, 0.0)) for name, shift in pair.tools.items()}
+        heads += [letters[pair.other], f"against {letters[pair.first]}", "95% interval"]
     span = span_of((shift.other - shift.first, shift.interval) for pair in several for shift in pair.tools.values())
+    shares = {name: shift.other for pair in reversed(several) for name, shift in pair.tools.items()}
     rows: list[list[Cell]] = []
-    for name in sorted(most, key=lambda name: (-most[name], name)):
+    for name in sorted(shares, key=lambda name: (-shares[name], name)):
         cells: list[Cell] = [name, percent(head.tools[name].first if name in head.tools else 0.0)]
         for pair in several:
-            if shift := pair.tools.get(name):
-                difference = shift.other - shift.first
-                cells += [percent(shift.other), gain(difference), interval_cell(difference, shift.interval, span)]
-            else:
-                cells += [percent(0.0), gain(0.0), "-"]
+            shift = pair.tools.get(name)
+            difference = shift.other - shift.first if shift else 0.0
+            cells += [percent(shift.other if shift else 0.0), gain(difference)]
+            cells.append(interval_cell(difference, shift.interval if shift else None, span))
         rows.append(cells)
-    return blocks.table(f"{head.set_name}, {head.sampling}: share of turns by tool", names, rows)
+    return blocks.table(f"{head.set_name}, {head.sampling}: share of turns by tool", heads, rows)
 
 
 def group_table(several: Sequence[GroupDifference]) -> Block | None:
@@ -516,12 +463,6 @@ def group_table(several: Sequence[GroupDifference]) -> Block | None:
         interval = interval_cell(pair.difference, pair.interval, span)
         tone = VERDICT_TONES.get(pair.verdict or "", "")
         add(pair.other, pair.other_values, blocks.cell(gain(pair.difference), tone), interval)
-    heads = (
-        "group",
-        "runs",
-        "success",
-        f"against {head.first}",
-        f"{head.level * 100:.4g}% interval",
-        "of each, by seed",
-    )
+    level = f"{head.level * 100:.4g}% interval"
+    heads = ("group", "runs", "success", f"against {head.first}", level, "of each, by seed")
     return blocks.table(f"{head.set_name}, {head.sampling}: {head.metric}", heads, rows, last=1)

@@ -1,4 +1,4 @@
-"""Results of `midstream doctor`: records of the machine and of each role, verdicts, advice, the screens.
+"""Results of `midstream doctor`: records of the machine and of each role, verdicts, advice, and all of it in blocks.
 
 A role is as good as its worst check: good from 4 of 5 cases on, shaky from half of them on, otherwise it cannot.
 """
@@ -6,21 +6,14 @@ A role is as good as its worst check: good from 4 of 5 cases on, shaky from half
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Literal
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from midstream.core.data import Frozen
-from midstream.report.draw import plain_table
+from midstream.report.blocks import Block, Cell, cell, code, facts, heading, table, text
 from midstream.report.numbers import counted, cut, listed, number
 
 Status = Literal["ok", "warning", "failed", "not checked"]
-_SERVER = ("MS501", "MS502", "MS503")
-_STATUS_COLORS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
+_STATUS_TONES = {"ok": "up", "warning": "warn", "failed": "bad", "not checked": "soft"}
 
 
 class Check(Frozen):
@@ -33,40 +26,23 @@ class Check(Frozen):
     fix: str = ""
 
 
-def machine_screen(checks: Sequence[Check]) -> RenderableType:
-    """One line a check, then the fixes, unbroken to be pasted (print with `crop=False`); the conclusion last."""
-    table = _grid()
-    for _ in range(3):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def reason(check: Check) -> str | None:
-        return check.words if check.status == "not checked" and check.code in _SERVER else None
-
-    # A server's checks that were not made for the same reason are one line.
-    for skipped, group in groupby(checks, reason):
-        shown = list(group)
-        if skipped is not None and len(shown) > 1:
-            shown = [shown[0].model_copy(update={"what": "server"})]
-        for check in shown:
-            words = Text(check.words, "dim" if check.status == "not checked" else "")
-            status = Text(check.status, _STATUS_COLORS[check.status])
-            table.add_row(status, Text(check.code, "dim"), Text(check.what), words)
-    parts: list[RenderableType] = [Text("This machine", "bold"), table]
+def machine_blocks(checks: Sequence[Check]) -> list[Block | None]:
+    """One row a check, the fixes to be pasted, the conclusion last."""
+    rows = [(cell(check.status, _STATUS_TONES[check.status]), check.code, check.what, check.words) for check in checks]
+    found = [table("This machine", ("status", "code", "check", "found"), rows, left=4)]
     for check in checks:
         if check.fix and check.status in ("warning", "failed"):
-            parts.append(Text(f"\nTo fix {check.code}, {check.what}:"))
-            parts.append(Text(f"  {check.fix}", "bold", no_wrap=True, overflow="ignore"))
+            found.append(code(f"To fix {check.code}, {check.what}:\n  {check.fix}"))
     failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
     conclusion = f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
-    return Group(*parts, Text(), Text(conclusion, no_wrap=True, overflow="ignore"))
+    return [*found, text(conclusion)]
 
 
 Standing = Literal["good", "shaky", "cannot", "not examined"]
 GOOD, SHAKY = 0.8, 0.5
 THRESHOLDS = "good: every check right in 4 of 5 cases; shaky: in half; cannot: in fewer"
 TOKEN_IDS, JSON_SCHEMA = "token ids and log-probabilities", "JSON schema enforced"
-_COLORS = {"good": "green", "shaky": "yellow", "cannot": "red", "not examined": "dim"}
+_TONES = {"good": "up", "shaky": "warn", "cannot": "bad", "not examined": "soft"}
 _SAID_LIMIT = 200
 
 
@@ -196,11 +172,11 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
     return tuple(advice)
 
 
-# --- the screen -------------------------------------------------------------------------------------------------------
+# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def screen(diagnosis: Diagnosis) -> RenderableType:
-    """The whole result, the conclusion last, where it stays seen on a small terminal."""
+def role_blocks(diagnosis: Diagnosis) -> list[Block | None]:
+    """What each role could do, what it missed, what its server can do, and the conclusion."""
     roles = diagnosis.roles
     incidents = {
         "requests sent again": sum(role.retries for role in roles),
@@ -208,68 +184,52 @@ def screen(diagnosis: Diagnosis) -> RenderableType:
         "cut off": sum(role.cut_off for role in roles),
         "prompts too long": sum(bool(case.too_long) for role in roles for case in role.cases),
     }
-    summed = "  " + ", ".join(f"{what} {count}" for what, count in incidents.items())
-    parts: list[RenderableType] = [rates_table(roles), Text(summed, "dim")]
-    missed: list[RenderableType] = []
+    missed: list[Block | None] = []
+    conclusions: list[tuple[str, Cell]] = []
     for role in roles:
+        wrong = {case.case: [name for name, passed in case.checks.items() if not passed] for case in role.cases}
         for case in role.cases:
-            if failed := [name for name, passed in case.checks.items() if not passed]:
-                wrong = [name for name in failed if "where due" not in name]  # covered by "verdict right"
-                title = f"{role.role}, {case.case}"
-                missed.append(Text.assemble((title, "yellow"), (f"  not: {', '.join(wrong)}", "dim")))
-                lines = _grid()
-                lines.add_row(Text("  wanted", "dim"), Text(case.wanted))
-                lines.add_row(Text("  said", "dim"), Text(cut(" ".join(case.said.split()), _SAID_LIMIT)))
-                missed.append(lines)
-    conclusions = _grid()
-    for role in roles:
+            if wrong[case.case]:
+                # "verdict right" covers "STOP where due".
+                failed = ", ".join(name for name in wrong[case.case] if "where due" not in name)
+                said = cut(" ".join(case.said.split()), _SAID_LIMIT)
+                missed.append(text(f"{role.role}, {case.case}: not {failed}", "warn"))
+                missed.append(facts({"  wanted": case.wanted, "  said": said}))
         # The checks that pull a role down; of a good one the case that it missed, which may be an injection.
         weak = [f"{name} {rate.right}/{rate.of}" for name, rate in role.rates.items() if rate.share < GOOD]
-        cases = [case.case for case in role.cases if not all(case.checks.values())]
-        because = role.skipped or ", ".join(weak) or (f"missed: {', '.join(cases)}" if cases else "")
-        conclusions.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(because, "dim"))
+        cases = ", ".join(name for name, failed in wrong.items() if failed)
+        because = role.skipped or ", ".join(weak) or (f"missed: {cases}" if cases else "")
+        words = ": ".join(filter(None, (role.standing, because)))
+        conclusions.append((role.role, cell(words, _TONES[role.standing])))
+    several = len({probe.engine for probe in diagnosis.probes}) > 1
+    probes: list[tuple[str, Cell]] = []
+    for probe in diagnosis.probes:
+        answer, tone = {True: ("yes", "up"), False: ("no", "bad"), None: ("unknown", "warn")}[probe.works]
+        what = f"{probe.engine}: {probe.what}" if several else probe.what
+        probes.append((what, cell(f"{answer}: {cut(' '.join(probe.words.split()), _SAID_LIMIT)}", tone)))
+    failed = [check.code for check in diagnosis.machine if check.status == "failed"]
     sections = {
         "Missed": missed,
-        "Server": [probes_table(diagnosis.probes)] if diagnosis.probes else [],
-        "Conclusion": [conclusions, Text(THRESHOLDS, "dim")],
-        "What to do": [Text(line) for line in diagnosis.advice],
+        "Server": [facts(probes)],
+        "Conclusion": [facts(conclusions), text(THRESHOLDS, "soft")],
+        "What to do": [text(line) for line in diagnosis.advice],
     }
-    for title, pieces in sections.items():
-        if pieces:
-            parts += [Text(f"\n{title}", "bold"), *(Padding(piece, (0, 0, 0, 2)) for piece in pieces)]
-    failed = [check.code for check in diagnosis.machine if check.status == "failed"]
-    if failed:  # it may have scrolled away
-        parts.append(Text(f"\nOn this machine {listed(failed)} failed, see above."))
-    return Group(*parts)
+    found = [_rates(roles), text(", ".join(f"{what} {count}" for what, count in incidents.items()), "soft")]
+    for title, blocks in sections.items():
+        found += [heading(title), *blocks] if any(blocks) else []
+    # The list of checks may have scrolled away.
+    return [*found, text(f"On this machine {listed(failed)} failed, see above." if failed else "")]
 
 
-def rates_table(roles: Sequence[RoleResult]) -> Table:
+def _rates(roles: Sequence[RoleResult]) -> Block | None:
     """Every check of every role: in how many cases it passed, and what the role took."""
     models = list(dict.fromkeys(role.model for role in roles if role.model))
     wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
-    heads = ("right", "asks", "median s", "tokens in", "out")
-    table = plain_table(Text(f"Can {listed(models)} {wanted}?"), left=("role", "check"), right=heads)
+    rows: list[list[Cell]] = []
     for role in (role for role in roles if role.cases):
         costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
         for place, (check, rate) in enumerate(role.rates.items()):
-            color = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
-            right = Text(f"{rate.right}/{rate.of}", color)
-            table.add_row("" if place else role.role, check, right, *(() if place else costs))
-        table.add_section()
-    return table
-
-
-def probes_table(probes: Sequence[Probe]) -> Table:
-    """What each server can do, in its own words."""
-    table = _grid()
-    several = len({probe.engine for probe in probes}) > 1
-    for probe in probes:
-        answer, color = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}[probe.works]
-        what = f"{probe.engine}: {probe.what}" if several else probe.what
-        words = cut(" ".join(probe.words.split()), _SAID_LIMIT)
-        table.add_row(Text(what), Text(answer, color), Text(words, "dim"))
-    return table
-
-
-def _grid() -> Table:
-    return Table.grid(padding=(0, 2, 0, 0))
+            right = cell(f"{rate.right}/{rate.of}", _TONES[standing_of({check: rate})])
+            rows.append(["" if place else role.role, check, right, *([""] * 4 if place else costs)])
+    heads = ("role", "check", "right", "asks", "median s", "tokens in", "out")
+    return table(f"Can {listed(models)} {wanted}?", heads, rows, left=2)

@@ -11,7 +11,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.report import blocks
 from midstream.report.blocks import Block, Cell, Section, cell, shift, text
 from midstream.report.numbers import change, counted, dollars, limits_met, mean, number, percent, shorten, troubles
-from midstream.report.turn_rows import outcome_words, stopped
+from midstream.report.trajectory import outcome_words, stopped
 from midstream.runs import RunDirectory
 from midstream.runs.segments import Segment, result_name
 
@@ -30,14 +30,6 @@ class BeforeAfter:
         """("sampled" or "greedy", its results before, its results after), in this order, of the kinds there are."""
         found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
         return [side for side in found if side[1] or side[2]]
-
-    def by_family(self) -> Iterator[tuple[str | None, int, list[tuple[float | None, float | None]]]]:
-        """(family, its tasks, success before and after of every `by_kind`); the last family is None: all tasks."""
-        both = [*self.before, *self.after]
-        for family in (*families(both), None):
-            sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
-            shares = [(success(first, family), success(last, family)) for _, first, last in self.by_kind()]
-            yield family, max((each.tasks for each in sets), default=0), shares
 
 
 def where(result: EvaluationResult) -> str:
@@ -119,18 +111,22 @@ def evaluation_page(results: Sequence[EvaluationResult]) -> tuple[str, list[Sect
         )
         for result in results
     ]
-    tokens = sum(result.prompt_tokens + result.completion_tokens for result in results)
-    cost = sum(result.cost_usd for result in results)
-    tiles.append(blocks.tile("Tokens", number(tokens), dollars(cost) if cost else ""))
     errors = sum(result.errors for result in results)
     tiles.append(blocks.tile("Without a result", f"{errors:,}", "counted as wrong"))
     lead = ". ".join(summary_line(result) for result in results) or "No set has been evaluated yet"
-    tables = [success_table, trials_table, family_table, effort_table, tool_table, stream_table, parts_table]
-    found = [table(results) for table in tables] if results else [text("Nothing was evaluated.", "soft")]
+    found = [
+        success_table(results),
+        trials_table(results),
+        family_table(results),
+        effort_table({_named(result, results): result for result in results}, "What a run took"),
+        tool_table(results),
+        stream_table(results),
+        parts_table(results),
+    ]
     return f"{lead}.", [
         ("summary", "At a glance", [blocks.tiles(tiles if results else [])]),
-        ("results", "Results", found),
-        ("notes", "How it was scored, and what went wrong", [blocks.facts(_notes(results))]),
+        ("results", "Results", found if results else [text("Nothing was evaluated.", "soft")]),
+        ("notes", "How it was scored, and what went wrong", [blocks.facts(_notes(results) if results else [])]),
     ]
 
 
@@ -145,19 +141,26 @@ def summary_line(result: EvaluationResult) -> str:
 
 def success_table(results: Sequence[EvaluationResult]) -> Block | None:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
-    ruled = any(not result.judged or result.rule_success is not None for result in results)
+    of_run = any(result.step is not None for result in results)
     judged = any(result.judged for result in results)
-    differ = any(result.disagreements is not None for result in results)
-    lost = any(result.errors for result in results)
     heads = {
-        "set": True, "tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True,
-        "without errors": lost,
-    }  # fmt: skip
+        "set": True,
+        "policy": of_run,
+        "step": of_run,
+        "tasks": True,
+        "by rule": any(not result.judged or result.rule_success is not None for result in results),
+        "by judge": judged,
+        "differ": any(result.disagreements is not None for result in results),
+        "errors": True,
+        "without errors": any(result.errors for result in results),
+    }
     rows = []
     for result in results:
         headline = cell(f"{percent(result.success)}  {_between(result, '–')}".strip(), "strong")
         cells: dict[str, Cell] = {
             "set": _named(result, results),
+            "policy": result.policy,
+            "step": "-" if result.step is None else str(result.step),
             "tasks": f"{result.tasks:,}" + (f" x {result.trials}" if result.trials > 1 else ""),
             "by rule": percent(result.rule_success) if result.judged else headline,
             "by judge": headline if result.judged else "-",
@@ -166,7 +169,8 @@ def success_table(results: Sequence[EvaluationResult]) -> Block | None:
             "without errors": percent(result.success_without_errors) if result.errors else "-",
         }
         rows.append([cells[head] for head, shown in heads.items() if shown])
-    return blocks.table("Success (95% interval over tasks)", [head for head, shown in heads.items() if shown], rows)
+    shown = [head if judged or head != "by rule" else "success" for head, shown in heads.items() if shown]
+    return blocks.table("Success (95% interval over tasks)", shown, rows, left=1 + of_run)
 
 
 def trials_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -195,22 +199,23 @@ def family_table(results: Sequence[EvaluationResult]) -> Block | None:
     return blocks.table("By family", ("set", "family", "tasks", "success", "turns"), rows, left=2)
 
 
-def effort_table(results: Sequence[EvaluationResult]) -> Block | None:
-    """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
-    heads = ("set", "turns a run", "tool errors", "tokens in", "tokens out", "cost", "leaks")
-    rows = [
-        [
-            _named(result, results),
-            f"{result.turns_mean:.2f}",
-            percent(result.tool_use.error_rate),
-            number(result.prompt_tokens),
-            number(result.completion_tokens),
-            dollars(result.cost_usd) if result.cost_usd else "-",
-            cell(f"{result.leaks:,}", "warn" if result.leaks else ""),
-        ]
-        for result in results
-    ]
-    return blocks.table("What it took", heads, rows)
+def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Block | None:
+    """What a run of a task took, by a name for each result: agents of any kind have these numbers."""
+    rows = []
+    for name, result in results.items():
+        runs = max(1, result.tasks * result.trials)
+        rows.append(
+            [
+                name,
+                f"{result.turns_mean:.2f}",
+                f"{sum(result.tool_use.calls.values()) / runs:.2f}",
+                percent(result.tool_use.error_rate),
+                number(result.prompt_tokens / runs),
+                number(result.completion_tokens / runs),
+                dollars(result.cost_usd / runs) if result.cost_usd else "-",
+            ]
+        )
+    return blocks.table(title, ("", "turns", "tool calls", "tool errors", "tokens in", "tokens out", "cost"), rows)
 
 
 def tool_table(results: Sequence[EvaluationResult]) -> Block | None:
@@ -250,12 +255,11 @@ def stream_table(results: Sequence[EvaluationResult]) -> Block | None:
 def parts_table(results: Sequence[EvaluationResult]) -> Block | None:
     """The parts of rewards that have several; a rule next to a judge has its column already."""
     rows = [
-        ["" if place else _named(result, results), name, number(value)]
+        [_named(result, results), ", ".join(f"{name} {number(value)}" for name, value in result.reward_parts.items())]
         for result in results
         if len(result.reward_parts) > 1 and not result.judged
-        for place, (name, value) in enumerate(result.reward_parts.items())
     ]
-    return blocks.table("Parts of the score", ("set", "part", "mean"), rows, left=2)
+    return blocks.table("Parts of the score", ("set", "means"), rows, left=2)
 
 
 def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> str:
@@ -271,7 +275,10 @@ def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
         metrics.setdefault(result.metric, []).append(result.set_name)
     scored = [name if len(metrics) == 1 else f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in metrics.items()]
     methods = dict.fromkeys(result.interval_method for result in results if result.interval_method)
+    tokens = sum(result.prompt_tokens + result.completion_tokens for result in results)
+    cost = sum(result.cost_usd for result in results)
     notes = [("scored by", "; ".join(scored)), ("interval", ", ".join(methods))]
+    notes.append(("spent", f"{tokens:,} tokens" + (f", {dollars(cost)}" if cost else "")))
     if len({result.sampling for result in results}) == 1:
         notes.append(("sampling", results[0].sampling))
     for result in results:
@@ -283,8 +290,9 @@ def _notes(results: Sequence[EvaluationResult]) -> list[tuple[str, str]]:
             notes += [("", f"{count:,} x {shorten(reason, 160)}") for reason, count in result.error_reasons.items()]
         if met := limits_met(result.stop_reasons, result.tasks * result.trials):
             notes.append(("limits", f"{name}: {met}"))
-    if any(result.leaks for result in results):
-        notes.append(("leaks", "runs in which a search repeated the question almost word for word"))
+        if result.leaks:
+            words = f"{counted(result.leaks, 'run')} with a search that repeats the question almost word for word"
+            notes.append(("leaks", f"{name}: {words}"))
     return [*notes, ("requests", _troubles(results))]
 
 
@@ -315,9 +323,12 @@ def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
     kinds = [kind for kind, _, _ in comparison.by_kind()]
     names = ["family", "tasks", *(f"{kind} {head}" for kind in kinds for head in ("before", "after", "change"))]
     rows: list[list[Cell]] = []
-    for family, tasks, shares in comparison.by_family():
+    for family in (*families(both), None):  # None: all tasks
+        sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
+        tasks = max((each.tasks for each in sets), default=0)
         cells: list[Cell] = ["mean" if family is None else family, f"{tasks:,}"]
-        for first, last in shares:
+        for _, before, after in comparison.by_kind():
+            first, last = success(before, family), success(after, family)
             cells += [percent(first), cell(percent(last), "strong"), shift(change(first, last))]
         rows.append(cells)
     ends = f"{label(comparison.before, 'before')} -> {label(comparison.after, 'nothing yet')}"
@@ -327,28 +338,8 @@ def before_and_after(comparison: BeforeAfter) -> list[Block | None]:
 
 
 def all_evaluations(evaluations: Sequence[EvaluationResult]) -> list[Block | None]:
-    """Every evaluation of a run in a line, and what went wrong in all."""
-    judged = any(result.judged for result in evaluations)
-    heads = ["policy", "sampling", "set", "step", "success", *["judged"] * judged, "tasks", "errors", "tool errors"]
-    rows: list[list[Cell]] = []
-    for result in evaluations:
-        success = cell(percent(result.success), "strong" if is_greedy(result) else "")
-        rows.append(
-            [
-                *(result.policy, result.sampling, where(result)),
-                "-" if result.step is None else str(result.step),
-                *((("-", success) if result.judged else (success, "-")) if judged else (success,)),
-                str(result.tasks),
-                cell(str(result.errors), "warn" if result.errors else ""),
-                percent(result.tool_use.error_rate),
-                f"{result.turns_mean:.2f}",
-            ]
-        )
-    trouble = _troubles(evaluations)
-    return [
-        blocks.table("Evaluations in the order they were made", [*heads, "turns"], rows, left=3),
-        text(f"{trouble}, in all" if trouble and len(evaluations) > 1 else trouble, "warn"),
-    ]
+    """Every evaluation of a run in the order they were made, and what went wrong in all."""
+    return [success_table(evaluations), text(_troubles(evaluations), "warn")]
 
 
 # --- the tasks of an evaluation ---------------------------------------------------------------------------------------

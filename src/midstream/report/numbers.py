@@ -6,11 +6,15 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from midstream.core.metrics import Spent
 from midstream.core.text import counted as counted
 from midstream.core.text import shorten as shorten
-from midstream.core.trajectory import OUTER_LIMITS
+
+if TYPE_CHECKING:
+    from midstream.core.metrics import Spent
+
+# Some imports are inside functions: commands such as `list` start without what only reports need.
 
 Point = tuple[float, float]
 
@@ -89,6 +93,8 @@ def troubles(request_failures: int, replies_repaired: int) -> str:
 
 def limits_met(stop_reasons: Mapping[str, int], runs: int) -> str:
     """How many runs context or time ended: "5 of 50 runs ended by a limit (context 3, time 2)"; "" for none."""
+    from midstream.core.trajectory import OUTER_LIMITS
+
     met = {reason: stop_reasons[reason] for reason in OUTER_LIMITS if stop_reasons.get(reason)}
     parts = [f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items()]
     return f"{sum(met.values()):,} of {counted(runs, 'run')} ended by a limit ({', '.join(parts)})" if met else ""

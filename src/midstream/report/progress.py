@@ -1,7 +1,4 @@
-"""A run on the terminal: a live panel, or plain lines where output goes to a file or pipe.
-
-A `Progress` is the listener: it draws. A view per kind of run counts the events and chooses what is worth a line.
-"""
+"""A run on the terminal: a live panel, or plain lines where output goes to a file or pipe."""
 
 from __future__ import annotations
 
@@ -20,19 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core import events
-from midstream.core.metrics import EvaluationResult, Tally
+from midstream.core.metrics import tool_use
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
 from midstream.engines.openai.providers import prices_used
 from midstream.evaluation.estimates import value
-from midstream.report.evaluation import is_greedy, summary_line, where
+from midstream.report.evaluation import summary_line
 from midstream.report.numbers import (
     counted,
     counts_text,
     dollars,
     duration,
     fates_text,
-    mean,
     number,
     percent,
     sharing,
@@ -43,261 +39,36 @@ from midstream.report.numbers import (
     troubles,
 )
 
-_RECENT = 10  # steps in the panel's recent mean
+Kind = Literal["training", "lessons", "evaluation"]
+_UNITS = {"training": "step", "lessons": "update", "evaluation": "run"}
 _SPARKLINE = 40  # steps or updates
 _LINES_A_SET = 10
 _TROUBLES = ("errors", "left out")
 _COUNTERS = re.compile(r"\s*\S*\d\S*")  # words of a phase such as "120/450", which alone make no new line
 
-Kind = Literal["training", "lessons", "evaluation"]
-
-
-class RunView:
-    """What every kind of run shows: its name, its phase, the units done, the time left, and its newest numbers.
-
-    `facts` are the numbers by name: the panel shows all of them, a line of a log those of its unit.
-    """
-
-    unit = ""
-
-    def __init__(self) -> None:
-        self.recipe, self.directory, self.phase = "midstream", "", "starting"
-        self.total = self.done = 0
-        self.facts: dict[str, str] = {}
-        self._earlier = 0  # units of earlier sessions took no time in this one
-        self._loaded = self._started = time.monotonic()
-
-    def count(self, event: events.RunEvent) -> str:
-        """Count an event; returns the line that it is worth in a log, "" for none."""
-        match event:
-            case events.RunStarted():
-                self.recipe, self.directory = event.recipe, event.directory
-                self.total, self.done, self._earlier = event.total, event.done, event.done
-                self._started = time.monotonic()
-                resumed = f", resumed at {self.unit} {event.done + 1}" if event.done else ""
-                return f"{event.recipe}: {counted(event.total, self.unit)}{resumed}, run {event.directory}"
-            case events.Phase():
-                changed = _COUNTERS.sub("", event.text) != _COUNTERS.sub("", self.phase)
-                self.phase = event.text
-                return event.text if changed else ""
-            case events.RunFinished():
-                self.phase = "finished"
-                return f"finished after {duration(self.elapsed_s)}"
-        return ""
-
-    def bar(self) -> tuple[str, int, int]:
-        """The bar's label, how much of it is done, and its length."""
-        return f"{self.unit} {self.done}/{self.total}", self.done, self.total
-
-    def line(self, facts: Mapping[str, str], *more: str) -> str:
-        """A line of a log: the unit, its facts, the time left and `more`."""
-        left = f"{duration(self.left_s)} left" if self.left_s is not None else ""
-        parts = [f"{name} {value}" for name, value in facts.items() if value]
-        return " | ".join(filter(None, [self.bar()[0], *parts, left, *more]))
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds of this session, loading and warm start included."""
-        return time.monotonic() - self._loaded
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds to the end at this session's pace; None before its first unit is done, and after the last."""
-        fresh = self.done - self._earlier
-        if fresh < 1 or self.done >= self.total:
-            return None
-        return (time.monotonic() - self._started) / fresh * (self.total - self.done)
-
-
-class TrainingView(RunView):
-    """Steps, reward, held-out success, errors, turns, speed and tool shares of a training run."""
-
-    unit = "step"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.facts = {"reward": "", "held-out": "not evaluated yet"}
-        self._rewards: list[float] = []
-        self._troubles: Counter[str] = Counter()
-        self._newest: EvaluationResult | None = None
-
-    def count(self, event: events.RunEvent) -> str:
-        """A line for each step and each evaluation."""
-        match event:
-            case events.RunStarted():
-                line = super().count(event)
-                self._next_step(event.done)
-                return line
-            case events.StepFinished():
-                return self._count_step(event)
-            case events.EvaluationFinished(result):
-                self._count_troubles(Counter(failures=result.request_failures, repaired=result.replies_repaired))
-                # A sampled result is shown only until there is a greedy one.
-                if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
-                    self._newest = result
-                    when = f"at step {result.step}" if result.step is not None else f"({result.policy})"
-                    success = f"{percent(result.success)} {when}"
-                    self.facts["held-out"] = f"{success}  {result.set_name}, {result.sampling}"
-                at = f"step {result.step}: " if result.step is not None else ""
-                return f"evaluation {at}{_result_text(result)}"
-        return super().count(event)
-
-    def _next_step(self, done: int) -> None:
-        self.phase = f"training step {done + 1} of {self.total}" if done < self.total else "writing down"
-
-    def _count_step(self, event: events.StepFinished) -> str:
-        metrics = event.metrics
-        self.done = metrics.step
-        self._next_step(metrics.step)
-        self._rewards.append(metrics.reward_mean)
-        met = Counter(
-            failures=metrics.request_failures, repaired=metrics.replies_repaired, lost=metrics.trajectories_error
-        )
-        self._count_troubles(met)
-        recent = self._rewards[-_RECENT:]
-        facts = {
-            "reward": f"{metrics.reward_mean:.3f} (last {len(recent)}: {mean(recent) or 0.0:.3f})",
-            "tool errors": percent(metrics.tool_use.error_rate),
-            "turns": f"{metrics.turns_mean:.2f}",
-            "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
-        }
-        tools = sorted(metrics.tool_use.share.items(), key=lambda item: -item[1])
-        self.facts |= {**facts, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
-        self.facts["reward"] += f"  {sparkline(self._rewards[-_SPARKLINE:])}"
-        return self.line(facts, _troubles_text(met, "lost to errors"))
-
-    def _count_troubles(self, met: Counter[str]) -> None:
-        self._troubles += met
-        self.facts["errors"] = _troubles_text(self._troubles, "lost, left out of training")
-
-
-class LessonsView(RunView):
-    """Updates, reward, held-out success, lessons, fates of changes and budget of a lesson run."""
-
-    unit = "update"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.facts = {"reward": "", "held-out": "not evaluated yet"}
-        self._limits: Mapping[str, float] = {}
-        self._updates: list[events.UpdateFinished] = []
-        self._results: dict[tuple[str, str], list[EvaluationResult]] = {}
-
-    def count(self, event: events.RunEvent) -> str:
-        """A line for each update of this session and each evaluation."""
-        match event:
-            case events.RunStarted():
-                self._limits = event.limits
-            case events.BudgetSpent():
-                self.facts["spent"] = spent_text(event.spent, self._limits)
-            case events.UpdateFinished():
-                return self._count_update(event)
-            case events.EvaluationFinished():
-                self._results.setdefault((where(event.result), event.result.sampling), []).append(event.result)
-                scores = [
-                    " -> ".join(f"{percent(result.success)} {result.policy}" for result in results)
-                    + f"  {name}, {sampling}"
-                    for (name, sampling), results in self._results.items()
-                ]
-                self.facts["held-out"] = "\n".join(scores)
-                return f"evaluation {_result_text(event.result)}"
-        return super().count(event)
-
-    def _count_update(self, event: events.UpdateFinished) -> str:
-        self._updates.append(event)
-        facts = {
-            "reward": f"{event.reward_mean:.3f}",
-            "changes": fates_text(event.fates),
-            "lessons": f"{event.lessons:,}",
-            "spent": spent_text(event.spent, self._limits),
-            "left out": counts_text(event.left_out),
-        }
-        self.facts |= facts
-        self.facts["reward"] += f"  {sparkline([update.reward_mean for update in self._updates[-_SPARKLINE:]])}"
-        self.facts["changes"] = fates_text(total_fates([update.fates for update in self._updates]))
-        self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
-        if event.update <= self.done:
-            return ""  # of an earlier session
-        self.done = event.update
-        return self.line(facts)
-
-
-class EvaluationView(RunView):
-    """Success so far, errors, tool calls, tokens and cost of an evaluation; its units are trajectories."""
-
-    unit = "run"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = "loading"
-        self.sets = self.set_total = self.set_done = self.errors = self.tokens = 0
-        self.solved = self.cost_usd = 0.0
-        self.calls: Counter[str] = Counter()
-
-    def count(self, event: events.RunEvent) -> str:
-        """A line for the start and end of each set, and ten while it runs."""
-        match event:
-            case events.RunStarted():
-                super().count(event)
-                self.sets, self.facts["all sets"] = event.sets, f"{self.done:,} of {counted(self.total, 'run')}"
-                before = f", {event.done:,} of them done before" if event.done else ""
-                size = f"{counted(event.total, 'run')} in {counted(event.sets, 'evaluation')}"
-                return f"{event.recipe}: {size}{before}, in {event.directory}"
-            case events.SetStarted():
-                self.set_total, self.set_done, self.errors, self.solved = event.total, 0, 0, 0.0
-                self.phase = f"set {event.place} of {self.sets}: {event.name}"
-                before = f", {event.done:,} of them done before" if event.done else ""
-                return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
-            case events.TrajectoriesFinished():
-                return self._count_trajectories(event)
-            case events.EvaluationFinished():
-                return summary_line(event.result)
-            case events.RunFinished():
-                super().count(event)
-                return ""
-        return super().count(event)
-
-    def _count_trajectories(self, event: events.TrajectoriesFinished) -> str:
-        tenths = self.set_done * _LINES_A_SET // self.set_total
-        self.done += len(event.trajectories)
-        self.set_done += len(event.trajectories)
-        for trajectory in event.trajectories:
-            used = usage_of(trajectory.calls)
-            self.solved += value(trajectory)
-            self.errors += trajectory.status == "error"
-            self.cost_usd += trajectory.cost_usd
-            self.tokens += used.prompt_tokens + used.completion_tokens
-        self.calls.update(Tally(event.trajectories).tools().calls)
-        facts = {
-            "success so far": percent(self.success),
-            "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),
-            "tokens": number(self.tokens),
-            "cost": dollars(self.cost_usd) if self.cost_usd else "",
-        }
-        calls = ", ".join(f"{name} {count:,}" for name, count in self.calls.most_common())
-        self.facts = {**facts, "tool calls": calls, "all sets": f"{self.done:,} of {counted(self.total, 'run')}"}
-        if event.earlier:
-            self._earlier += len(event.trajectories)
-            return ""
-        if self.set_done * _LINES_A_SET // self.set_total == tenths or self.set_done == self.set_total:
-            return ""
-        return self.line(facts)
-
-    def bar(self) -> tuple[str, int, int]:
-        """The bar is the current set's."""
-        return f"{self.set_done:,}/{self.set_total:,}", self.set_done, self.set_total
-
-    @property
-    def success(self) -> float | None:
-        """Of the set so far; a trajectory that ended in an error counts as wrong."""
-        return self.solved / self.set_done if self.set_done else None
-
 
 class Progress:
-    """The listener that shows a run. Leaving its context, also by an error or Ctrl-C, restores the terminal."""
+    """The listener that shows a run. Leaving its context, also by an error or Ctrl-C, restores the terminal.
 
-    def __init__(self, view: RunView, console: Terminal, *, quiet: bool = False) -> None:
-        self.view = view
+    `facts` are the newest numbers by name: the panel shows all of them, a line of a log those of its unit, which is a
+    step, an update, or a trajectory of an evaluation. An evaluation's bar is that of its current set.
+    """
+
+    def __init__(self, kind: Kind, console: Terminal, *, quiet: bool = False) -> None:
+        self.kind, self.unit = kind, _UNITS[kind]
+        self.recipe, self.directory, self.phase = "midstream", "", "starting"
+        self.total = self.done = self.sets = self.set_total = self.set_done = self.errors = 0
+        self.solved = 0.0
+        self.facts = {} if kind == "evaluation" else {"reward": "", "held-out": "not evaluated yet"}
+        self._earlier = 0  # units of earlier sessions took no time in this one
+        self._loaded = self._started = time.monotonic()
+        self._rewards: list[float] = []
+        self._scores: dict[str, list[str]] = {}  # of each set and sampling
+        self._counts: Counter[str] = Counter()  # what went wrong, or what an evaluation used up
+        self._tools: Counter[str] = Counter()
+        self._cost_usd = 0.0
+        self._updates: list[events.UpdateFinished] = []
+        self._limits: Mapping[str, float] = {}
         self._console, self._quiet = console, quiet
         self._live: Live | None = None
         if console.redraws and not quiet:
@@ -312,34 +83,169 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Stop drawing and show the cursor again; the last panel stays on screen."""
         if kind is not None:
-            self.view.phase = "interrupted" if kind is KeyboardInterrupt else "stopped by an error"
+            self.phase = "interrupted" if kind is KeyboardInterrupt else "stopped by an error"
         if self._live:
             self._live.stop()
 
     def __call__(self, event: events.RunEvent) -> None:
         """Show an event. Warnings are printed in every mode, and stay above the live panel."""
-        before = self.view.phase
-        line = self.view.count(event)
-        if self._live and _COUNTERS.sub("", self.view.phase) != _COUNTERS.sub("", before):
+        before = self.phase
+        line = self._count(event)
+        if self._live and _COUNTERS.sub("", self.phase) != _COUNTERS.sub("", before):
             self._live.refresh()  # a short phase is seen, too
         if isinstance(event, events.Note):
             self._console.print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
             self._console.print(Text(line), soft_wrap=True)
 
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _count(self, event: events.RunEvent) -> str:
+        """Count an event; returns the line that it is worth in a log, "" for none."""
+        match event:
+            case events.RunStarted():
+                self.recipe, self.directory, self.sets = event.recipe, event.directory, event.sets
+                self.total, self.done, self._earlier = event.total, event.done, event.done
+                self._started, self._limits = time.monotonic(), event.limits
+                if self.kind == "evaluation":
+                    self.facts["all sets"] = f"{self.done:,} of {counted(self.total, 'run')}"
+                resumed = f", {event.done:,} of them done before" if event.done else ""
+                return f"{event.recipe}: {counted(event.total, self.unit)}{resumed}, in {event.directory}"
+            case events.Phase():
+                changed = _COUNTERS.sub("", event.text) != _COUNTERS.sub("", self.phase)
+                self.phase = event.text
+                return event.text if changed else ""
+            case events.StepFinished():
+                return self._count_step(event)
+            case events.BudgetSpent():
+                self.facts["spent"] = spent_text(event.spent, self._limits)
+            case events.UpdateFinished():
+                return self._count_update(event)
+            case events.SetStarted():
+                self.set_total, self.set_done, self.errors, self.solved = event.total, 0, 0, 0.0
+                self.phase = f"set {event.place} of {self.sets}: {event.name}"
+                before = f", {event.done:,} of them done before" if event.done else ""
+                return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
+            case events.TrajectoriesFinished():
+                return self._count_trajectories(event)
+            case events.EvaluationFinished(result):
+                if self.kind == "evaluation":
+                    return summary_line(result)
+                at = f"at step {result.step}" if result.step is not None else f"({result.policy})"
+                scores = self._scores.setdefault(f"{result.set_name}, {result.sampling}", [])
+                scores.append(f"{percent(result.success)} {result.policy if self.kind == 'lessons' else at}")
+                # The first and the newest.
+                shown = {name: " -> ".join(dict.fromkeys((all[0], all[-1]))) for name, all in self._scores.items()}
+                met = Counter(failures=result.request_failures, repaired=result.replies_repaired)
+                self._counts += met
+                self.facts["held-out"] = "\n".join(f"{words}  {name}" for name, words in shown.items())
+                self.facts["errors"] = _wrong(self._counts)
+                return ", ".join(filter(None, (f"evaluation {at}: {summary_line(result)}", _wrong(met))))
+            case events.RunFinished():
+                self.phase = "finished"
+                return f"finished after {duration(time.monotonic() - self._loaded)}"
+        return ""
+
+    def _count_step(self, event: events.StepFinished) -> str:
+        metrics = event.metrics
+        self.done, self.phase = metrics.step, "training"
+        facts = {
+            "reward": f"{metrics.reward_mean:.3f}",
+            "tool errors": percent(metrics.tool_use.error_rate),
+            "turns": f"{metrics.turns_mean:.2f}",
+            "speed": ", ".join([f"{number(event.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]),
+        }
+        met = Counter(
+            lost=metrics.trajectories_error, failures=metrics.request_failures, repaired=metrics.replies_repaired
+        )
+        self._counts += met
+        tools = sorted(metrics.tool_use.share.items(), key=lambda item: -item[1])
+        self.facts |= {**facts, "tools": "  ".join(f"{name} {share:.0%}" for name, share in tools)}
+        self.facts |= {"reward": self._curve(metrics.reward_mean), "errors": _wrong(self._counts)}
+        return self._line(facts, _wrong(met))
+
+    def _count_update(self, event: events.UpdateFinished) -> str:
+        self._updates.append(event)
+        facts = {
+            "reward": f"{event.reward_mean:.3f}",
+            "changes": fates_text(event.fates),
+            "lessons": f"{event.lessons:,}",
+            "spent": spent_text(event.spent, self._limits),
+            "left out": counts_text(event.left_out),
+        }
+        self.facts |= facts
+        self.facts["reward"] = self._curve(event.reward_mean)
+        self.facts["changes"] = fates_text(total_fates([update.fates for update in self._updates]))
+        self.facts["left out"] = counts_text(summed(update.left_out for update in self._updates))
+        if event.update <= self.done:
+            return ""  # of an earlier session
+        self.done = event.update
+        return self._line(facts)
+
+    def _count_trajectories(self, event: events.TrajectoriesFinished) -> str:
+        tenths = self.set_done * _LINES_A_SET // self.set_total
+        self.done += len(event.trajectories)
+        self.set_done += len(event.trajectories)
+        for trajectory in event.trajectories:
+            used = usage_of(trajectory.calls)
+            self.solved += value(trajectory)
+            self.errors += trajectory.status == "error"
+            self._cost_usd += trajectory.cost_usd
+            self._counts["tokens"] += used.prompt_tokens + used.completion_tokens
+        self._tools.update(tool_use(event.trajectories).calls)
+        facts = {
+            "success so far": percent(self.solved / self.set_done if self.set_done else None),
+            "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),
+            "tokens": number(self._counts["tokens"]),
+            "cost": dollars(self._cost_usd) if self._cost_usd else "",
+        }
+        calls = ", ".join(f"{name} {count:,}" for name, count in self._tools.most_common())
+        self.facts = {**facts, "tool calls": calls, "all sets": f"{self.done:,} of {counted(self.total, 'run')}"}
+        if event.earlier:
+            self._earlier += len(event.trajectories)
+            return ""
+        if self.set_done * _LINES_A_SET // self.set_total == tenths or self.set_done == self.set_total:
+            return ""
+        return self._line(facts)
+
+    def _curve(self, reward: float) -> str:
+        self._rewards.append(reward)
+        return f"{reward:.3f}  {sparkline(self._rewards[-_SPARKLINE:])}"
+
+    # --- drawing --------------------------------------------------------------------------------------------------
+
+    def _bar(self) -> tuple[str, int, int]:
+        """The bar's label, how much of it is done, and its length."""
+        if self.kind == "evaluation":
+            return f"{self.set_done:,}/{self.set_total:,}", self.set_done, self.set_total
+        return f"{self.unit} {self.done}/{self.total}", self.done, self.total
+
+    def _line(self, facts: Mapping[str, str], *more: str) -> str:
+        """A line of a log: the unit, its facts, the time left and `more`."""
+        left = f"{duration(self.left_s)} left" if self.left_s is not None else ""
+        parts = [f"{name} {value}" for name, value in facts.items() if value]
+        return " | ".join(filter(None, [self._bar()[0], *parts, left, *more]))
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end at this session's pace; None before its first unit is done, and after the last."""
+        fresh = self.done - self._earlier
+        if fresh < 1 or self.done >= self.total:
+            return None
+        return (time.monotonic() - self._started) / fresh * (self.total - self.done)
+
     def _panel(self) -> RenderableType:
-        view = self.view
-        left = f", about {duration(view.left_s)} left" if view.left_s is not None else ""
+        left = f", about {duration(self.left_s)} left" if self.left_s is not None else ""
+        elapsed = duration(time.monotonic() - self._loaded)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True, min_width=len("tool errors"))
         # One line each, cut if need be: the panel keeps its height.
         rows.add_column(no_wrap=True, overflow="ellipsis")
-        shown = {**view.facts, "time": f"{duration(view.elapsed_s)} elapsed{left}", "now": view.phase}
-        for name, text in shown.items():
+        for name, text in {**self.facts, "time": f"{elapsed} elapsed{left}", "now": self.phase}.items():
             if text:
                 color = "yellow" if name in _TROUBLES and text != "0" else "bold" if name == "held-out" else ""
                 rows.add_row(name, Text(text, color))
-        label, done, total = view.bar()
+        label, done, total = self._bar()
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
@@ -347,19 +253,19 @@ class Progress:
         bar.add_row(label, ProgressBar(total=max(1, total), completed=done), f"{done / max(1, total):4.0%}")
         return Panel(
             Group(bar, Text(), rows) if total else rows,
-            title=Text(f" {view.recipe} ", "bold"),
+            title=Text(f" {self.recipe} ", "bold"),
             title_align="left",
-            subtitle=Text(f" {view.directory} ", "dim"),
+            subtitle=Text(f" {self.directory} ", "dim"),
             subtitle_align="right",
             border_style="dim",
             width=min(self._console.width, 100),
         )
 
 
-def terminal_progress(kind: Kind, console: Terminal, *, quiet: bool = False) -> Progress:
-    """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
-    views = {"training": TrainingView, "lessons": LessonsView, "evaluation": EvaluationView}
-    return Progress(views[kind](), console, quiet=quiet)
+def _wrong(counts: Mapping[str, int]) -> str:
+    """What failed around the model; "" for nothing."""
+    lost = f"{counted(counts['lost'], 'trajectory', 'trajectories')} lost to errors" if counts["lost"] else ""
+    return ", ".join(filter(None, [lost, troubles(counts["failures"], counts["repaired"])]))
 
 
 def print_warnings(event: events.RunEvent) -> None:
@@ -368,10 +274,16 @@ def print_warnings(event: events.RunEvent) -> None:
         Terminal(stderr=True).print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
 
 
-def print_server(event: events.ServerStarts, console: Terminal) -> None:
-    """Say which server starts, or after how long it answers."""
+def server_line(event: events.ServerStarts) -> str:
+    """Which server starts, or after how long it answers."""
     words = f"{event.command} (log {event.log})" if event.ready_s is None else f"answers after {event.ready_s:.0f} s"
-    console.print(f"server  {words}", highlight=False, soft_wrap=True)
+    return f"server  {words}"
+
+
+def about_agent(event: events.AgentBuilt) -> list[str]:
+    """What holds its code back, who answers for its tools, what its models cost."""
+    words = {"sandbox ": event.sandbox, "tools   replayed from ": event.replay, "prices  ": prices_used(event.resolved)}
+    return [name + value for name, value in words.items() if value]
 
 
 @contextmanager
@@ -383,39 +295,20 @@ def progress(*, quiet: bool = False) -> Iterator[events.Listener]:
 
         def listen(event: events.RunEvent) -> None:
             nonlocal display
-            if isinstance(event, events.RunLoads):
-                if not quiet:
+            lines: list[str] = []
+            match event:
+                case events.RunLoads():
                     what = "PyTorch and the agent" if event.pytorch else "the agent"
-                    line = f"{event.recipe} in {event.directory}: loading {what}"
-                    console.print(line, highlight=False, soft_wrap=True)
-                return
-            if isinstance(event, events.ServerStarts):
-                if not quiet:
-                    print_server(event, console)
-                return
-            if not isinstance(event, events.AgentBuilt):
-                display(event)
-                return
-            prices, sandbox = prices_used(event.resolved), event.sandbox
-            for name, value in (("sandbox ", sandbox), ("tools   replayed from ", event.replay), ("prices  ", prices)):
-                if value and not quiet:
-                    console.print(name + value, highlight=False, soft_wrap=True)
-            if event.work in ("training", "lessons", "evaluation"):
-                display = screen.enter_context(terminal_progress(event.work, console, quiet=quiet))
+                    lines = [f"{event.recipe} in {event.directory}: loading {what}"]
+                case events.ServerStarts():
+                    lines = [server_line(event)]
+                case events.AgentBuilt():
+                    lines = about_agent(event)
+                case _:
+                    display(event)
+            for line in () if quiet else lines:
+                console.print(line, highlight=False, soft_wrap=True)
+            if isinstance(event, events.AgentBuilt) and event.work in ("training", "lessons", "evaluation"):
+                display = screen.enter_context(Progress(event.work, console, quiet=quiet))
 
         yield listen
-
-
-def _result_text(result: EvaluationResult) -> str:
-    errors = f", {result.errors} without a result (counted as wrong)" if result.errors else ""
-    trouble = troubles(result.request_failures, result.replies_repaired)
-    return (
-        f"{where(result)} {result.sampling} ({result.policy}): success {percent(result.success)} of "
-        f"{counted(result.tasks, 'task')}{errors}{', ' if trouble else ''}{trouble}"
-    )
-
-
-def _troubles_text(counts: Mapping[str, int], lost: str) -> str:
-    """What failed around the model, with `lost` for the fate of the trajectories; "" for nothing."""
-    parts = [f"{counted(counts['lost'], 'trajectory', 'trajectories')} {lost}"] if counts["lost"] else []
-    return ", ".join(filter(None, [*parts, troubles(counts["failures"], counts["repaired"])]))

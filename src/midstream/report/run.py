@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,13 +12,12 @@ from midstream.core.errors import MidstreamError, RunError
 from midstream.core.stream_template import Template
 from midstream.core.text_file import parse_toml
 from midstream.core.trajectory import Trajectory
-from midstream.report import blocks, turn_rows
+from midstream.report import blocks
 from midstream.report.blocks import Block, Section
 from midstream.report.draw import chosen
-from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page
+from midstream.report.evaluation import comparisons, evaluated_trajectories, evaluation_page, label
 from midstream.report.training import training_page
-from midstream.report.trajectory import trajectory_document
-from midstream.report.turn_rows import template_of
+from midstream.report.trajectory import LEGEND, is_stream, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
 from midstream.runs.info import EvaluationInfo, RunInfo
@@ -30,16 +29,17 @@ one that was accepted because its estimate was high is likely to do a little les
 is proven for this agent: another model, prompt or tool makes the lesson set unproven until it is validated again."""
 # The sections that the terminal shows, by the kind of run.
 _SHOWN = {
-    "training": ("run", "results", "evaluations", "curves", "tools", "update", "counts"),
-    "lessons": ("run", "results", "evaluations", "lessons", "updates", "curves", "cost", "counts"),
+    "training": ("run", "results", "curves", "tools", "update", "counts"),
+    "lessons": ("run", "results", "lessons", "updates", "curves", "cost", "counts"),
     "evaluation": ("run", "results", "notes"),
 }
 
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
-    """One test question before and after training: of those newly solved, the one with the most different actions."""
-    of_test = [result for result in run.evaluations.read(skip_damage) if result.set_name == "test"]
-    kinds = [kind for comparison in comparisons(of_test) for kind in comparison.by_kind()]
+    """One test question before and after learning: of those newly solved, the one with the most different actions."""
+    evaluations = run.evaluations.read(skip_damage)
+    of_test = [result for result in evaluations if result.set_name == "test"] or evaluations
+    kinds = [kind for comparison in comparisons(of_test)[:1] for kind in comparison.by_kind()]
     found = [(before, after) for _, before, after in kinds if before and after]
     if not found:
         return []
@@ -58,17 +58,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     except RunError as error:
         warn(f"no question is shown before and after: {error}")
         return []
-    return [("before training", old), ("after training", new)]
-
-
-def tools_used(resolved: Mapping[str, Any]) -> str:
-    """A resolved recipe's tools on one line, each with its provider: with another it is another experiment."""
-    settings = ("provider", "language", "index", "engine")
-    texts = []
-    for name, table in resolved.get("tools", {}).items():
-        words = ", ".join(f"{key} {table[key]}" for key in settings if table.get(key))
-        texts.append(name + (f" ({words})" if words else ""))
-    return "; ".join(texts) or "-"
+    return [(label(before[-1:], ""), old), (label(after[-1:], ""), new)]
 
 
 def run_page(run: RunDirectory) -> Block:
@@ -77,7 +67,8 @@ def run_page(run: RunDirectory) -> Block:
     Damaged records are left out. Raises `RunError` if the run's settings cannot be read.
     """
     info = run.info()
-    lead, sections, shown = _described(run, info)
+    lead, sections = _described(run, info)
+    shown = samples(run) if info.kind != "evaluation" else []
     return blocks.page(
         f"{info.recipe_name}, seed {info.seed}",
         lead,
@@ -94,7 +85,7 @@ def run_page(run: RunDirectory) -> Block:
 def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     """What the terminal shows of a run of any kind, or the sections with these keys."""
     info, status = run.info(), run.status()
-    lead, sections, _ = _described(run, info, whole=False)
+    lead, sections = _described(run, info)
     facts: dict[str, object] = {"run": run.root, "recipe": f"{info.recipe_name}, seed {info.seed}"}
     if info.kind == "evaluation":
         asked = info.evaluation or EvaluationInfo()
@@ -108,23 +99,17 @@ def run_blocks(run: RunDirectory, *keys: str) -> list[Block | None]:
     return chosen([("run", "", about), *sections], *(keys or _SHOWN[info.kind]))
 
 
-def _described(
-    run: RunDirectory, info: RunInfo, *, whole: bool = True
-) -> tuple[str, list[Section], list[tuple[str, Trajectory]]]:
-    """The lead, the sections and the sampled trajectories; not `whole`: without trajectories."""
+def _described(run: RunDirectory, info: RunInfo) -> tuple[str, list[Section]]:
+    """The lead and the sections."""
     if info.kind == "lessons":
         # Imported here: most runs need none of it.
         from midstream.report.lessons import lessons_page, read_lesson_run
 
-        data = read_lesson_run(run, whole=whole)
-        lead, sections = lessons_page(data)
-        return lead, sections, list(data.samples)
+        return lessons_page(read_lesson_run(run))
     evaluations = run.evaluations.read(skip_damage)
     if info.kind == "evaluation":
-        lead, sections = evaluation_page(evaluations)
-        return lead, sections, []
-    lead, sections = training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
-    return lead, sections, samples(run) if whole else []
+        return evaluation_page(evaluations)
+    return training_page(run.metrics.read(skip_damage), run.timings.read(skip_damage), evaluations)
 
 
 def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
@@ -134,7 +119,6 @@ def _how(run: RunDirectory, info: RunInfo) -> list[Block | None]:
     facts: dict[str, object] = {
         "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
         "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
-        "tools": tools_used(info.resolved),
         "devices": ", ".join(f"{name}: {engine['device']}" for name, engine in engines.items() if engine.get("device")),
         **info.packages,
         "CPU-seconds of training steps": round(cpu_s, 1) or "",
@@ -176,16 +160,11 @@ def next_steps(run: RunDirectory) -> list[str]:
     return steps
 
 
-def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[blocks.Block | None]:
-    """Each sampled task with its labeled runs ("before training", "after training") next to each other."""
-    by_task: dict[str, list[tuple[str, Trajectory]]] = {}
-    for label, trajectory in samples:
-        by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
-    streams = any(turn_rows.is_stream(trajectory) for _, trajectory in samples)
-    found = [blocks.text(turn_rows.LEGEND if streams else "", "soft")]
-    for labeled in by_task.values():
-        first = labeled[0][1]
-        runs = [{"label": label, "trajectory": trajectory_document(each, template=template)} for label, each in labeled]
-        gold = next((trajectory.gold for _, trajectory in labeled if trajectory.gold is not None), None)
-        found.append({"kind": "runs", "task": first.question or first.task_id, "gold": gold, "runs": runs})
-    return found
+def side_by_side(samples: Sequence[tuple[str, Trajectory]], template: Template | None) -> list[Block | None]:
+    """One task's labeled runs next to each other."""
+    if not samples:
+        return []
+    first = samples[0][1]
+    runs = [{"label": name, "trajectory": trajectory_document(each, template=template)} for name, each in samples]
+    legend = blocks.text(LEGEND if is_stream(first) else "", "soft")
+    return [legend, {"kind": "runs", "task": first.question or first.task_id, "gold": first.gold, "runs": runs}]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 from rich.console import Group, RenderableType
@@ -35,10 +34,10 @@ from midstream.core.stream_template import Template
 from midstream.core.terminal import Terminal
 from midstream.core.text import visible
 from midstream.core.trajectory import Action, Call, Trajectory, usage_of
-from midstream.report import turn_rows
+from midstream.report import trajectory as record
 from midstream.report.draw import STYLES, plain
 from midstream.report.numbers import counted, duration, troubles
-from midstream.report.turn_rows import Row, part_rows
+from midstream.report.trajectory import Row, stream_row
 
 _WIDEST = 110
 _LABEL_WIDTH = len("observation")
@@ -54,17 +53,10 @@ class Timeline:
     """Shows one run: a `core.events.TurnListener` in `listen`, a context manager that gives the terminal back."""
 
     def __init__(
-        self,
-        console: Terminal,
-        question: str,
-        sandbox: str = "",
-        replay: Path | None = None,
-        template: Template | None = None,
-        prices: str = "",
+        self, console: Terminal, question: str, notes: Sequence[str] = (), template: Template | None = None
     ) -> None:
         """Show one run of `question`; `template` separates the parts of an interleaved policy's stream."""
-        self._console, self._question, self._sandbox, self._replay = console, question, sandbox, replay
-        self._prices = prices
+        self._console, self._question, self._notes = console, question, notes
         self._template = template
         self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
@@ -84,13 +76,9 @@ class Timeline:
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
-        """Print the question, what holds code back, who answers for tools; on a terminal, start the live line."""
+        """Print the question and the notes; on a terminal, start the live line."""
         self._console.print(Text(self._question, "bold"))
-        notes = [f"sandbox {self._sandbox}"] if self._sandbox else []
-        notes += [f"tools   replayed from {self._replay}"] if self._replay else []
-        notes += [f"prices  {self._prices}"] if self._prices else []
-        notes += [turn_rows.LEGEND] if self._template else []
-        for note in notes:
+        for note in [*self._notes, *[record.LEGEND] * (self._template is not None)]:
             self._console.print(Text(note, "dim"))
         if self._console.redraws:
             self._live.start()
@@ -129,21 +117,21 @@ class Timeline:
             case "call":
                 self._called(value)
             case "user":
-                self._print_rows(part_rows(turn_rows.Part(label="user", text=value, sampled=False)))
+                self._print_rows([stream_row("user", value, sampled=False)])
             case "action" if policy:
                 self._action = value
                 if value.error is not None:
-                    self._print_rows(part_rows(turn_rows.call_part(value, None)))
+                    self._print_rows([record.call_row(value, None)])
             case "action":
-                self._step(turn_rows.action_rows(value, self._calls))
+                self._step(record.action_rows(value, self._calls))
             case "command":
                 if policy:
-                    self._print_rows(part_rows(turn_rows.call_part(self._action, value)))
+                    self._print_rows([record.call_row(self._action, value)])
                 else:
-                    self._step(turn_rows.command_rows(value))
+                    self._step(record.command_rows(value))
                 self._begin(value.tool)
             case "observation":
-                rows = part_rows(turn_rows.output_part(value)) if policy else turn_rows.observation_rows(value)
+                rows = [record.output_row(value)] if policy else record.observation_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
                 for row, call in zip(rows[:-1], value.tool_calls, strict=False):
                     self._print_rows([row], elapsed(call.duration_s))
@@ -152,7 +140,7 @@ class Timeline:
             case "analysis":
                 self._step([Row("analysis", value)])
             case "verdict":
-                self._step(turn_rows.verdict_rows(value))
+                self._step(record.verdict_rows(value))
             case "answer":
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
@@ -176,7 +164,7 @@ class Timeline:
         requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
         answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
-        reason = turn_rows.stopped(trajectory)
+        reason = record.stopped(trajectory)
         if trajectory.status == "error":
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
@@ -216,14 +204,14 @@ class Timeline:
             self._reply.append(call)
         self._requests.append(call)
         if call.repaired:
-            self._print_rows(turn_rows.trouble_rows(call)[-1:])  # the attempts that failed stand there already
+            self._print_rows(record.trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
     def _written(self) -> None:
         """Print what an interleaved policy wrote, once its reply is whole; the answer is printed at the end."""
         calls, self._reply = self._reply, []
-        parts = turn_rows.reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
+        shown = record.reply_rows(calls, self._template, first=self._turn == 1, without=("call", "answer"))
         self._answer_note = self._note() or self._answer_note
-        self._print_rows(part_rows(*(part for part in parts if part.label != "answer" or part.wrong)), self._note())
+        self._print_rows(shown, self._note())
         if calls:
             self._begin("")
 

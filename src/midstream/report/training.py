@@ -15,7 +15,6 @@ from midstream.report.evaluation import (
     comparisons,
     curves,
     families,
-    is_greedy,
     success,
     where,
 )
@@ -55,7 +54,7 @@ def training_page(
 
 
 def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
-    """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
+    """What happened, in plain words with the run's numbers: success, and what was lost."""
     steps = len(metrics)
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
     if nothing := nothing_learned([step.no_contrast for step in metrics], "step"):
@@ -70,11 +69,6 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
             points = change(success(before), success(after))
             moved = "as" if points == "+0.0" else "up from" if points.startswith("+") else "down from"
             sentences.append(f"The agent now solves {last} of {tasks}, {moved} {first} before, {how}.")
-            (errors_before, turns_before), (errors_after, turns_after) = map(_habits, (found[0].before, found[0].after))
-            sentences.append(
-                f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), "
-                f"and it takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
-            )
         else:
             sentences.append(f"Before training the agent solves {first} of {tasks}, {how}; it was not evaluated since.")
     else:
@@ -85,28 +79,14 @@ def lead(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
     return " ".join(sentences)
 
 
-def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
-    """(tool error rate, turns a task) of the sampled results, which show the policy's habits, or of the greedy."""
-    results = [result for result in side if not is_greedy(result)] or side
-    return (
-        mean([result.tool_use.error_rate for result in results]) or 0.0,
-        mean([result.turns_mean for result in results]) or 0.0,
-    )
-
-
 def tiles(timings: Sequence[StepTiming], evaluations: Sequence[EvaluationResult]) -> list[dict[str, str]]:
-    """Success, tool errors and turns before and after, training time."""
+    """Success before and after, training time."""
     found: list[dict[str, str]] = []
     for comparison in comparisons(evaluations)[:1]:
         for kind, before, after in reversed(comparison.by_kind()):
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             note = f"{before[0].tasks:,} held-out tasks"
             found.append(blocks.tile(name, percent(success(after)), note, before=percent(success(before))))
-        if comparison.after:
-            first, last = _habits(comparison.before), _habits(comparison.after)
-            errors = ("Tool errors", percent(last[0]), "share of turns, sampled")
-            found.append(blocks.tile(*errors, before=percent(first[0])))
-            found.append(blocks.tile("Turns a task", f"{last[1]:.2f}", before=f"{first[1]:.2f}"))
     if timings:
         wall, cpu = sum(t.duration_s for t in timings), sum(t.cpu_s for t in timings)
         note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"
@@ -211,13 +191,11 @@ def tools(metrics: Sequence[StepMetrics]) -> Block | None:
         weights.update(step.tool_use.share)
     malformed = weights.pop("malformed", None) is not None
     ranked = sorted(weights, key=lambda name: -weights[name])
-    bands = [(name, {name}) for name in ranked[:_MOST_BANDS]]
-    bands += [("other tools", set(ranked[_MOST_BANDS:]))] if ranked[_MOST_BANDS:] else []
-    colors = [place if place < blocks.BAD else blocks.COLORS for place in range(1, len(bands) + 1)]
-    if malformed:
-        bands, colors = [*bands, ("malformed", {"malformed"})], [*colors, blocks.BAD]
+    bands = [(name, {name}, place) for place, name in enumerate(ranked[:_MOST_BANDS], 1)]
+    bands += [("other tools", set(ranked[_MOST_BANDS:]), blocks.COLORS)] if ranked[_MOST_BANDS:] else []
+    bands += [("malformed", {"malformed"}, blocks.BAD)] if malformed else []
     lines = []
-    for (name, members), color in zip(bands, colors, strict=True):
+    for name, members, color in bands:
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
         lines.append(line(name, buckets(shares, _BAND_POINTS), color))
     last = ", ".join(f"{band['name']} {band['points'][-1][1]:.0%}" for band in lines)
@@ -238,23 +216,20 @@ def schedules(metrics: Sequence[StepMetrics]) -> Block | None:
         for name, value in step.schedules.items():
             found.setdefault(name, []).append((step.step, value))
     stage = found.pop("tasks.stages", [])
-    curves = [curve("tasks.stages", "the stage", stage, 4)] if stage else []
-    return charts(*curves, *(curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()))
+    curves = [curve(name, "probability", points, 4, as_percent=True) for name, points in found.items()]
+    return charts(curve("tasks.stages", "the stage", stage, 4) if stage else None, *curves)
 
 
 def update(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> Block | None:
     """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
-
-    def by_step(name: str) -> list[Point]:
-        return [(step.step, value) for step in metrics if (value := getattr(step, name)) is not None]
-
+    by_step = [(step.step, step) for step in metrics]
     return charts(
-        curve("KL to the reference", "k3, per token", by_step("kl"), 4),
-        curve("Sampler gap", "learner and sampler apart, nats per token", by_step("logprob_gap"), 1),
-        curve("Clipped tokens", "share of tokens", by_step("clip_fraction"), 2, as_percent=True),
-        curve("Gradient norm", "before clipping", by_step("grad_norm"), 5),
-        curve("Tokens for each unique one", "how much the rows of an update share", by_step("sharing"), 3),
-        curve("Seconds a step", "wall clock", [(timing.step, timing.duration_s) for timing in timings], 8),
+        _curve("KL to the reference", "k3, per token", by_step, "kl", 4),
+        _curve("Sampler gap", "learner and sampler apart, nats per token", by_step, "logprob_gap", 1),
+        _curve("Clipped tokens", "share of tokens", by_step, "clip_fraction", 2, as_percent=True),
+        _curve("Gradient norm", "before clipping", by_step, "grad_norm", 5),
+        _curve("Tokens for each unique one", "how much the rows of an update share", by_step, "sharing", 3),
+        _curve("Seconds a step", "wall clock", [(timing.step, timing) for timing in timings], "duration_s", 8),
     )
 
 
@@ -263,21 +238,26 @@ def streams(metrics: Sequence[StepMetrics]) -> list[Block | None]:
     measured = [(step.step, step.streams) for step in metrics if step.streams]
     if not measured:
         return []
-
-    def by_step(name: str) -> list[Point]:
-        return [(step, value) for step, found in measured if (value := getattr(found, name)) is not None]
-
     answered = [(step, found.answered / max(1, found.trajectories)) for step, found in measured]
+    reasoning = f"{measured[-1][1].unit} around the call"
     return [
         text("Calls of the policy:", "soft"),
         charts(
-            curve("Reasoning a call", f"{measured[-1][1].unit} around the call", by_step("reasoning_per_call"), 1),
-            curve("Calls a run", "of any kind", by_step("calls_mean"), 2),
-            curve("Correct calls", "share with a result", by_step("correct_rate"), 3, as_percent=True),
-            curve("Calls to the answer", "of runs that answer", by_step("steps_to_answer"), 4),
+            _curve("Reasoning a call", reasoning, measured, "reasoning_per_call", 1),
+            _curve("Calls a run", "of any kind", measured, "calls_mean", 2),
+            _curve("Correct calls", "share with a result", measured, "correct_rate", 3, as_percent=True),
+            _curve("Calls to the answer", "of runs that answer", measured, "steps_to_answer", 4),
             curve("Runs that answer", "share", answered, 5, as_percent=True),
         ),
     ]
+
+
+def _curve(
+    title: str, note: str, records: Sequence[tuple[int, object]], name: str, color: int, *, as_percent: bool = False
+) -> Block:
+    """The field `name` of records by step, where it was measured."""
+    points = [(step, value) for step, record in records if (value := getattr(record, name)) is not None]
+    return curve(title, note, points, color, as_percent=as_percent)
 
 
 def parts(metrics: Sequence[StepMetrics]) -> Block | None:

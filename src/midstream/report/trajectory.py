@@ -1,66 +1,374 @@
-"""A trajectory in blocks for the terminal, and as JSON values for the viewer: turns as labeled rows, calls, the end.
+"""A trajectory as labeled rows, for the timeline of a run and its record: in blocks, and as a document for the viewer.
 
-Both have the rows of `turn_rows.py`, the viewer with whole texts. Every text is plain text, in which control
-characters are written out.
+An interleaved run reads as labeled parts in the order of its stream, with a mark for who wrote each:
+
+    turn 1
+      ▸ think      Add the squares up.
+      ▸ call       python(code="print(sum(n * n for n in range(1, 41)))")
+      ◂ output     22140
+    last reply
+      ▸ answer     22140
+
+The mark says it without color: only what the policy wrote is trained on. Rows have whole texts, as they were recorded;
+in a document control characters are written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from midstream.core.sequences import trainable
-from midstream.core.stream_template import Template
+from pydantic import JsonValue
+
+from midstream.core import stream as streams
+from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
+from midstream.core.sequences import Split, distinct_tokens, joined, splits, trainable
+from midstream.core.stream import POLICY, Piece
+from midstream.core.stream_template import ANY_TOOL, Template, load_template
 from midstream.core.text import visible
-from midstream.core.trajectory import Call, Score, Trajectory, Turn
-from midstream.report import blocks, turn_rows
+from midstream.core.trajectory import (
+    Action,
+    Call,
+    Command,
+    ErrorInfo,
+    Observation,
+    Score,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from midstream.report import blocks
 from midstream.report.blocks import Block
-from midstream.report.numbers import number
-from midstream.report.turn_rows import Row
+from midstream.report.numbers import counted, cut, listed, number, shorten, troubles
 
+_VOTE = 40  # characters of an answer among votes
 _BRIEF = 160  # characters of a turn in a list of turns
-_PARTS_IN_A_LINE = 3
+
+# Stop reasons that say too little by their name.
+_REASONS = {
+    "ended": "the policy ended its reply without an answer",
+    "token_limit": "limit of tokens, the stream was cut off",
+    "context_limit": "limit of the model's context",
+    "time_limit": "time limit",
+    "filtered": "agent.filter held the answer back",
+}
+BLOCKS = ("command", "code", "call", "▸ call", "observation", "◂ output", "sampled")  # labels of rows that are no prose
+_LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
+
+Tone = Literal["", "bad", "warn", "soft", "name", "put-in"]  # put-in: the environment wrote it, not the policy
+
+
+class Row(NamedTuple):
+    """A label with its text, which is whole and as it was recorded."""
+
+    label: str
+    text: str
+    tone: Tone = ""
+
+
+def opening_rows(trajectory: Trajectory) -> list[Row]:
+    """What came before the first turn: the analysis of the query, and requests that failed."""
+    rows = [Row("analysis", trajectory.analysis)] if trajectory.analysis else []
+    return rows + [row for call in trajectory.opening_calls for row in trouble_rows(call)]
+
+
+def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
+    """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
+    if stream:
+        rows = stream_rows(turn, template)
+    else:
+        rows = action_rows(turn.action, turn.calls) if turn.action is not None else []
+        rows += command_rows(turn.command) if turn.command is not None else []
+        rows += observation_rows(turn.observation) if turn.observation is not None else []
+        rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
+    rows += [row for call in turn.calls for row in trouble_rows(call)]
+    if turn.error is not None:
+        label = broken_by(turn.error)
+        rows.append(Row(label, turn.error.line, "warn" if label == "limit" else "bad"))
+    return rows
+
+
+def action_rows(action: Action, calls: Sequence[Call] = ()) -> list[Row]:
+    """The planner's decision; of a malformed one what was sampled, if `calls` hold it."""
+    if action.error is not None:
+        rows = [Row("action", f"malformed: {action.error}", "bad")]
+        sampled = next((call.completion for call in calls if call.role == "planner" and call.completion), "")
+        return rows + ([Row("sampled", sampled)] if sampled else [])
+    rows = [Row("sub-goal", action.sub_goal), Row("tool", action.tool, "name")]
+    return rows + ([Row("context", action.context)] if action.context else [])
+
+
+def command_rows(command: Command) -> list[Row]:
+    """The executor's tool call or program."""
+    label = "command" if command.code is None else "code"
+    return [Row(label, command_text(command), "bad" if command.error else "")]
+
+
+def command_text(command: Command) -> str:
+    """A command as one reads it: its code, or its tool and arguments; an invalid one with its error."""
+    values = list(command.arguments.values())
+    if command.code is not None:
+        text = command.code
+    elif len(values) == 1 and isinstance(values[0], str) and "\n" in values[0]:  # code, too
+        text = values[0]
+    else:
+        text = call_text(command.tool, command.arguments)
+    return f"{text}\ninvalid: {command.error}" if command.error else text
+
+
+def call_text(tool: str, arguments: dict) -> str:
+    """A tool's call as one reads it."""
+    return f"{tool}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
+
+
+def observation_rows(observation: Observation) -> list[Row]:
+    """The result of a command, after the calls that its code made."""
+    failed = observation.status == "error"
+    rows: list[Row] = []
+    for call in observation.tool_calls:
+        lost = call.status == "error"
+        text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
+        rows.append(Row("call", text, "bad" if lost else ""))
+    tone = "soft" if not observation.text else "bad" if failed else ""
+    return [*rows, Row("error" if failed else "observation", observation.text or "(empty)", tone)]
+
+
+def verdict_rows(verdict: Verdict) -> list[Row]:
+    """The verifier's judgement."""
+    judged = "result valid" if verdict.result_valid else "result not valid"
+    analysis = f": {verdict.analysis}" if verdict.analysis else ""
+    return [Row("verdict", f"{verdict.signal}, {judged}{analysis}")]
+
+
+def trouble_rows(call: Call) -> list[Row]:
+    """Failed attempts of a request, and a reply that had to be repaired. Its final error is the turn's."""
+    role = call.role or call.engine or "request"
+    rows = [Row(f"retry {place}", f"{role}: {reason}", "warn") for place, reason in enumerate(call.failures, 1)]
+    if call.repaired:
+        rows.append(Row("repaired", f"the reply of the {role} was not JSON until it was repaired", "warn"))
+    return rows
+
+
+def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+    """What there is to know of a run's end below its answer: its outcome, why it stopped, what failed around it."""
+    outcome = outcome_words(trajectory.outcome)
+    rows = [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
+    if trajectory.refinement is not None:
+        done = trajectory.refinement
+        last = Counter(chain[-1] or "no answer" for chain in done.answers if chain)
+        votes = ", ".join(f"{count} x {shorten(answer, _VOTE)}" for answer, count in last.most_common())
+        words = f"{done.strategy}, {counted(done.agent_runs, 'agent run')}; last answers {votes}"
+        rows.append(Row("chains", words))
+    if is_stream(trajectory) and template is not None:
+        rows.append(Row("format", format_words(trajectory, template)))
+    rows.append(Row("stopped", stopped(trajectory)))
+    if trajectory.held_back:
+        rows.append(Row("held back", trajectory.held_back, "warn"))
+    if trajectory.sandbox:
+        rows.append(Row("sandbox", trajectory.sandbox))
+    for attempt, error in enumerate(trajectory.earlier_errors, 1):
+        rows.append(Row(f"run {attempt}", f"failed: {error.line}", "warn"))
+    if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
+        rows.append(Row("requests", trouble, "warn"))
+    for place, line in enumerate(sequence_words(trajectory)):
+        rows.append(Row("" if place else "rows", line))
+    return rows
+
+
+def sequence_words(trajectory: Trajectory) -> list[str]:
+    """How the calls with token ids become training rows, and the first split of each kind; of one call nothing.
+
+    Calls are numbered from 1 among all of the trajectory. Modules have rows of their own.
+    """
+    modules: dict[str, dict[int, Call]] = {}
+    for place, call in enumerate(trajectory.calls, 1):
+        if trainable(call):
+            modules.setdefault(call.role, {})[place] = call
+    lines = []
+    for role, numbered in modules.items():
+        numbers, calls = list(numbered), list(numbered.values())
+        if len(calls) < 2:
+            continue
+        sent = sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls)
+        tokens = f"{sent:,} tokens sent, {distinct_tokens(calls):,} distinct"
+        name = f"{role}: " if len(modules) > 1 else ""
+        lines.append(f"{name}{len(joined(calls)):,} of {counted(len(calls), 'call')}; {tokens}")
+        kinds: dict[str, list[Split]] = {}
+        for split in splits(calls):
+            kinds.setdefault(split.why, []).append(split)
+        for why, (first, *more) in kinds.items():
+            place = f"call {numbers[first.call]} split from call {numbers[first.of]} after {first.shared:,} tokens"
+            lines.append(f"{place}: {why}" + (f" (and {len(more):,} more)" if more else ""))
+    return lines
+
+
+def stopped(trajectory: Trajectory) -> str:
+    """Why a run ended, and after how many turns."""
+    return f"{stop_words(trajectory.stop_reason)}, {counted(len(trajectory.turns), 'turn')}"
+
+
+def stop_words(reason: StopReason) -> str:
+    """A stop reason in words."""
+    return _REASONS.get(reason, reason.replace("_", " "))
+
+
+def broken_by(error: ErrorInfo) -> str:
+    """What ended a turn: a "limit" of context or time, or else it is "broken"."""
+    return "limit" if error.type in _LIMITS else "broken"
+
+
+WRITTEN, PUT_IN = "▸", "◂"
+STREAM_LABELS = len("  malformed")  # characters: the parts of all turns stand below each other
+LEGEND = f"{WRITTEN} written by the policy   {PUT_IN} put in by tools and users"
+
+
+def stream_row(label: str, text: str, *, sampled: bool = True, failed: bool = False) -> Row:
+    """A part of a stream, with the mark of who wrote it."""
+    tone: Tone = "soft" if not text else "bad" if failed else "" if sampled else "put-in"
+    return Row(f"{WRITTEN if sampled else PUT_IN} {label}", text or "(empty)", tone)
+
+
+def is_stream(trajectory: Trajectory) -> bool:
+    """Whether an interleaved policy made it."""
+    return trajectory.agent in ("interleaved", "direct")
+
+
+def template_of(resolved: Mapping[str, Any]) -> Template | None:
+    """The template of a resolved recipe's policy; None for another kind of agent, or if the file is gone."""
+    name = (resolved.get("agent") or {}).get("template")
+    try:
+        return load_template(name) if isinstance(name, str) else None
+    except RecipeError:
+        return None
+
+
+def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
+    """A turn of a stream: what a user said, what the policy wrote, its call, and the result."""
+    rows = [stream_row("user", turn.user, sampled=False)] if turn.user else []
+    rows += reply_rows(turn.calls, template, first=turn.index == 1, without=("call",) * (turn.action is not None))
+    if turn.action is not None:
+        rows.append(call_row(turn.action, turn.command))
+    return rows + ([output_row(turn.observation)] if turn.observation is not None else [])
+
+
+def last_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+    """The reply that ended a stream, and requests that failed after the last turn."""
+    rows = reply_rows(trajectory.closing_calls, template, first=not trajectory.turns)
+    return rows + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+
+
+def reply_rows(
+    calls: Sequence[Call], template: Template | None, *, first: bool, without: Collection[str] = ()
+) -> list[Row]:
+    """The parts of one reply of the policy, in one request or several; other requests among `calls` are left out.
+
+    `without` are kinds of parts that are shown elsewhere if they are well formed. `first`: the reply follows the
+    template's opening. Without the template, where its file is gone, it stays whole.
+    """
+    ours = [call for call in calls if call.role == POLICY]
+    written = "".join(call.completion for call in ours)
+    rows = [stream_row("reply", written)] if written and template is None else []
+    if written and template is not None:
+        labels = {"text": "reply"} if template.appends == "message" else {}
+        here = template if first else template.model_copy(update={"opening": ""})
+        for block in streams.blocks([Piece(text=written, sampled=True, turn=0)], here):
+            wrong = _malformed(block, template)
+            if (block.kind != "text" or block.body.strip()) and (wrong or block.kind not in without):
+                rows.append(stream_row(labels.get(block.kind, block.kind), block.body.strip()))
+                rows += [Row("  malformed", wrong, "bad")] if wrong else []
+    if ours and ours[-1].finish_reason == "length":
+        rows.append(stream_row("cut off", "the limit of tokens ended the reply here", failed=True))
+    return rows
+
+
+def call_row(action: Action, command: Command | None) -> Row:
+    """A tool call as it was understood, or as it was written if it could not be: its output has the reason."""
+    if is_bad_call(action, command):
+        return stream_row("bad call", action.context, failed=True)
+    return stream_row("call", command_text(command) if command else "")
+
+
+def is_bad_call(action: Action, command: Command | None) -> bool:
+    """Whether a policy's tool call could not be understood."""
+    return bool(action.error or command is None or command.error)
+
+
+def output_row(observation: Observation) -> Row:
+    """The result of a call."""
+    failed = observation.status == "error"
+    return stream_row("error" if failed else "output", observation.text, sampled=False, failed=failed)
+
+
+def format_words(trajectory: Trajectory, template: Template) -> str:
+    """Whether the stream keeps the template's form, and which of its parts it lacks."""
+    pieces = streams.stream_of(trajectory)
+    if streams.is_strict(pieces, template):
+        return "strict: every part is there, closed, in order"
+    missing = [name for name, there in streams.tags_present(pieces, template).items() if not there]
+    return f"not strict: {listed(missing)} missing" if missing else "not strict: every part is there, not in order"
+
+
+def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
+    """What a dialogue's check found: in a line whether it was done, then what each user turn lacks."""
+    if not outcome:
+        return []
+    turns = outcome.get("turns")
+    turns = turns if isinstance(turns, list) else []
+    done = "done" if outcome.get("success") else "not done"
+    lines = [f"{done}, {counted(len(turns), 'user turn')}" if turns else done]
+    for place, turn in enumerate(turns, 1):  # {"state": [3, 4]} is "user turn 2: state 3 of 4"
+        shares = turn.items() if isinstance(turn, dict) else ()
+        pairs = [(name, pair) for name, pair in shares if isinstance(pair, list) and len(pair) == 2]
+        if lacking := [f"{name} {pair[0]} of {pair[1]}" for name, pair in pairs if pair[0] != pair[1]]:
+            lines.append(f"user turn {place}: {', '.join(lacking)}")
+    return lines
+
+
+def _malformed(block: streams.Block, template: Template) -> str:
+    """What is malformed about a block, in words; "" if nothing is."""
+    found = ["the policy wrote this itself, no tool did"] if block.kind == "output" else []
+    if not block.closed:
+        closing = template.tags[block.kind].close.replace(ANY_TOOL, block.tool)
+        found.append(f"never closed: {closing} is missing" + ", the next mark ends it" * block.nested)
+    elif block.nested:
+        found.append("its mark opens again inside it")
+    return "; ".join(found)
+
+
+# --- blocks and documents ---------------------------------------------------------------------------------------------
 
 
 def trajectory_blocks(trajectory: Trajectory, template: Template | None = None) -> list[Block | None]:
     """One task turn by turn, of a stream its parts by `template`; then answer, gold answer and reward."""
-    stream = turn_rows.is_stream(trajectory)
+    stream = is_stream(trajectory)
     found = [blocks.text(trajectory.question or trajectory.task_id, "strong")]
-    found += [blocks.text(turn_rows.LEGEND if stream else "", "soft"), _facts(turn_rows.opening_rows(trajectory))]
+    found += [blocks.text(LEGEND if stream else "", "soft"), _facts(opening_rows(trajectory))]
     for turn in trajectory.turns:
-        found += [blocks.heading(f"turn {turn.index}"), _facts(turn_rows.turn_rows(turn, template, stream=stream))]
-    last = turn_rows.closing_rows(trajectory, template)
-    if last:
-        found.append(blocks.heading("last reply"))
-    found.append(_facts(last + [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]))
+        found += [blocks.heading(f"turn {turn.index}"), _facts(turn_rows(turn, template, stream=stream))]
+    if last := last_rows(trajectory, template):
+        found += [blocks.heading("last reply"), _facts(last)]
     if trajectory.error is not None:
         more = "\n(--json prints the whole traceback)" * trajectory.error.foreign
         found.append(blocks.text(f"lost to {trajectory.error.text}{more}", "bad"))
-    end: list[tuple[str, object]] = [
-        ("answer", blocks.cell("(none)", "soft") if trajectory.answer is None else trajectory.answer),
-        ("gold", trajectory.gold),
-    ]
-    outcome = turn_rows.outcome_words(trajectory.outcome)
-    end += [("" if place else "outcome", each) for place, each in enumerate(outcome)]
-    end += reward_rows(trajectory.reward)
-    end += [(row.label, blocks.cell(row.text, row.tone)) for row in turn_rows.end_rows(trajectory, template)]
-    return [*found, blocks.facts(end)]
+    answer = Row("answer", "(none)", "soft") if trajectory.answer is None else Row("answer", trajectory.answer)
+    gold = [Row("gold", trajectory.gold)] if trajectory.gold is not None else []
+    return [*found, _facts([answer, *gold, reward_row(trajectory.reward), *end_rows(trajectory, template)])]
 
 
 def _facts(rows: Sequence[Row]) -> Block | None:
     return blocks.facts((row.label, blocks.cell(row.text, row.tone)) for row in rows)
 
 
-def reward_rows(reward: Score | None) -> list[tuple[str, object]]:
-    """The value, with its parts on the same line, or below it if there are many."""
+def reward_row(reward: Score | None) -> Row:
+    """The value with its parts."""
     if reward is None:
-        return [("reward", blocks.cell("(none)", "soft"))]
-    tone = "up" if reward.value >= 1 else "bad" if reward.value <= 0 else ""
-    parts = [f"{name} {number(part)}" for name, part in reward.parts.items()]
-    if len(parts) <= _PARTS_IN_A_LINE:
-        words = f"  ({', '.join(parts)})" if parts else ""
-        return [("reward", blocks.cell(number(reward.value) + words, tone))]
-    return [("reward", blocks.cell(number(reward.value), tone)), *(("", part.replace("_", " ")) for part in parts)]
+        return Row("reward", "(none)", "soft")
+    parts = ", ".join(f"{name.replace('_', ' ')} {number(part)}" for name, part in reward.parts.items())
+    tone: Tone = "up" if reward.value >= 1 else "bad" if reward.value <= 0 else ""
+    return Row("reward", number(reward.value) + (f"  ({parts})" if parts else ""), tone)
 
 
 def trajectory_document(
@@ -77,15 +385,23 @@ def trajectory_document(
     `trained` is the role whose calls were trained on, "" for none. `place` are fields that the trajectory does not
     hold: part, place, advantage, vote.
     """
-    stream = turn_rows.is_stream(trajectory)
-    turns = trajectory.turns[first : None if limit is None else first + limit]
-    number, shown = len(trajectory.opening_calls), []
-    number += sum(len(turn.calls) for turn in trajectory.turns[:first])
-    for turn in turns:
-        shown.append(_turn(turn, template, stream, number, trained))
-        number += len(turn.calls)
-    calls, error = trajectory.calls, trajectory.error
-    behind = len(calls) - len(trajectory.closing_calls)
+    stream, error, opening = is_stream(trajectory), trajectory.error, len(trajectory.opening_calls)
+    calls = [call_document(call, number, trained) for number, call in enumerate(trajectory.calls)]
+    at, turns = opening + sum(len(turn.calls) for turn in trajectory.turns[:first]), []
+    for turn in trajectory.turns[first : None if limit is None else first + limit]:
+        action = turn.action
+        broken = action is not None and (is_bad_call(action, turn.command) if stream else action.error is not None)
+        turns.append(
+            {
+                "index": turn.index,
+                "tool": brief(turn)["tool"],
+                "malformed": broken,
+                "error": turn.error.line if turn.error else "",
+                "rows": rows_document(turn_rows(turn, template, stream=stream)),
+                "calls": calls[at : at + len(turn.calls)],
+            }
+        )
+        at += len(turn.calls)
     document = {
         "id": trajectory.id,
         "place": 0,
@@ -101,19 +417,19 @@ def trajectory_document(
         "feedback": trajectory.reward.feedback if trajectory.reward else "",
         "advantage": None,
         "status": trajectory.status,
-        "stop": turn_rows.stop_words(trajectory.stop_reason),
+        "stop": stop_words(trajectory.stop_reason),
         "error": "" if error is None else error.message if error.foreign else error.text,
         "cost_usd": trajectory.cost_usd,
         "duration_s": trajectory.duration_s,
-        "prompt_tokens": sum(call.usage.prompt_tokens for call in calls),
-        "completion_tokens": sum(call.usage.completion_tokens for call in calls),
-        "opening": rows_document(turn_rows.opening_rows(trajectory)),
-        "end": _end(trajectory, template),
-        "turns": shown,
+        "prompt_tokens": sum(call["prompt_tokens"] for call in calls),
+        "completion_tokens": sum(call["completion_tokens"] for call in calls),
+        "opening": rows_document(opening_rows(trajectory)),
+        "end": rows_document([*last_rows(trajectory, template), *end_rows(trajectory, template)]),
+        "turns": turns,
         "first_turn": first,
         "turns_total": len(trajectory.turns),
-        "opening_calls": [call_document(call, at, trained) for at, call in enumerate(trajectory.opening_calls)],
-        "closing": [call_document(call, at, trained) for at, call in enumerate(trajectory.closing_calls, behind)],
+        "opening_calls": calls[:opening],
+        "closing": calls[len(calls) - len(trajectory.closing_calls) :],
         "vote": None,
         **place,
     }
@@ -127,7 +443,7 @@ def rows_document(rows: Iterable[Row]) -> list[Block]:
             "label": row.label.strip(),
             "text": row.text,
             "tone": "" if row.tone == "name" else row.tone,
-            "block": row.label in turn_rows.BLOCKS or "\n" in row.text,
+            "block": row.label in BLOCKS or "\n" in row.text,
         }
         for row in rows
     ]
@@ -155,14 +471,16 @@ def call_document(call: Call, number: int, trained: str = "") -> Block:
 def brief(turn: Turn) -> dict[str, str]:
     """A turn in one line: its tool, what was asked of it, and a tone for a turn that failed."""
     action, command, observation = turn.action, turn.command, turn.observation
+    tool, failed = "", turn.error is not None
     if action is None:
         text = turn.error.line if turn.error else turn.user or "".join(call.completion for call in turn.calls)
-        return {"tool": "", "brief": _cut(text), "tone": "bad" if turn.error else ""}
-    if action.error is not None:
-        return {"tool": "", "brief": _cut(f"malformed: {action.error}"), "tone": "bad"}
-    text = turn_rows.command_text(command) if command is not None else action.sub_goal or action.context
-    failed = turn.error is not None or (command and command.error) or (observation and observation.status == "error")
-    return {"tool": action.tool or (command.tool if command else ""), "brief": _cut(text), "tone": "bad" * bool(failed)}
+    elif action.error is not None:
+        text, failed = f"malformed: {action.error}", True
+    else:
+        text = command_text(command) if command is not None else action.sub_goal or action.context
+        tool = action.tool or (command.tool if command else "")
+        failed |= bool(command and command.error) or bool(observation and observation.status == "error")
+    return {"tool": tool, "brief": cut(" ".join(text.split()), _BRIEF), "tone": "bad" * failed}
 
 
 def safe(value: Any) -> Any:
@@ -172,32 +490,3 @@ def safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {visible(str(key)): safe(entry) for key, entry in value.items()}
     return [safe(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _turn(turn: Turn, template: Template | None, stream: bool, number: int, trained: str) -> Block:
-    action = turn.action
-    broken = action is not None and (
-        turn_rows.call_part(action, turn.command).failed if stream else action.error is not None
-    )
-    return {
-        "index": turn.index,
-        "tool": brief(turn)["tool"],
-        "malformed": broken,
-        "error": turn.error.line if turn.error else "",
-        "rows": rows_document(turn_rows.turn_rows(turn, template, stream=stream)),
-        "calls": [call_document(call, number + place, trained) for place, call in enumerate(turn.calls)],
-    }
-
-
-def _end(trajectory: Trajectory, template: Template | None) -> list[Block]:
-    """The rows of the end."""
-    outcome = turn_rows.outcome_words(trajectory.outcome)
-    rows = turn_rows.closing_rows(trajectory, template) if turn_rows.is_stream(trajectory) else []
-    rows += [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]
-    rows += [Row("" if place else "outcome", line) for place, line in enumerate(outcome)]
-    return rows_document([*rows, *turn_rows.end_rows(trajectory, template)])
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"

@@ -1,3 +1,3 @@
 """Runs as documents of the viewer: read by pages, served, or written to files."""
 
-MAX_MB = 3.0  # about the size of the files that a bundle or a report may have
+MAX_MB = 3.0  # about the size that a page in a file may have

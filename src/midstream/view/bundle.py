@@ -1,6 +1,6 @@
-"""The viewer in files, a directory or one HTML file, which open from disk; nothing is loaded from elsewhere.
+"""The viewer in one HTML file, which opens from disk; nothing is loaded from elsewhere.
 
-Both hold documents (`view/documents.py`) as gzip in base64 next to the page code. All overviews and all lists of
+It holds documents (`view/documents.py`) as gzip in base64 next to the page code. All overviews and all lists of
 evaluations are there; of the trajectories, those that a reader is likely to ask for, until a number of bytes is spent.
 """
 
@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 from shlex import quote as shell_quote
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.report import blocks
+from midstream.report.blocks import Block
 from midstream.report.comparison import Comparison, GroupComparison, comparison_page
 from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
-from midstream.runs.files import atomic_write, storage_errors
+from midstream.runs.files import atomic_write
 from midstream.runs.segments import Entry
 from midstream.view import MAX_MB
 from midstream.view.documents import Documents
@@ -40,6 +40,7 @@ AT_END = 16  # of them in the page that a run writes at its end: these take a se
 _COMPARED = 4  # runs of which each is compared with each
 
 Path_ = tuple[str, ...]  # the pieces of a document's path
+Chosen = tuple[str, list[int], str]  # trajectories of a task: their part, their places in it, the task
 _SHELL = """<!doctype html>
 <html lang="en">
 <head>
@@ -49,7 +50,7 @@ _SHELL = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <link rel="icon" href="data:,">
 <title>{title}</title>
-{style}
+<style>{style}</style>
 </head>
 <body>
 <div id="app"></div>
@@ -59,7 +60,7 @@ _SHELL = """<!doctype html>
 </html>
 """
 BEGINNING = _SHELL.partition("\n")[0].encode()
-_POLICY = "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'"
+_POLICY = "default-src 'none'; script-src {code}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 class Selection:
@@ -67,14 +68,15 @@ class Selection:
 
     def __init__(self, documents: Documents, most: float) -> None:
         self._documents, self.most = documents, most
-        self.chosen: dict[Path_, Any] = {}
+        self.chosen: dict[Path_, Block] = {}
         self.size = 0.0
 
-    def take(self, *path: str) -> Any:
+    def take(self, *path: str) -> Block:
         """Choose a document whatever its size."""
-        return self.put(path, _whole(self._documents, path))
+        document = _whole(self._documents, path)
+        return self.put(path, document, _size(path, document))
 
-    def try_to(self, *path: str, share: float = 1.0) -> Any:
+    def try_to(self, *path: str, share: float = 1.0) -> Block | None:
         """Choose a document if it fits into that share of all bytes; None if it does not, or cannot be read."""
         if path in self.chosen:
             return self.chosen[path]
@@ -84,79 +86,39 @@ class Selection:
             return None
         if "turns_total" in document and document["turns_total"] != len(document["turns"]):  # too long
             return None
-        return self.put(path, document, share)
+        size = _size(path, document)
+        return None if self.size + size > self.most * share else self.put(path, document, size)
 
-    def put(self, path: Path_, document: Any, share: float | None = None) -> Any:
-        """Choose a document that was made; None if it does not fit into that share of all bytes."""
-        size = len(zlib.compress(_json({_key(path): document}), 6)) * _IN_BASE64
-        if share is not None and self.size + size > self.most * share:
-            return None
+    def put(self, path: Path_, document: Block, size: float) -> Block:
+        """Choose a document of this size."""
         self.size += size
         self.chosen[path] = document
         return document
 
 
-def write_bundle(runs: Sequence[Path], directory: Path, *, max_mb: float = MAX_MB) -> None:
-    """Write the runs in these places as a static site of at most about `max_mb` MB. Raises `StorageError`.
+def write_runs(places: Sequence[Path], path: Path, *, max_mb: float = MAX_MB, most: int = _MOST_TRAJECTORIES) -> None:
+    """Write the runs in these places as one page of at most about `max_mb` MB, with `most` trajectories of each.
 
-    Overviews and lists are written whatever they take. The site is `index.html`, the page code, and `data/`. An earlier
-    bundle in the directory is replaced; any other content is a `UsageError`.
+    Overviews and lists are written whatever they take. Raises `StorageError`.
     """
-    data = directory / "data"
-    with storage_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()) and not (data / "index.js").is_file():
-        raise UsageError(
-            f"{directory} is there already and is not a bundle", code="file-exists", fix="give another directory"
-        )
-    documents = Documents(runs)
+    documents = Documents(places)
     names = list(documents.runs.find())
     selection = Selection(documents, _room(max_mb))
     selection.take("runs")
     for name in names:
         add_overview(selection, name)
-    for first, other in combinations(names, 2) if len(names) <= _COMPARED else ():
+    for first, other in permutations(names, 2) if len(names) <= _COMPARED else ():
         selection.try_to("compare", first, other)
-        selection.try_to("compare", other, first)
     for place, name in enumerate(names):
-        add_trajectories(selection, documents, name, share=(place + 1) / len(names))
-    by_file: dict[str, dict[str, Any]] = {}  # a file for each run, and for each of its parts
-    for path, document in selection.chosen.items():
-        of = path[:4] if path[2:3] == ("part",) else path[:2]
-        by_file.setdefault(_key(of), {})[_key(path)] = document
-    with storage_errors(directory):
-        data.mkdir(exist_ok=True)
-        for old in data.glob("*.js"):
-            old.unlink()
-    index = {prefix: f"data/{number}.js" for number, prefix in enumerate(by_file)}
-    for prefix, name in index.items():
-        atomic_write(directory / name, f'midstreamData("{packed(by_file[prefix])}")\n'.encode())
-    listed = json.dumps(index, indent=0).replace("<", "\\u003c")
-    atomic_write(data / "index.js", f"window.midstreamFiles = {listed}\n".encode())
-    for name in ("view.js", "view.css"):
-        atomic_write(directory / name, static(name).encode())
-    html = _SHELL.format(
-        policy=_POLICY.format("'self'", "'self'"),
-        title="midstream",
-        style='<link rel="stylesheet" href="view.css">',
-        scripts='<script src="data/index.js"></script>\n<script src="view.js"></script>',
-    )
-    atomic_write(directory / "index.html", html.encode())
+        add_trajectories(selection, documents, name, share=(place + 1) / len(names), most=most)
+    write_page(selection, path, title=", ".join(names), start=_key((names[0],)) if len(names) == 1 else "")
 
 
 def write_report(
     run: RunDirectory, path: Path | None = None, *, max_mb: float = MAX_MB, most: int = _MOST_TRAJECTORIES
 ) -> None:
-    """Write a run as one page with `most` trajectories, by default in its directory; see `write_bundle`.
-
-    Raises `StorageError`.
-    """
-    documents = Documents([run.root])
-    name = next(iter(documents.runs.find()))
-    selection = Selection(documents, _room(max_mb))
-    add_overview(selection, name)
-    add_trajectories(selection, documents, name, most=most)
-    write_page(selection, path or run.report_path, title=name, start=_key((name,)))
+    """Write a run as one page, by default in its directory; see `write_runs`."""
+    write_runs([run.root], path or run.report_path, max_mb=max_mb, most=most)
 
 
 def write_trajectory(run: RunDirectory, id_or_prefix: str, path: Path, *, max_mb: float = MAX_MB) -> None:
@@ -189,7 +151,7 @@ def write_comparison(comparison: Comparison | GroupComparison, path: Path, *, ma
     selection = Selection(documents, _room(max_mb))
     names = list(documents.runs.find())
     pair = names[0], names[-1]
-    selection.put(("compare", *pair), comparison_page(comparison))
+    selection.put(("compare", *pair), comparison_page(comparison), 0.0)
     for name in names:
         add_overview(selection, name)
     start = urlencode({"compare": ",".join(_key((name,)) for name in pair)}, safe=",")
@@ -206,16 +168,16 @@ def write_page(selection: Selection, path: Path, *, title: str, start: str) -> N
     atomic_write(path, document.encode("utf-8", "replace"))
 
 
-def page_html(documents: Mapping[str, Any], *, title: str, start: str) -> str:
+def page_html(documents: Mapping[str, Block], *, title: str, start: str) -> str:
     """One page of documents by path, that opens at the address `start`, such as "#/RUN"."""
     # Within a script, only its end tag and the start of a comment or of another script mean something to the parser.
     code = re.sub(r"<(?=/script|!--|script)", r"\\x3c", static("view.js"), flags=re.IGNORECASE)
     first = f'location.hash||history.replaceState(null,"",{json.dumps(start)})'.replace("<", "\\u003c")
     style = static("view.css")
     return _SHELL.format(
-        policy=_POLICY.format(f"{_hash(first)} {_hash(code)}", _hash(style)),
+        policy=_POLICY.format(code=f"{_hash(first)} {_hash(code)}", style=_hash(style)),
         title=escape(title),
-        style=f"<style>{style}</style>",
+        style=style,
         scripts=f'<script type="application/gzip" id="data">{packed(documents)}</script>\n'
         f"<script>{first}</script>\n<script>{code}</script>",
     )
@@ -224,7 +186,7 @@ def page_html(documents: Mapping[str, Any], *, title: str, start: str) -> str:
 # --- what is chosen ---------------------------------------------------------------------------------------------------
 
 
-def add_overview(selection: Selection, name: str, *, lists: bool = True) -> dict[str, Any]:
+def add_overview(selection: Selection, name: str, *, lists: bool = True) -> Block:
     """Choose a run's overview, and the lists of its evaluations."""
     document = selection.take("run", name)
     for part in document["parts"] if lists else ():
@@ -241,7 +203,7 @@ def add_trajectories(
     A section at the end of the run's page says what is there, and which command shows the rest.
     """
     document = selection.chosen["run", name]
-    taken: dict[Path_, Any] = {}
+    taken: dict[Path_, Block] = {}
     until = selection.size + (share * selection.most - selection.size) * (1 - _FOR_CALLS)
     for part, places, task in _order(documents, name, document["parts"]):
         at = ("run", name, "part", part)
@@ -264,7 +226,7 @@ def add_trajectories(
     selection.chosen["run", name] = {**document, "page": {**page, "sections": [*page["sections"], section]}}
 
 
-def _add_calls(selection: Selection, path: Path_, document: Any, *, share: float = 1.0) -> bool:
+def _add_calls(selection: Selection, path: Path_, document: Block, *, share: float = 1.0) -> bool:
     """Choose what the calls of a trajectory sent and sampled; whether all fit."""
     calls = [*document["opening_calls"], *(call for turn in document["turns"] for call in turn["calls"])]
     whole = True
@@ -275,7 +237,7 @@ def _add_calls(selection: Selection, path: Path_, document: Any, *, share: float
     return whole
 
 
-def _order(documents: Documents, name: str, parts: Sequence[Any]) -> Iterator[tuple[str, list[int], str]]:
+def _order(documents: Documents, name: str, parts: Sequence[Block]) -> Iterator[Chosen]:
     """(part, places, task) of what a reader is likely to open, the likeliest first.
 
     Of each evaluation some wrong and some right ones, and some whole groups of the first, middle and last step; then
@@ -283,9 +245,9 @@ def _order(documents: Documents, name: str, parts: Sequence[Any]) -> Iterator[tu
     """
     steps = [part["name"] for part in parts if part["kind"] == "step"]
     ends = dict.fromkeys(steps[place] for place in (0, len(steps) // 2, -1)) if steps else {}
-    wrong, right, later = list[Any](), list[Any](), list[Any]()
+    wrong, right, later = list[Chosen](), list[Chosen](), list[Chosen]()
     for part in (part["name"] for part in parts if part["kind"] != "step"):
-        sides: tuple[list[Any], list[Any]] = ([], [])
+        sides: tuple[list[Chosen], list[Chosen]] = ([], [])
         for place, entry in enumerate(_entries(documents, name, part)):
             sides[entry.score is not None and entry.score >= 1].append((part, [place], entry.task_id))
         wrong += sides[0][:_FIRST_WRONG]
@@ -303,7 +265,7 @@ def _order(documents: Documents, name: str, parts: Sequence[Any]) -> Iterator[tu
             yield from _groups(documents, name, part)
 
 
-def _groups(documents: Documents, name: str, part: str) -> list[tuple[str, list[int], str]]:
+def _groups(documents: Documents, name: str, part: str) -> list[Chosen]:
     by_task: dict[str, list[int]] = {}
     for place, entry in enumerate(_entries(documents, name, part)):
         by_task.setdefault(entry.task_id, []).append(place)
@@ -318,7 +280,7 @@ def _entries(documents: Documents, name: str, part: str) -> list[Entry]:
         return []
 
 
-def _whole(documents: Documents, path: Path_, turns: int | None = None) -> Any:
+def _whole(documents: Documents, path: Path_, turns: int | None = None) -> Block:
     """A document with all that it lists; of a trajectory at most so many turns."""
     match path:
         case ["run", run, "part", part]:
@@ -331,7 +293,7 @@ def _whole(documents: Documents, path: Path_, turns: int | None = None) -> Any:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def packed(documents: Mapping[str, Any]) -> str:
+def packed(documents: Mapping[str, Block]) -> str:
     """Documents as gzip in base64; equal documents give equal text."""
     return base64.b64encode(gzip.compress(_json(documents), 9, mtime=0)).decode("ascii")
 
@@ -341,7 +303,12 @@ def static(name: str) -> str:
     return files("midstream.view").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _json(documents: Mapping[str, Any]) -> bytes:
+def _size(path: Path_, document: Block) -> float:
+    """About the bytes that a document takes in a file."""
+    return len(zlib.compress(_json({_key(path): document}), 6)) * _IN_BASE64
+
+
+def _json(documents: Mapping[str, Block]) -> bytes:
     # In ASCII, where halves of surrogate pairs are escapes.
     return json.dumps(documents, separators=(",", ":"), allow_nan=False).encode("ascii")
 

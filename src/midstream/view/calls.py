@@ -1,19 +1,28 @@
-"""One call: what it sent and what changed since the call before it of the same role, and its tokens."""
+"""One call: what it sent and what changed since the call before it of the same role, and its tokens.
+
+The texts of tokens come from a `tokenizer.json`, read without the libraries that made it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import SequenceMatcher
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from midstream.core.errors import UsageError
 from midstream.core.sequences import joined, splits, trainable
 from midstream.core.trajectory import Call, Trajectory
+from midstream.report.blocks import Block
 from midstream.runs import RunDirectory
-from midstream.view.vocabulary import token_texts
 
 _COMPARED_LINES = 3_000  # of a message; longer ones are shown as old and new
+_LARGEST = 64 << 20  # bytes of a tokenizer's file
 Message = tuple[str, str]  # role, text
 
 
@@ -25,17 +34,18 @@ def find_call(trajectory: Trajectory, number: int) -> Call:
     raise UsageError(what, code="unknown-name", fix="go up to the trajectory, which has its calls")
 
 
-def call_document(trajectory: Trajectory, number: int) -> dict[str, Any]:
+def call_document(trajectory: Trajectory, number: int) -> Block:
     """The messages of a call by pieces, each the same as in the previous call of its role, new, or gone."""
     call = find_call(trajectory, number)
     same_role = [at for at, other in enumerate(trajectory.calls[:number]) if other.role == call.role]
-    before = trajectory.calls[same_role[-1]] if same_role else None
+    # The first of a role has nothing new.
+    before = trajectory.calls[same_role[-1]] if same_role else call
     sampling = call.sampling.model_dump(exclude_defaults=True)
     return {
         "n": number,
         "role": call.role,
         "previous": same_role[-1] if same_role else None,
-        "messages": list(_compared(_messages(before) if before else [], _messages(call), known=before is not None)),
+        "messages": list(_compared(_messages(before), _messages(call))),
         "settings": {**call.sent, **sampling},
     }
 
@@ -48,7 +58,7 @@ def tokens_document(
     *,
     trained: str,
     advantage: float | None,
-) -> dict[str, Any]:
+) -> Block:
     """The tokens of a call with their log-probabilities, and its training row."""
     call = find_call(trajectory, number)
     texts = token_texts(run, resolved, call)
@@ -81,23 +91,20 @@ def _messages(call: Call) -> list[Message]:
     return found
 
 
-def _compared(old: list[Message], new: list[Message], *, known: bool) -> Iterator[dict[str, Any]]:
+def _compared(old: list[Message], new: list[Message]) -> Iterator[Block]:
     """The new messages, and the old ones that are gone, in their order."""
-    if not known:
-        yield from (_message(role, [("same", text)]) for role, text in new)
-        return
     for op, old_from, old_to, new_from, new_to in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        before, after = old[old_from:old_to], new[new_from:new_to]
         if op == "equal":
-            yield from (_message(role, [("same", text)]) for role, text in after)
+            yield from (_message(role, [("same", text)]) for role, text in new[new_from:new_to])
             continue
-        for place in range(max(len(before), len(after))):
-            was, now = before[place : place + 1], after[place : place + 1]
-            if was and now and was[0][0] == now[0][0]:
-                yield _message(now[0][0], _pieces(was[0][1], now[0][1]))
+        for was, now in zip_longest(old[old_from:old_to], new[new_from:new_to]):
+            if was and now and was[0] == now[0]:
+                yield _message(now[0], _pieces(was[1], now[1]))
                 continue
-            yield from (_message(role, [("gone", text)]) for role, text in was)
-            yield from (_message(role, [("new", text)]) for role, text in now)
+            if was:
+                yield _message(was[0], [("gone", was[1])])
+            if now:
+                yield _message(now[0], [("new", now[1])])
 
 
 def _pieces(old: str, new: str) -> list[tuple[str, str]]:
@@ -118,7 +125,7 @@ def _pieces(old: str, new: str) -> list[tuple[str, str]]:
     return [piece for piece in pieces if piece[1]]
 
 
-def _message(role: str, pieces: list[tuple[str, str]]) -> dict[str, Any]:
+def _message(role: str, pieces: list[tuple[str, str]]) -> Block:
     return {"role": role, "pieces": [{"op": op, "text": text} for op, text in pieces]}
 
 
@@ -136,3 +143,53 @@ def _row(trajectory: Trajectory, number: int, call: Call) -> tuple[int | None, i
             shared = f"after {split.shared:,} tokens that call {numbers[split.of] + 1} has, too"
             return row, len(rows), f"{split.why}: {shared}"
     return row, len(rows), ""
+
+
+# --- texts of tokens --------------------------------------------------------------------------------------------------
+
+
+def token_texts(run: RunDirectory, resolved: Mapping[str, Any], call: Call) -> Callable[[int], str | None] | None:
+    """A function from token id to text, None for one that is unknown; None if no vocabulary is at hand.
+
+    It is that of the weights that the run exported, or of the model directory on this machine that the call's engine
+    names.
+    """
+    engine = (resolved.get("engines") or {}).get(call.engine) or {}
+    model = engine.get("model")
+    places = [run.policy_dir, *([Path(model)] if isinstance(model, str) and Path(model).is_dir() else [])]
+    for place in places:
+        path = place / "tokenizer.json"
+        if path.is_file() and path.stat().st_size <= _LARGEST:
+            try:
+                return _vocabulary(str(path), path.stat().st_mtime_ns).get
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+    return None
+
+
+@lru_cache(maxsize=2)
+def _vocabulary(path: str, changed: int) -> dict[int, str]:
+    """The text of each token of a `tokenizer.json`; raises as reading JSON of another form does."""
+    table = from_json(Path(path).read_bytes())
+    model, decoder = table["model"], str(table.get("decoder"))
+    vocabulary = model["vocab"]
+    pairs = (
+        vocabulary.items() if isinstance(vocabulary, dict) else ((word, at) for at, (word, _) in enumerate(vocabulary))
+    )
+    read = _byte_level if "ByteLevel" in decoder else (lambda word: word.replace("▁", " "))
+    texts = {number: read(word) for word, number in pairs}
+    return texts | {token["id"]: token["content"] for token in table.get("added_tokens", ())}
+
+
+def _byte_level(word: str) -> str:
+    """The text of a token of byte-level BPE, which writes each byte as a printable character (GPT-2's table)."""
+    return bytes(_BYTES.get(character, 63) for character in word).decode("utf-8", "replace")
+
+
+def _byte_table() -> dict[str, int]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_table()

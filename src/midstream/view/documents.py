@@ -19,18 +19,15 @@ from pydantic import ValidationError
 
 from midstream.components.kinds import modules_of
 from midstream.core.errors import MidstreamError, RunError, UsageError
-from midstream.core.stream_template import Template
 from midstream.core.trajectory import Trajectory
 from midstream.lessons.commit import read_updates
 from midstream.report.blocks import Block
 from midstream.report.comparison import compare, comparison_page
 from midstream.report.evaluation import where
 from midstream.report.run import run_page
-from midstream.report.trajectory import brief, safe, trajectory_document
-from midstream.report.turn_rows import stop_words, template_of
+from midstream.report.trajectory import brief, safe, stop_words, template_of, trajectory_document
 from midstream.runs import RunDirectory
 from midstream.runs.files import damaged
-from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
 from midstream.runs.segments import Entry, evaluation_name, result_name
 from midstream.view import calls
@@ -200,7 +197,7 @@ class Documents:
             trajectory,
             first=min(first, max(0, len(trajectory.turns) - 1)),
             limit=limit,
-            template=_template(resolved),
+            template=template_of(resolved),
             trained=_trained(resolved, name),
             part=name,
             place=place,
@@ -318,18 +315,9 @@ def parts(run: RunDirectory, journal: Any, warnings: list[str]) -> list[Block]:
     for path in _journals(run):
         for name, (_, listed) in journal(path).sets.items():
             if (evaluated := evaluation_name(name)) not in done and name not in done:
-                scores = [entry.score for entry in listed if entry.score is not None]
-                found.append(
-                    {
-                        "name": f"unfinished-{evaluated.removeprefix('eval-')}",
-                        "kind": "unfinished",
-                        "step": None,
-                        "title": f"{name}, under way",
-                        "count": len(listed),
-                        "mean": sum(scores) / len(scores) if scores else None,
-                        "errors": sum(entry.status == "error" for entry in listed),
-                    }
-                )
+                unfinished = f"unfinished-{evaluated.removeprefix('eval-')}"
+                about = {"name": unfinished, "kind": "unfinished", "step": None, "title": f"{name}, under way"}
+                found.append({**about, **_numbers(listed)})
     return safe(found)
 
 
@@ -337,15 +325,19 @@ def _part(
     run: RunDirectory, name: str, kind: str, step: int | None, title: str, count: int, mean: float | None, errors: int
 ) -> Block:
     """A part; what no record says of it is read from its index."""
+    numbers = {"count": count, "mean": mean, "errors": errors}
     if not count or mean is None:
         part = SegmentPart(run.trajectories.root / f"{name}.jsonl.gz")
-        listed = part.entries
-        if part.damage and not listed:
+        if part.damage and not part.entries:
             raise damaged(part.path, part.damage, RESTORE)
-        scores = [entry.score for entry in listed if entry.score is not None]
-        count, errors = len(listed), sum(entry.status == "error" for entry in listed)
-        mean = sum(scores) / len(scores) if scores else None
-    return {"name": name, "kind": kind, "step": step, "title": title, "count": count, "mean": mean, "errors": errors}
+        numbers = _numbers(part.entries)
+    return {"name": name, "kind": kind, "step": step, "title": title, **numbers}
+
+
+def _numbers(entries: Sequence[Entry]) -> Block:
+    scores = [entry.score for entry in entries if entry.score is not None]
+    errors = sum(entry.status == "error" for entry in entries)
+    return {"count": len(entries), "mean": sum(scores) / len(scores) if scores else None, "errors": errors}
 
 
 def _journals(run: RunDirectory) -> list[Path]:
@@ -356,17 +348,9 @@ def _journals(run: RunDirectory) -> list[Path]:
 def _resolved(run: RunDirectory) -> Mapping[str, Any]:
     """The run's recipe; empty if it cannot be read."""
     try:
-        info: RunInfo = run.info()
+        return run.info().resolved
     except MidstreamError:
         return {}
-    return info.resolved
-
-
-def _template(resolved: Mapping[str, Any]) -> Template | None:
-    try:
-        return template_of(resolved)
-    except _NOT_WHOLE:
-        return None
 
 
 def _trained(resolved: Mapping[str, Any], part: str) -> str:

@@ -12,21 +12,20 @@ import struct
 import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.lessons.commit import read_updates
+from midstream.report.blocks import Block
 from midstream.report.evaluation import comparisons
 from midstream.report.numbers import buckets
 from midstream.report.trajectory import safe
 from midstream.runs import RunDirectory
 from midstream.runs.feedback import NAME
-from midstream.runs.info import RunInfo
 from midstream.runs.journal import skip_damage
 from midstream.runs.lock import is_locked
 from midstream.view.parts import Kept
@@ -92,7 +91,7 @@ class Runs:
         """Whether a run changed within the last seconds."""
         return _last_change(self.directory(name).root) > time.time() - seconds
 
-    def summary(self, name: str) -> dict[str, Any]:
+    def summary(self, name: str) -> Block:
         """What a list of runs says of one."""
         root = self.directory(name).root
         return self._summaries.get((name, state_of(root)), lambda: {"run": name, **summary(RunDirectory(root))})
@@ -146,18 +145,18 @@ def not_files(root: Path) -> list[str]:
     return found
 
 
-def summary(run: RunDirectory) -> dict[str, Any]:
+def summary(run: RunDirectory) -> Block:
     """What a list of runs says of one; what cannot be read is named under "damage"."""
     damage = [f"{name} is a link, a pipe or a device, not a file" for name in not_files(run.root)]
     updated = datetime.fromtimestamp(_last_change(run.root), UTC).isoformat(timespec="seconds")
-    found: dict[str, Any] = {
+    found: Block = {
         "path": str(run.root), "kind": "training", "recipe": "", "seed": 0, "state": "interrupted", "message": "",
         "started": "", "updated": updated, "step": 0, "steps": None, "success": None, "interval": None,
         "before": None, "set": "", "spark": [], "cost_usd": 0.0, "errors": 0, "damage": damage,
     }  # fmt: skip
-    if not damage:
+    for read in () if damage else (_about, _numbers):
         try:
-            found |= _contents(run, damage)
+            found |= read(run, damage)
         except OSError as error:
             damage.append(f"{Path(error.filename or run.root).name} cannot be read: {error.strerror}")
         except RunError as error:
@@ -165,32 +164,40 @@ def summary(run: RunDirectory) -> dict[str, Any]:
     return safe(found)
 
 
-def _contents(run: RunDirectory, damage: list[str]) -> dict[str, Any]:
-    """What the files of a run say; `damage` gets what is missing. Raises `OSError` for a file that cannot be read."""
-    info = _info(run, damage)
-    found: dict[str, Any] = {"kind": info.kind if info else _kind(run.root)}
-    if info is not None:
-        found |= {"recipe": info.recipe_name, "seed": info.seed, "started": info.created_at}
-    status = run.status()
-    found |= {"state": status.state, "message": status.message}
-    if run.info_path.exists() and not run.status_path.is_file():
+def _about(run: RunDirectory, damage: list[str]) -> Block:
+    """What `run.json` says."""
+    info = run.info()
+    if not run.status_path.is_file():
         damage.append(f"{run.status_path.name} is missing")
-    evaluations = run.evaluations.read(lambda error: damage.append(error.what))
-    rewards, errors, cost = _learning(run, found["kind"])
-    resolved: Any = info.resolved if info else {}
-    planned = (resolved.get("training") or {}).get("steps") if found["kind"] == "training" else None
-    found |= {
+    training = info.resolved.get("training") if info.kind == "training" else None
+    return {
+        "kind": info.kind,
+        "recipe": info.recipe_name,
+        "seed": info.seed,
+        "started": info.created_at,
+        "steps": training.get("steps") if isinstance(training, Mapping) else None,
+    }
+
+
+def _numbers(run: RunDirectory, damage: list[str]) -> Block:
+    """What the records of a run say."""
+    status, evaluations = run.status(), run.evaluations.read(lambda error: damage.append(error.what))
+    metrics, updates = run.metrics.read(skip_damage), read_updates(run, skip_damage)
+    rewards = [step.reward_mean for step in metrics] + [update.mean_reward for update in updates]
+    lost = [step.trajectories_error for step in metrics] + [len(update.failed) for update in updates]
+    learning = updates[-1].spent.cost_usd if updates else 0.0
+    return {
+        "state": status.state,
+        "message": status.message,
         "step": max(len(rewards), status.step or 0),
-        "steps": planned,
         "spark": [value for _, value in buckets(list(enumerate(rewards)), _SPARK)],
-        "errors": errors + sum(result.errors for result in evaluations),
-        "cost_usd": cost or sum(result.cost_usd for result in evaluations),
+        "errors": sum(lost) + sum(result.errors for result in evaluations),
+        "cost_usd": learning or sum(result.cost_usd for result in evaluations),
         **_success(evaluations),
     }
-    return found
 
 
-def _success(evaluations: Sequence[EvaluationResult]) -> dict[str, Any]:
+def _success(evaluations: Sequence[EvaluationResult]) -> Block:
     """Success on the largest set, greedy if that was evaluated: last, with its interval, and first."""
     if found := comparisons([result for result in evaluations if result.step is not None]):
         _, before, after = found[0].by_kind()[-1]
@@ -206,32 +213,6 @@ def _success(evaluations: Sequence[EvaluationResult]) -> dict[str, Any]:
         "interval": last.interval and list(last.interval),
         "before": before[0].success if after else None,
     }
-
-
-def _learning(run: RunDirectory, kind: str) -> tuple[list[float], int, float]:
-    """The mean reward of each step or update, the trajectories that were lost, and the dollars of learning lessons."""
-    if kind == "lessons":
-        updates = read_updates(run, skip_damage)
-        spent = updates[-1].spent.cost_usd if updates else 0.0
-        return [update.mean_reward for update in updates], sum(len(update.failed) for update in updates), spent
-    metrics = run.metrics.read(skip_damage)
-    return [step.reward_mean for step in metrics], sum(step.trajectories_error for step in metrics), 0.0
-
-
-def _info(run: RunDirectory, damage: list[str]) -> RunInfo | None:
-    try:
-        return run.info()
-    except RunError as error:
-        damage.append(error.what.replace(f"{run.root}{os.sep}", ""))
-        return None
-
-
-def _kind(root: Path) -> str:
-    """The kind of a run whose `run.json` cannot be read."""
-    for kind, signs in {"lessons": ("updates.jsonl", "lessons"), "training": ("metrics.jsonl", "checkpoints")}.items():
-        if any(os.path.exists(root / sign) for sign in signs):
-            return kind
-    return "evaluation"
 
 
 def _last_change(root: Path) -> float:

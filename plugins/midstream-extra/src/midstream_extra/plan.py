@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from midstream.cli import options as shared
 from midstream.recipe.memory import GIB
 from midstream.recipe.overrides import LearningChanges, changed_recipe
+from midstream.report.blocks import Block, table, text
 from midstream_extra.ways import CARDS, Way, gpus_of, job_of, ways
 
 HELP = "whether a training fits these GPUs"
@@ -34,25 +30,20 @@ def run(options: argparse.Namespace) -> int:
     found = ways(job_of(recipe), CARDS[card], count)
     record = {"recipe": recipe.name, "gpu": card, "gpu_gb": CARDS[card], "ways": [asdict(way) for way in found]}
 
-    def screen() -> RenderableType:
-        title = Text(f"{recipe.name} on {count} x {card} ({CARDS[card]} GB), by formula: nothing was run\n", "bold")
-        return Group(title, *(part for way in found for part in _way(way, CARDS[card], count)))
-
-    return shared.show(options, record, [way.kind for way in found if way.fits], screen)
+    title = f"{recipe.name} on {count} x {card} ({CARDS[card]} GB), by formula: nothing was run"
+    parts = [text(title, "strong"), *(part for way in found for part in _way(way, CARDS[card], count))]
+    return shared.show(options, record, parts, [way.kind for way in found if way.fits])
 
 
-def _way(way: Way, card_gb: int, gpus: int) -> list[RenderableType]:
+def _way(way: Way, card_gb: int, gpus: int) -> list[Block | None]:
     """Whether a way fits, the settings with which it does, and what a device holds."""
     name = {"one device": "one device", "torchrun": f"--nproc {gpus}", "verl": "--engine verl"}[way.kind]
     changed = "".join(f" --set {key}={value}" for key, value in way.settings.items())
     host = f", {way.host / GIB:.1f} GB of host memory" if way.host else ""
-    fits = Text("fits" if way.fits else "does not fit", "green" if way.fits else "red")
-    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    rows.add_column(justify="right", no_wrap=True)
-    rows.add_column(overflow="fold")
-    rows.add_column(overflow="fold", style="dim")
+    fits = "fits" if way.fits else "does not fit"
+    head = f"{name}{changed}: {fits}, {way.bytes / GIB:.1f} of {card_gb} GB{host}"
+    rows = []
     for part in way.parts:
         moment = "in host memory: " if part.host else "" if part.moment == "always" else f"{part.moment}: "
-        rows.add_row(f"{part.bytes / GIB:.1f} GB", part.name, f"{moment}{part.formula}")
-    head = Text.assemble((name + changed, "bold"), ": ", fits, f", {way.bytes / GIB:.1f} of {card_gb} GB{host}")
-    return [head, Padding(rows, (0, 0, 1, 2))]
+        rows.append((part.name, f"{part.bytes / GIB:.1f}", moment + part.formula))
+    return [text(head, "up" if way.fits else "down"), table("", ("part", "GB", "formula"), rows, last=1)]

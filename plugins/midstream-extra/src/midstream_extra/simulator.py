@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     each = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
     line = f"{counted(done.rows, 'search', 'searches')} in {done.path}: {each}"
     record = {"path": str(done.path), "rows": done.rows, **kinds, "left_out": done.left_out}
-    return shared.show_written(options, record, line, done.left_out)
+    return shared.show(options, record, shared.written(line, done.left_out))
 
 
 def _called(table: str, component: Component) -> str:
