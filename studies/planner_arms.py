@@ -108,7 +108,7 @@ class Study:
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
             self.report(f"{name}: training, unless that is done")
-            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
+            self._runs[name] = api.train(recipe, out=self.root / name, exist_ok=True).directory
         return self._runs[name]
 
     @property

@@ -21,6 +21,7 @@ from midstream.core.version import __version__ as __version__
 
 # Names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
+    "api": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
     "core.errors": "InfrastructureError MidstreamError UsageError",
     "core.protocols": "Engine Tool ToolResult",
     "core.task": "Task",
@@ -30,8 +31,6 @@ _NAMES = {
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
-    "interface.work": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume "
-    "solve train",
     "rewards.own": "reward",
     "tools.function": "tool",
 }
@@ -80,7 +79,7 @@ if TYPE_CHECKING:
     from midstream.report.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
-    from midstream.interface.work import (
+    from midstream.api import (
         aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve,
         atrain as atrain, compare as compare, evaluate as evaluate, learn_lessons as learn_lessons,
         resume as resume, solve as solve, train as train,

@@ -1,4 +1,4 @@
-"""The process that a run is in: its event loop, what stops it, its threads, its status when it ends."""
+"""What all work shares: its event loop or thread, what stops it, its build and budget, its status when it ends."""
 
 from __future__ import annotations
 
@@ -8,19 +8,47 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
-from typing import Any
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from midstream.core.errors import BudgetError, MidstreamError, RefusedError, UsageError
-from midstream.core.threads import in_event_loop
+from midstream.components import own
+from midstream.components.component import EngineConfig
+from midstream.components.own import refuse_while_importing
+from midstream.core.errors import BudgetError, MidstreamError, RecipeError, RefusedError, RunError
+from midstream.core.events import AgentBuilt, Listener, Note, RunLoads, Work
+from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.inputs import check_inputs
+from midstream.recipe.lessons import unproven
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
+from midstream.runs.budget import Budget
+from midstream.trackers import Track
 
+P = ParamSpec("P")
+T = TypeVar("T")
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+Place = str | os.PathLike[str]
+
+
+class ToolOptions(TypedDict, total=False):
+    """Arguments of all work; see `midstream.api`."""
+
+    record: Place | None
+    replay: Place | None
+    listener: Listener | None
+
+
+class RunOptions(ToolOptions, total=False):
+    """Arguments of work that leaves a run directory."""
+
+    track: Track
+    quiet: bool
 
 
 class Stop:
@@ -87,19 +115,63 @@ def _stopped_by_sigterm(stop: Stop) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the function be called where an event loop runs, as in a notebook: it then runs in a new thread."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(function.__name__)
+        if not in_event_loop():
+            return function(*args, **kwargs)
+        done, stop = _start(partial(function, *args, **kwargs))
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            stop()
+            return done.result()  # raises KeyboardInterrupt again, once the run is left in order
+
+    return call
+
+
+def make_async(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the form to await of a function with `allow_event_loop`."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(call.__name__)
+        done, stop = _start(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
+        result = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            stop()
+            await asyncio.wait([result])
+            result.exception()  # it is KeyboardInterrupt, or the run ended at this moment
+            raise
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    call.__doc__ = f"`{function.__name__}`, awaited; cancelling it interrupts the run."
+    return call
+
+
+def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:
+    """Start the function in a thread; return its future, and the `Stop` that interrupts it."""
+    stop = Stop()
+
+    def work() -> T:
+        with stopped_by(stop):
+            return function()
+
+    return start_thread(work, "midstream"), stop
+
+
 @contextmanager
 def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
 
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    and SIGTERM take effect at once, inside only at the next await. Raises `UsageError` if this thread runs a loop.
+    and SIGTERM take effect at once, inside only at the next await.
     """
-    if in_event_loop():
-        raise UsageError(
-            "this thread already runs an event loop, as a notebook does",
-            code="event-loop-running",
-            fix='call the function in a thread, e.g. await asyncio.to_thread(api.train, "mine.toml", "runs/mine")',
-        )
 
     async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,3 +244,104 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
             fix = f"{error.fix}; then: midstream resume {shlex.quote(str(run.root))}{own}"
             raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
         raise
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def build_for(recipe: Recipe, options: ToolOptions, **more: Any) -> Build:
+    """The build of a run; `more` are other arguments of `Build`."""
+    record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
+    return Build(recipe, **{"budget": budget_of(recipe), "record": record, "replay": replay, **more})
+
+
+def budget_of(recipe: Recipe) -> Budget | None:
+    """The budget of a run; None without limits: its requests are then not counted."""
+    if recipe.lessons is not None:
+        return Budget(recipe.lessons.budget)
+    return Budget(recipe.budget) if recipe.budget and recipe.budget.limits else None
+
+
+@contextmanager
+def open_budget(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
+    """Have `budget` count on from what the run has used before."""
+    if budget is None:
+        yield
+        return
+    budget.open(run.ledger_dir / "spent.jsonl")
+    with closing(budget):
+        yield
+
+
+def begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
+    """Check that a run's inputs are those that it began with, and emit its first events."""
+    check_inputs(run, build)
+    for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
+        if path is not None and path.is_relative_to(run.own_dir.resolve()):
+            listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
+    announce(run.info().kind, build, listener)
+    check_proven(build, weights, listener)
+
+
+def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *, step: int | None = None) -> int:
+    """Have the planner of `build` sample from the run's checkpoint of `step`, or from its newest good one.
+
+    `run_coroutine` is that of `event_loop(build)`. Returns the step of the checkpoint.
+    """
+    use_threads(build.recipe, learns=True)
+    from midstream.training.session import load_policy
+
+    found = None
+    if step is None or step in run.checkpoints.steps():
+        found = load_policy(build.policy.learner, run, max_step=step)
+    if found is None or step not in (None, found):
+        there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
+        raise RunError(
+            f"{run.root} has no checkpoint of step {step}",
+            code="no-checkpoint",
+            cause="a run keeps its newest checkpoints only",
+            fix=f"evaluate one that is there, with another --out: {there or 'none'}",
+        )
+    run_coroutine(build.policy.publish(found))
+    return found
+
+
+def weights_digest(run: RunDirectory | None, step: int | None) -> str:
+    """The digest of the checkpoint of `step`; "" without a run and of step 0, the weights that a recipe begins with."""
+    return run.checkpoints.digest(step) if run is not None and step else ""
+
+
+def check_proven(build: Build, weights: str, listener: Listener) -> None:
+    """Warn if no test has accepted the agent's lesson set; `weights` is the digest of its checkpoint, or ""."""
+    lesson_set = build.resolved["agent"].get("lessons")
+    if lesson_set is not None and (warning := unproven(lesson_set, build.resolved, weights)):
+        listener(Note(warning))
+
+
+def emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool) -> None:
+    """Emit what the run is about to load, before PyTorch's import leaves the screen empty for seconds."""
+    engines = (engine.config for engine in recipe.engines.values())
+    pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
+    listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
+
+
+def require_keys(build: Build) -> None:
+    """Raise `RecipeError` if a hosted server that is asked wants a key that is not set."""
+    for engine, variable in unset_keys(build).items():
+        raise RecipeError(
+            f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
+            code="key-not-set",
+            cause="this server requires a key",
+            fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
+        )
+
+
+def announce(work: Work, build: Build, listener: Listener) -> None:
+    """Emit that the agent is built, and what to know about its prompt files."""
+    replay = str(build.replay) if build.replay else ""
+    listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
+    for name, simulated in build.recipe.simulated.items():
+        if simulated.everywhere:
+            listener(Note(f"{name} is simulated in evaluations too, by what knows the gold answers (simulated.{name})"))
+    for note in prompt_notes(build.recipe):
+        listener(Note(note))

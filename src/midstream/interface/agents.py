@@ -13,7 +13,7 @@ from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.protocols import Engine, Tool
 from midstream.core.text import html_table
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.recipe.files import merge, overrides_of, read_table, with_overrides
+from midstream.recipe.files import merge, read_table, with_settings
 from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine
 
 
@@ -62,7 +62,7 @@ class AgentSpec:
         if planner_model is not None:
             table["engines"]["planner"] = _engine_table(planner_model, None)
             table["agent"]["planner"] = {**table["agent"].get("planner", {}), "engine": "planner"}
-        self._table = with_overrides(table, overrides_of(settings))
+        self._table = with_settings(table, (settings or {}).items())
 
     def table(self) -> Table:
         """The recipe's table of this agent."""
@@ -203,7 +203,7 @@ class OwnAgent(AgentSpec):
         command = isinstance(agent, list | tuple)
         named = {"type": "command", "command": list(agent)} if command else {"type": component_type(agent)}
         self._table["agent"] = {**named, **asks}
-        self._table = with_overrides(self._table, overrides_of(settings))
+        self._table = with_settings(self._table, (settings or {}).items())
 
 
 def agent(program: Any, model: str | Engine | None = None, **more: Any) -> OwnAgent:
