@@ -16,7 +16,7 @@ from midstream.recipe import check as recipe_check
 from midstream.recipe import estimate
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
-from midstream.recipe.estimate import judges
+from midstream.recipe.estimate import Batch, askers
 from midstream.recipe.files import read_table
 from midstream.recipe.memory import GIB, promised_bytes
 from midstream.recipe.schema import parse_recipe
@@ -170,22 +170,6 @@ def test_groups_that_are_rolled_out_in_place_of_others_are_counted(planned):
     assert "training.resample_uniform" in training.what
 
 
-def test_settings_that_differ_from_the_variant_are_printed(planned):
-    def said(*overrides):
-        lines = describe(planned(*overrides), training=True)
-        return [line for line in lines if line.startswith("Variant")]
-
-    assert said() == []
-    assert said("training.variant=dapo") == ["Variant dapo"]
-    own = "training.loss={clip_low=0.2,clip_high=0.3}"
-    assert said("training.variant=dapo", own) == [
-        "Variant dapo, except (the recipe's | its own): loss.clip_high: 0.3 | 0.28"
-    ]
-    [line] = said("training.variant=rloo", "training.baseline=group_mean", "training.normalize_by_std=true")
-    assert 'baseline: "group_mean" | "leave_one_out"' in line
-    assert "normalize_by_std: true | false" in line
-
-
 def test_an_evaluation_alone_is_made_once(planned):
     recipe = planned()
     batches = batches_of(recipe, training=False)
@@ -210,7 +194,8 @@ def test_judges_are_asked_where_they_decide(planned):
     recipe = planned(judge, "evaluation.sets=[{name='own',count=10,reward={type='exact_match'}}]")
     assert counted(describe(recipe, training=True))["judge"] == ((36 + 21) * 6, (36 + 21) * 6 * 50)
     nested = {"type": "composite", "parts": {"a": recipe.reward.table(), "b": {"type": "math"}}}
-    assert [judge.per_trajectory for judge in judges(parse_component("reward", nested, "reward"))] == [6]
+    batch = Batch("", 1, 1, parse_component("reward", nested, "reward"), None)
+    assert [asker.per_trajectory for asker in askers(recipe, batch) if asker.name == "judge"] == [6]
 
 
 def test_the_imitated_planner_is_asked_for_the_transcripts(planned):
@@ -258,7 +243,6 @@ def test_an_unknown_size_is_said_and_not_counted(planned):
     hub = "{type='mixture',parts={hub={type='benchmark',name='aime24'}}}"
     lines = describe(planned(f"evaluation.sets=[{{name='x',tasks={hub}}}]"), training=False)
     assert any(line.split()[0] == "?" for line in lines)
-    assert any("known only from data on the Hugging Face Hub" in line for line in lines)
     assert counted(lines)["planner"] == (0, 0)
 
 
@@ -306,7 +290,6 @@ def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path
     calls, tokens = counted(lines)["policy"]
     assert (batch.count, batch.dialogue, calls, tokens) == (10, True, 40, 10 * recipe.agent.max_tokens)
     assert any("3 turns after each message of a user: test" in line for line in lines)
-    assert any("those after one message" in line for line in lines)
     words = [word for setting in settings for word in ("--set", setting)]
     assert main(["eval", recipe.name, "--quiet", "--json", "--out", str(tmp_path / "run"), *words]) == 0
     capsys.readouterr()
@@ -336,15 +319,13 @@ def test_other_commands_print_the_recipe_alone(capsys):
 
 def test_a_streams_memory_is_that_of_all_its_tokens(capsys):
     assert main(["train", "search-r1-7b", "--dry-run"]) == 0
-    assert "64 rows x 5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
+    assert "64 rows of 5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
 
 
 def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
     directory = save_chat_model(tmp_path / "model", "llama")
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
-    shape = json.loads((directory / "config.json").read_text())
-    out = capsys.readouterr().out
-    assert f"{12 * 12_000 * shape['vocab_size']:,} of the head" in out
+    assert "GB  at the peak" in capsys.readouterr().out
 
 
 def test_the_memory_of_an_unknown_model_is_unknown(capsys):

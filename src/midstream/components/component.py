@@ -38,7 +38,7 @@ Table = dict[str, Any]
 class Context(Protocol):
     """What a component may use while it is built: the rest of its recipe, each object built once.
 
-    The packages of sandbox and gateway are above this one, so their classes are named in words.
+    The packages of recipe, sandbox and gateway are above this one, so their classes are named in words.
     """
 
     @property
@@ -87,13 +87,8 @@ class Context(Protocol):
         ...
 
     @property
-    def warm_lessons(self) -> bool:
-        """Whether a warm start teaches the policy to read lessons."""
-        ...
-
-    @property
-    def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained on this engine's model; it must then be separate from the weights."""
+    def recipe(self) -> Any:
+        """The recipe (`recipe.schema.Recipe`)."""
         ...
 
     def tasks(self, component: Component) -> TaskSource:

@@ -47,7 +47,7 @@ from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import SetConfig
 from midstream.gateway.server import Gateway
 from midstream.lessons.feedback import FilteredAgent
-from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
+from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.recipe.tool_tables import ToolTables, engine_identity
@@ -460,19 +460,11 @@ class _BuildContext:
 
     @property
     def warm_seed(self) -> int:
-        return warm_seed(self.build.recipe)
+        return self.build.recipe.warm_seed
 
     @property
-    def warm_lessons(self) -> bool:
-        warm = self.build.recipe.warm_start
-        return warm is not None and warm.lessons > 0
-
-    @property
-    def trains_adapter(self) -> bool:
-        recipe = self.build.recipe
-        if recipe.training is None or recipe.learner.lora is None:
-            return False
-        return self.name == (recipe.training.weights or recipe.modules[recipe.trained].engine)
+    def recipe(self) -> Recipe:
+        return self.build.recipe
 
     def tasks(self, component: Component) -> TaskSource:
         return self.build.tasks(component)

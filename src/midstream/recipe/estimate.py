@@ -2,7 +2,7 @@
 
 The numbers are upper bounds for a run without failures: every trajectory takes all its turns, and every module asks as
 often as it may. The number of a user's messages in a dialogue is unknown: calls are those after one message, tokens
-those of the longest stream. `recipe/memory.py` estimates memory.
+those of the longest stream. Sets whose size only the Hugging Face Hub knows are "?". `recipe/memory.py` has the memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from midstream.recipe.check import draw, is_dialogues, set_reward, tasks_config,
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
-from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.finite import NoTasks
 from midstream.sources.mixture import Mixture
-from midstream.training.settings import TrainingConfig
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 
@@ -90,7 +88,7 @@ def describe(build: Build, *, training: bool) -> list[str]:
         runs = f"{batch.agent_runs:,} agent runs, each of " if batch.agent_runs > 1 else ""
         lines.append(f"  {count:>12}  of {runs}{batch.turns} turns{after}: {batch.what}")
     lessons = recipe.lessons if training else None
-    lines += _call_lines(recipe, batches, lessons.most_requests() if lessons else ())
+    lines += _call_lines(recipe, *_requests(recipe, batches, lessons.most_requests() if lessons else ()))
     limits = lessons.budget if lessons else recipe.budget or BudgetConfig()
     listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
     lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
@@ -98,17 +96,6 @@ def describe(build: Build, *, training: bool) -> list[str]:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
         lines.append(f"Optimizer steps: {updates:,}{before}")
-        if recipe.training.variant is not None:
-            # A recipe may override settings of its variant; the name alone would hide that.
-            ours, theirs = (
-                config.model_dump(
-                    mode="json", include={"loss", "baseline", "normalize_by_std", "turns"}, exclude_none=True
-                )
-                for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
-            )
-            changed = ", ".join(differing_settings(ours, theirs))
-            exceptions = f", except (the recipe's | its own): {changed}" if changed else ""
-            lines.append(f"Variant {recipe.training.variant}{exceptions}")
     return [*lines, *memory_lines(recipe, training=training)]
 
 
@@ -195,10 +182,8 @@ def set_size(build: Build, chosen: SetConfig) -> int | None:
     if (tasks := set_tasks(build, chosen)) is not None:
         return len(tasks)
     source = build.tasks(chosen.tasks or build.recipe.tasks)
-    if chosen.count is not None:
+    if chosen.count is not None or chosen.per_family is not None:
         return chosen.count
-    if chosen.per_family is not None:
-        return chosen.per_family * len(chosen.families) or None
     return source.benchmark.sizes.get(chosen.split) if isinstance(source, BenchmarkTasks) else None
 
 
@@ -212,21 +197,21 @@ def on_hub(source: TaskSource) -> bool:
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
-    """Every module and tool that asks a model, with `planner` in place of the trained module."""
-    often: dict[str, dict[str, Any]] = {
+def askers(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
+    """Every module, tool, simulator and judge that asks a model in these trajectories."""
+    often: dict[str, dict[str, int]] = {
         "planner": {"per_turn": 1},
         "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
         "generator": {"per_trajectory": _MAX_ASKS},
         "analyst": {"per_trajectory": _MAX_ASKS},
     }
-    for name, module in {**recipe.modules, recipe.trained: planner}.items():
+    for name, module in {**recipe.modules, recipe.trained: batch.planner}.items():
         if module is not None and module.engine is not None:
-            config: Any = module.config
+            sampling = getattr(module.config, "sampling", None)
             yield Asker(
                 name=name,
                 engine=module.engine,
-                max_tokens=config.sampling.max_tokens if hasattr(config, "sampling") else 0,
+                max_tokens=sampling.max_tokens if sampling else 0,
                 in_all=recipe.agent.max_tokens if isinstance(recipe.agent, InterleavedConfig) else None,
                 **often.get(name, {"per_turn": _MAX_ASKS}),
             )
@@ -243,25 +228,15 @@ def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
         longest = max(getattr(recipe.tools[name].config, "max_tokens", 0) for name in names)
         label = f"{len(names)} tools" if len(names) > 1 else names[0]
         yield Asker(name=label, engine=engine, max_tokens=longest, per_turn=calls)
-
-
-def judges(reward: Component) -> Iterator[Asker]:
-    """The judge of a reward, or the judges inside it."""
-    for _, component in with_parts("", reward):
-        if component.engine is not None:
-            config: Any = component.config
-            often = _MAX_ASKS * config.votes
-            yield Asker(
-                name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often, once=True
-            )
-
-
-def simulators(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
-    """The models that play tools in these trajectories."""
     for name, config in recipe.simulated.items():
         if config.engine is not None and (config.everywhere or batch.learns):
             tokens = config.sampling.max_tokens
             yield Asker(name=f"simulated {name}", engine=config.engine, max_tokens=tokens, per_turn=_MAX_ASKS)
+    for _, component in with_parts("", batch.reward):
+        judge: Any = component.config
+        if component.engine is not None:
+            votes, tokens = _MAX_ASKS * judge.votes, judge.max_tokens
+            yield Asker(name="judge", engine=component.engine, max_tokens=tokens, per_trajectory=votes, once=True)
 
 
 Requested = Counter[tuple[str, str]]  # by who asks and engine
@@ -271,7 +246,7 @@ def _requests(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -
     """The most requests, and the tokens that they generate."""
     calls, tokens = Requested(), Requested()
     for batch in batches:
-        for asker in (*askers(recipe, batch.planner), *simulators(recipe, batch), *judges(batch.reward)):
+        for asker in askers(recipe, batch):
             more_calls, more_tokens = asker.of(batch)
             calls[asker.name, asker.engine] += more_calls
             tokens[asker.name, asker.engine] += more_tokens
@@ -281,8 +256,7 @@ def _requests(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -
     return calls, tokens
 
 
-def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> list[str]:
-    calls, tokens = _requests(recipe, batches, roles)
+def _call_lines(recipe: Recipe, calls: Requested, tokens: Requested) -> list[str]:
     if not calls:
         return ["Calls: none, every module is a program."]
     own = isinstance(recipe.agent, OwnAgentConfig)
@@ -295,14 +269,10 @@ def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests])
     for (name, engine), count in calls.items():
         component = recipe.engines[engine]
         model = getattr(component.config, "model", component.type)
-        cost += tokens[name, engine] * price_of(component.config)[1]
+        cost += tokens[name, engine] * price_of(component.config)[1] / 1e6
         lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
     if cost:
-        lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
+        lines.append(f"  These tokens cost at most {cost:,.2f} dollars; prompts come on top.")
     if prices := prices_used(recipe.table()):
         lines.append(f"  Prices: {prices}")
-    if any(batch.dialogue for batch in batches):
-        lines.append("  Calls of a dialogue are those after one message of its user; its tokens are those of all.")
-    if any(batch.count is None for batch in batches):
-        lines.append("  Left out: sets whose size is known only from data on the Hugging Face Hub.")
     return lines

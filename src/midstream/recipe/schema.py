@@ -172,6 +172,16 @@ class Recipe(Settings):
         return modules_of(self.agent.type)[0]
 
     @property
+    def trained_engine(self) -> str | None:
+        """The engine of the trained weights: `training.weights`, or that of planner or policy."""
+        return (self.training and self.training.weights) or self.modules[self.trained].engine
+
+    @property
+    def warm_seed(self) -> int:
+        """The seed of untrained weights and of the warm start."""
+        return self.seed if self.warm_start is None or self.warm_start.seed is None else self.warm_start.seed
+
+    @property
     def role(self) -> str:
         """The role of the calls that are trained."""
         config: Any = self.modules[self.trained].config

@@ -29,7 +29,6 @@ from midstream.recipe.check import (
     reward_components,
     tasks_config,
     teacher,
-    warm_seed,
 )
 from midstream.recipe.estimate import on_hub
 from midstream.recipe.lessons import read
@@ -125,10 +124,11 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
         if recipe.lessons.start:
             read(recipe.lessons.start)
     else:
-        training, policy = _check_training(build, away), recipe.modules[recipe.trained].engine
+        _check_training(build, away)
+        policy = recipe.modules[recipe.trained].engine
         # An engine in this process would load its model.
         _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
-        if not in_process(recipe, training.weights or policy):
+        if not in_process(recipe, recipe.trained_engine):
             build.policy.student()  # raises: the weights are a server's
     return names
 
@@ -380,7 +380,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
                 make_environment=build.environment,
                 teacher=teacher(build.recipe),
                 validation=build.set_tasks(build.recipe.evaluation.validation),
-                seed=warm_seed(build.recipe),
+                seed=build.recipe.warm_seed,
                 report=report,
             )
             run.checkpoints.save(0, build.policy.learner.save)

@@ -138,7 +138,7 @@ class TinkerLearnerConfig(LearnerConfig):
         if training is None or training.algorithm != "flow_grpo":
             return []
         [batch] = [batch for batch in batches_of(build, training=True) if batch.learns]
-        policy = next(asker for asker in askers(recipe, batch.planner) if asker.name == recipe.trained)
+        policy = next(asker for asker in askers(recipe, batch) if asker.name == recipe.trained)
         calls, new = policy.of(replace(batch, count=training.tasks_per_step * training.group_size))
         # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.
         whole, unique = calls * PROMPT_TOKENS + new, PROMPT_TOKENS + new
