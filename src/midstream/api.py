@@ -35,7 +35,7 @@ from functools import wraps
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, get_args, get_type_hints
 
 from midstream.components import own
 from midstream.components.component import Table
@@ -145,7 +145,7 @@ class EvaluateOptions(EvaluationChanges, RunOptions, total=False):
 class LearnOptions(AgentChanges, RunOptions, total=False):
     """Arguments of `train` and `learn_lessons`."""
 
-    reward: Any
+    reward: object
 
 
 class ValidateOptions(LearningChanges, ToolOptions, total=False):

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
 from midstream.components import own
 from midstream.components.component import EngineConfig
@@ -32,8 +32,16 @@ from midstream.trackers import Track
 
 P = ParamSpec("P")
 T = TypeVar("T")
-RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+Running: TypeAlias = Coroutine[Any, Any, T]
 Place = str | os.PathLike[str]
+
+
+class RunCoroutine(Protocol):
+    """Runs a coroutine in the event loop of `event_loop`, and returns its result."""
+
+    def __call__(self, coroutine: Running[T]) -> T:
+        """Run it."""
+        ...
 
 
 class ToolOptions(TypedDict, total=False):
@@ -57,7 +65,7 @@ class Stop:
     def __init__(self) -> None:
         self._asked = ""  # by what
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
 
     def __call__(self, by: str = "Ctrl-C") -> None:
         """Stop the work, or refuse it if it has not begun."""
@@ -66,13 +74,13 @@ class Stop:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def on_signal(self, *_: Any) -> None:
+    def on_signal(self, *_: object) -> None:
         """Handle SIGTERM: outside of a coroutine, and at the second one, the work ends at once."""
         if self._asked or self._task is None:
             raise KeyboardInterrupt("stopped by SIGTERM")
         self("SIGTERM")
 
-    async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def around(self, coroutine: Running[T]) -> T:
         """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
@@ -133,7 +141,7 @@ def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def make_async(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
     """Return the form to await of a function with `allow_event_loop`."""
 
     @wraps(function)
@@ -173,14 +181,14 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
     and SIGTERM take effect at once, inside only at the next await.
     """
 
-    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
+    async def wait_for(tasks: Collection[asyncio.Task[object]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     use_threads(build.recipe, learns=False)
     stop = _stop.get() or Stop()
     with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
 
-        def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        def run(coroutine: Running[T]) -> T:
             try:
                 return runner.run(stop.around(coroutine))
             except BaseException:

@@ -199,7 +199,7 @@ def on_hub(source: TaskSource) -> bool:
 
 def askers(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
     """Every module, tool, simulator and judge that asks a model in these trajectories."""
-    often: dict[str, dict[str, int]] = {
+    often: dict[str, dict[str, Any]] = {
         "planner": {"per_turn": 1},
         "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
         "generator": {"per_trajectory": _MAX_ASKS},

@@ -52,7 +52,7 @@ class AgentChanges(TypedDict, total=False):
     `strategy` runs the agent in several chains that verify and refine, and votes: "dser:K=8,T=4" (docs/evaluation.md).
     """
 
-    settings: Mapping[str, Any] | None
+    settings: Mapping[str, object] | None
     overrides: Sequence[str]
     budget: str | None
     seed: int | None
@@ -74,7 +74,7 @@ class LearningChanges(AgentChanges, total=False):
     """
 
     tasks: str | None
-    reward: Any
+    reward: object
     engine: str | None
 
 
@@ -92,7 +92,7 @@ class EvaluationChanges(AgentChanges, total=False):
     sets: Sequence[Table]
     count: int | None
     trials: int | None
-    reward: Any
+    reward: object
     temperature: float | None
 
 
@@ -161,7 +161,7 @@ def _names_sets(changes: Mapping[str, Any]) -> bool:
     return any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
 
 
-def _settings(changes: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _settings(changes: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The settings by their names, of all three forms."""
     limits = parse_limits(budget) if (budget := changes.get("budget")) is not None else {}
     given = changes.get("settings") or {}

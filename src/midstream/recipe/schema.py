@@ -301,8 +301,6 @@ def _compact(agent: Mapping[str, Any]) -> Table:
 def _own_agent(agent: Any) -> Table:
     """The table of `OwnAgentConfig` from that of an agent of your own."""
     table = dict(agent)
-    if table.get("type") == "python" and "function" in table:  # a longer form
-        table["type"] = table.pop("function")
     others = {key: table.pop(key) for key in ("engines", "lessons", "filter") if key in table}
     policy = parse_component("agent", table, "agent")
     return {"type": policy.type, "policy": policy, **others}
