@@ -28,7 +28,7 @@ from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.prompted import ModuleConfig
 from midstream.components.component import Stage, TasksConfig
-from midstream.components.kinds import COMPONENTS, GROUP, config_class
+from midstream.components.kinds import COMPONENTS, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig

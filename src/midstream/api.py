@@ -856,19 +856,18 @@ def trained_run(target: str | Path) -> RunDirectory | None:
 
     Raises `RunError` if an evaluation is there.
     """
-    target, _ = split(target)
-    text = str(target)
+    path, _ = split(target)
+    text = str(path)
     is_recipe = text.endswith(".toml") or text in shipped_recipes()
-    is_recipe |= own.is_reference(text) and not os.path.exists(text)  # "agents/mine.py:solve"
-    is_path = not is_recipe and (os.sep in text or os.path.isdir(text))
-    if not is_path and not os.path.exists(Path(target) / "run.json"):
+    is_recipe |= own.is_reference(text) and not path.exists()  # "agents/mine.py:solve"
+    if not (path / "run.json").exists() and (is_recipe or not (os.sep in text or path.is_dir())):
         return None
-    run = RunDirectory.open(Path(target))
+    run = RunDirectory.open(path)
     if run.info().kind == "evaluation":
         raise RunError(
-            f"{target} holds an evaluation, which cannot be evaluated",
+            f"{path} holds an evaluation, which cannot be evaluated",
             code="wrong-kind-of-run",
-            fix=f"name a training or lesson run, or a recipe; midstream show {target} shows this one",
+            fix=f"name a training or lesson run, or a recipe; midstream show {path} shows this one",
         )
     return run
 

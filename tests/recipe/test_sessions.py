@@ -196,7 +196,7 @@ def test_cached_replies_outlive_a_price(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("setting", ["lessons.gate.tasks", "lessons.tasks"])
 def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
-    assert coded("too-few-tasks", fix=setting)(refused(f"{setting}=9000"))
+    assert coded("too-few-tasks", setting)(refused(f"{setting}=9000"))
 
 
 def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():

@@ -212,8 +212,8 @@ class Component(Settings):
     type: str
     config: SerializeAsAny[ComponentConfig]
     engine: str | None = None
-    weight: float | None = None
-    alias: str | None = None
+    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)  # beyond, sums lose all precision
+    alias: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     @model_serializer
     def table(self) -> Table:

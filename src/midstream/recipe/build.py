@@ -130,9 +130,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def tier(self) -> str:
         """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
-        if self.runs_code:
-            return self.sandbox.tier
-        return self._tools.recorded_tier
+        return self.sandbox.tier if self.runs_code else self._tools.recorded_tier
 
     @cached_property
     def code_runner(self) -> ProgramRunner:
@@ -196,9 +194,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if component.type == "reference" and component.engine is not None and continuous:
             if self.recipe.training is not None:
                 raise RecipeError(
-                    f"engine {name!r} is the reference of trained weights, and must answer each request as it comes",
+                    f"engine {name!r} is the reference of trained weights, and cannot answer each request as it comes",
                     code="engine-in-process",
-                    cause="two sets of weights in one model cannot answer at the same time",
                     fix=f"name {component.engine!r} in its place, e.g. --set agent.verifier.engine={component.engine}",
                 )
             # Nothing changes the weights, so the reference is the engine itself.
@@ -420,18 +417,16 @@ class _BuildContext:
         if name is None:
             return None
         # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        if self.component.kind == "tool" and in_process(self.build.recipe, name) and not self.answers_tools(name):
+        recipe = self.build.recipe
+        at_once = recipe.continuous and recipe.training is None
+        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
+        if inside and self.component.kind == "tool":
             raise RecipeError(
-                f"tool engine {name!r} samples in process",
+                f"tool engine {name!r} samples in process, from the weights that are trained",
                 code="engine-in-process",
-                cause="the tool would answer with the weights that are trained",
                 fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
             )
         return self.build.engine(name, counted=self.component.kind != "engine")
-
-    def answers_tools(self, name: str) -> bool:
-        recipe = self.build.recipe
-        return recipe.engines[name].type == "reference" or (recipe.continuous and recipe.training is None)
 
     @property
     def engine_identity(self) -> dict[str, Any]:

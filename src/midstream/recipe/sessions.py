@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.components.component import Stage
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
 from midstream.core.protocols import Engine
 from midstream.core.task import Task, same_question
@@ -137,9 +136,8 @@ def require_sets(recipe: Recipe) -> None:
     """Refuse a recipe without anything to evaluate on."""
     if not recipe.evaluation.sets:
         raise RecipeError(
-            f"recipe {recipe.name!r} has nothing to evaluate on",
+            f"recipe {recipe.name!r} has nothing to evaluate on: no [[evaluation.sets]]",
             code="missing-key",
-            cause="it has no [[evaluation.sets]]",
             fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
         )
 
@@ -148,9 +146,8 @@ def refuse_strategy(recipe: Recipe) -> None:
     """Refuse a strategy where the agent learns or is served: it learns from, and answers with, single runs."""
     if recipe.evaluation.strategy is not None:
         raise RecipeError(
-            f"evaluation.strategy = {recipe.evaluation.strategy!r} where an agent learns or is served",
+            f"evaluation.strategy = {recipe.evaluation.strategy!r} where an agent learns or is served by single runs",
             code="setting-conflict",
-            cause="it learns from its single runs, is evaluated by them before and after, and serves them",
             fix="leave it out here; then: midstream eval RUN --strategy ...",
         )
 
@@ -200,9 +197,8 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
 def _require_sandbox(build: Build) -> None:
     if build.runs_code and build.sandbox.tier == "unsafe":
         raise UnsupportedError(
-            f"recipe {build.recipe.name!r} would learn without a sandbox",
+            f"recipe {build.recipe.name!r} would learn from thousands of unread programs without a sandbox",
             code="sandbox-required",
-            cause="while it learns, a model writes thousands of programs that nobody reads",
             fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
         )
 
@@ -232,16 +228,14 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
     if weights not in (None, name):
         if recipe.learner.lora is None or not hasattr(engine, "use_adapter"):
             raise RecipeError(
-                f"training.weights = {weights!r} cannot reach the planner's engine {name!r}",
+                f"training.weights = {weights!r} cannot reach the planner's engine {name!r}: not as a LoRA adapter",
                 code="not-trainable",
-                cause="weights trained apart from the planner go to its server as a LoRA adapter before each step",
                 fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
             )
         if "chat_template_kwargs" in getattr(recipe.engines[name].config, "extra_body", {}):
             raise RecipeError(
-                f"engines.{name}.extra_body.chat_template_kwargs would have no effect",
+                f"engines.{name}.extra_body.chat_template_kwargs would do nothing: engine {weights!r} makes the ids",
                 code="setting-conflict",
-                cause=f"the planner's prompts are sent as token ids, made with the chat template of engine {weights!r}",
                 fix=f"move chat_template_kwargs to [engines.{weights}]",
             )
     config: Any = recipe.modules[recipe.trained].config
@@ -298,13 +292,25 @@ def _draw_lesson_tasks(
     _require_sandbox(build)
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     _, validation_set = validation_settings(recipe)
-    with _naming("lessons.gate.tasks"):
+    with name_place("lessons.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    with _naming("lessons.tasks"):
-        tasks = _tasks(build, config, validation_set, validation)
+    # Where validation is of the same split, its questions are left out.
+    shared = validation_set.tasks is None and validation_set.split == "train"
+    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
+    with name_place("lessons.tasks"):
+        count = config.tasks + len(excluded)
+        drawn = build.source.fixed("train", seed=recipe.seed, families=config.families, count=count)
+        tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
+        if len(tasks) < config.tasks:
+            raise RecipeError(
+                f"lessons.tasks = {config.tasks}, and {len(tasks)} are left besides the gate's, of the same split",
+                code="too-few-tasks",
+                fix="give the gate a split of its own in evaluation.validation, or lower one of the two",
+            )
+        require_scored(build, recipe.reward, tasks)
     sets = [chosen for chosen in recipe.evaluation.sets if chosen not in away]
-    drawn = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
-    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **drawn})
+    evaluated = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
+    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **evaluated})
     return tasks, validation
 
 
@@ -315,36 +321,6 @@ def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
     gate = lessons.gate if lessons else GateConfig()
     families = (lessons and lessons.families) or validation.families
     return gate, validation.model_copy(update={"count": gate.tasks, "per_family": None, "families": families})
-
-
-@contextmanager
-def _naming(setting: str) -> Iterator[None]:
-    """Name in an error about missing tasks the setting that asks for them."""
-    try:
-        yield
-    except RecipeError as error:
-        fix = error.fix.replace("`count`", setting)
-        if fix == error.fix:
-            fix += f" (set by {setting} and lessons.families)"
-        raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
-
-
-def _tasks(build: Build, config: LessonsConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
-    """The tasks to learn from. Where validation is of the same split, its questions are left out."""
-    shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
-    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
-    count = config.tasks + len(excluded)
-    drawn = build.source.fixed("train", seed=build.recipe.seed, families=config.families, count=count)
-    tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
-    if len(tasks) < config.tasks:
-        raise RecipeError(
-            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than lessons.tasks = {config.tasks}",
-            code="too-few-tasks",
-            cause="the others are questions of the gate's validation tasks, which are of the same split",
-            fix="give them a split of their own, or lower one of the two",
-        )
-    require_scored(build, build.recipe.reward, tasks)
-    return tasks
 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
@@ -359,7 +335,6 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
             raise RecipeError(
                 f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:_IDS_SHOWN])}{more}",
                 code="tasks-overlap",
-                cause="a lesson could hold what it is then measured on",
                 fix="take them from different splits, or with other seeds or families",
             )
 
