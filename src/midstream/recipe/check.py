@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from midstream.components.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
-from midstream.components.kinds import config_class, registered, rules
+from midstream.components.kinds import config_class, registered
 from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.protocols import TaskSource
@@ -36,7 +36,7 @@ def check(recipe: Recipe) -> Table:
     _check_engines(recipe)
     _check_tasks(recipe)
     _check_rewards(recipe)
-    _check_agent(recipe)
+    _check_template(recipe)
     for where, component in _components(recipe):
         component.config.check_recipe(where, recipe)
     _check_imitated(recipe)
@@ -277,14 +277,6 @@ def _check_rewards(recipe: Recipe) -> None:
     for where, reward, tasks in reward_components(recipe):
         config, dialogues, other = reward.config, is_dialogues(tasks), f"tasks of type {tasks.type!r}"
         assert isinstance(config, RewardConfig)
-        for key in ("answer", "rule"):  # rewards inside this one
-            named = getattr(config, key, None)
-            if isinstance(named, str) and named not in ("", "per_task", *rules()):
-                raise RecipeError(
-                    f"{where}.{key} = {named!r} is not a rule-based reward",
-                    code="unknown-type",
-                    fix=f"{did_you_mean(named, rules())}name one of: {', '.join(rules())}",
-                )
         if config.of_stream and not isinstance(recipe.agent, InterleavedConfig):
             other = f"an agent of type {recipe.agent.type!r}, which writes no stream"
             needed = 'set agent.type = "interleaved", or choose another reward'
@@ -298,25 +290,12 @@ def _check_rewards(recipe: Recipe) -> None:
         raise RecipeError(what, code="reward-does-not-fit", fix=needed)
 
 
-def _check_agent(recipe: Recipe) -> None:
+def _check_template(recipe: Recipe) -> None:
+    """The tools that a stream's template calls are the recipe's."""
     agent = recipe.agent
-    for where, chosen in _evaluation_sets(recipe).items() if isinstance(agent, OwnAgentConfig) else ():
-        if chosen.max_turns is not None:
-            raise RecipeError(
-                f"{where}.max_turns = {chosen.max_turns} with an agent of your own, which has its own limits",
-                code="setting-conflict",
-                fix="remove it; a limit is a parameter of the agent's function, and so a setting under [agent]",
-            )
     if not isinstance(agent, InterleavedConfig):
         return
     template = load_template(agent.template)
-    imitated = teacher(recipe)
-    if recipe.warm_start and recipe.warm_start.lessons and not (imitated and imitated.config.follows_lessons):
-        raise RecipeError(
-            f"warm_start.lessons = {recipe.warm_start.lessons:g}, and the teacher of these tasks follows no lessons",
-            code="setting-conflict",
-            fix="leave it out",
-        )
     # A call of a missing tool could never be answered.
     names = [component.alias or name for name, component in recipe.tools.items()]
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):

@@ -491,15 +491,8 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
         return {}
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     types = registered("tool")
-    nameable = [*known, *(name for name in types if name not in known and not needs_settings(name))]
+    nameable = list(dict.fromkeys([*known, *types]))
     unknown = [name for name in wanted if name not in nameable and ":" not in name]
-    if unknown and unknown[0] in types:
-        raise UsageError(
-            f"no table of the recipe makes a tool {unknown[0]!r}",
-            code="missing-key",
-            cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
-            fix=f"midstream list tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
-        )
     if unknown or not wanted:
         raise UsageError(
             f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",

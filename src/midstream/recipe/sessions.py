@@ -84,18 +84,12 @@ def parts_of(build: Build) -> Parts:
 
 
 def stages_of(build: Build) -> tuple[Stage, ...]:
-    """The stages of a recipe's training tasks. Raises `RecipeError` for a family that is unknown or in two of them."""
+    """The stages of a recipe's training tasks. Raises `RecipeError` for an unknown family."""
     stages = tasks_config(build.recipe.tasks).stages
     staged = [family for stage in stages for family in stage.families]
     if not staged:  # the families of a benchmark would have to be downloaded
         return ()
     check_known("family", staged, build.source.families, "tasks.stages", "name families of the tasks in tasks.stages")
-    if twice := [family for family in staged if staged.count(family) > 1]:
-        raise RecipeError(
-            f"tasks.stages has the family {twice[0]!r} twice",
-            code="setting-conflict",
-            fix="put each family that is trained on into one stage",
-        )
     return stages
 
 
@@ -164,12 +158,6 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
         )
     check_warm_start(build)
     stages = stages_of(build)
-    if stages and training.algorithm != "flow_grpo":
-        raise RecipeError(
-            f"tasks.stages is set, and training.algorithm = {training.algorithm!r} does not follow stages",
-            code="setting-conflict",
-            fix="set tasks.stages = []",
-        )
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
@@ -225,19 +213,12 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             fix="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
         )
     weights = recipe.training.weights if recipe.training else None
-    if weights not in (None, name):
-        if recipe.learner.lora is None or not hasattr(engine, "use_adapter"):
-            raise RecipeError(
-                f"training.weights = {weights!r} cannot reach the planner's engine {name!r}: not as a LoRA adapter",
-                code="not-trainable",
-                fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
-            )
-        if "chat_template_kwargs" in getattr(recipe.engines[name].config, "extra_body", {}):
-            raise RecipeError(
-                f"engines.{name}.extra_body.chat_template_kwargs would do nothing: engine {weights!r} makes the ids",
-                code="setting-conflict",
-                fix=f"move chat_template_kwargs to [engines.{weights}]",
-            )
+    if weights not in (None, name) and (recipe.learner.lora is None or not hasattr(engine, "use_adapter")):
+        raise RecipeError(
+            f"training.weights = {weights!r} cannot reach the planner's engine {name!r}: not as a LoRA adapter",
+            code="not-trainable",
+            fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+        )
     config: Any = recipe.modules[recipe.trained].config
     sampling = getattr(config, "sampling", None)  # one of your own may bring its own
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
