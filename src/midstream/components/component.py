@@ -18,15 +18,17 @@ them. A component of your own needs neither: `type` may name a function, a class
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
+from midstream.components.own import is_reference
 from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, Reward, TaskSource
-from midstream.core.stream_template import Template
+from midstream.core.stream_template import Template, load_template
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
@@ -35,69 +37,71 @@ Kind = Literal[
 Table = dict[str, Any]
 
 
-class Context(Protocol):
+@dataclass(frozen=True)
+class Context:
     """What a component may use while it is built: the rest of its recipe, each object built once.
 
-    The packages of recipe, sandbox and gateway are above this one, so their classes are named in words.
+    The packages of recipe, sandbox and gateway are above this one, so their classes are named in words. `build` is the
+    `recipe.build.Build`, `name` that of the component's table, such as NAME of `[tools.NAME]`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name of the component's table, such as NAME of `[tools.NAME]`."""
-        ...
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine that the component's table names."""
-        ...
-
-    @property
-    def engine_identity(self) -> Mapping[str, Any]:
-        """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
-        ...
-
-    @property
-    def sandbox(self) -> Any:
-        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
-        ...
-
-    @property
-    def template(self) -> Template | None:
-        """The stream template of the recipe's interleaved agent; None for other agents."""
-        ...
-
-    @property
-    def source(self) -> TaskSource:
-        """The recipe's task source."""
-        ...
-
-    @property
-    def tool_names(self) -> Sequence[str]:
-        """The names of the recipe's tools."""
-        ...
-
-    @property
-    def gateway(self) -> Any:
-        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
-        ...
-
-    @property
-    def warm_seed(self) -> int:
-        """The seed of untrained weights."""
-        ...
+    build: Any
+    component: Component
+    name: str
 
     @property
     def recipe(self) -> Any:
         """The recipe (`recipe.schema.Recipe`)."""
-        ...
+        return self.build.recipe
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that the component's table names."""
+        return self.build.engine_of(self.component)
+
+    @property
+    def engine_identity(self) -> Mapping[str, Any]:
+        """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
+        return self.recipe.engines[self.component.engine].identity
+
+    @property
+    def sandbox(self) -> Any:
+        """The sandbox for code that a model writes (`sandbox.tiers.Sandbox`)."""
+        return self.build.sandbox
+
+    @property
+    def template(self) -> Template | None:
+        """The stream template of the recipe's interleaved agent; None for other agents."""
+        template = getattr(self.recipe.agent, "template", None)
+        return load_template(template) if template is not None else None
+
+    @property
+    def source(self) -> TaskSource:
+        """The recipe's task source."""
+        return self.build.source
+
+    @property
+    def tool_names(self) -> Sequence[str]:
+        """The names of the recipe's tools."""
+        return [tool.name for tool in self.build.tools]
+
+    @property
+    def gateway(self) -> Any:
+        """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
+        return self.build.gateway
+
+    @property
+    def warm_seed(self) -> int:
+        """The seed of untrained weights."""
+        return self.recipe.warm_seed
 
     def tasks(self, component: Component) -> TaskSource:
         """The task source of another component, such as a part of a mixture."""
-        ...
+        return self.build.tasks(component)
 
     def reward(self, component: Component) -> Reward:
         """The reward of another component, such as a part of a composite."""
-        ...
+        return self.build.reward(component)
 
 
 class ComponentConfig(Settings):
@@ -221,6 +225,15 @@ class Component(Settings):
         keys = {"type": self.type, "engine": self.engine, "weight": self.weight, "alias": self.alias}
         settings = self.config.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in keys.items() if value is not None} | settings
+
+    @property
+    def identity(self) -> Table:
+        """The settings of an engine that decide its model's replies: not its address, nor where or how fast it runs."""
+        table = self.table()
+        if isinstance(self.config, EngineConfig) and self.config.in_process:
+            return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
+        known = ("type", "model", "extra_body") if is_reference(self.type) else ("model", "extra_body")
+        return {key: table[key] for key in known if key in table}
 
 
 Parts = dict[str, Component]

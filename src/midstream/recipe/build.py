@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.refining import Refining
 from midstream.agents.rendering import result_writer
 from midstream.agents.strategy import parse_strategy
-from midstream.components.component import Component
+from midstream.components.component import Component, Context
 from midstream.components.kinds import config_class, registered
 from midstream.components.tables import validate
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
@@ -38,7 +38,7 @@ from midstream.core.protocols import (
     Tool,
     Weights,
 )
-from midstream.core.stream_template import Template, load_template
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
 from midstream.core.trajectory import Trajectory
@@ -50,7 +50,7 @@ from midstream.lessons.feedback import FilteredAgent
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
-from midstream.recipe.tool_tables import ToolTables, engine_identity
+from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.own import FunctionReward
 from midstream.rewards.votes import answer_key
 from midstream.runs.agent_runs import AgentRuns
@@ -151,7 +151,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The task source of a component."""
         key = component.model_dump_json()
         if key not in self._sources:
-            self._sources[key] = component.config.build(_BuildContext(self, component, "tasks"))
+            self._sources[key] = component.config.build(Context(self, component, "tasks"))
         return self._sources[key]
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
@@ -164,7 +164,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The reward of a component."""
         key = component.model_dump_json(exclude={"weight"})
         if key not in self._rewards:
-            self._rewards[key] = component.config.build(_BuildContext(self, component, "reward"))
+            self._rewards[key] = component.config.build(Context(self, component, "reward"))
             if not component.config.borrowed:
                 self.opened.append(self._rewards[key])
         return self._rewards[key]
@@ -178,7 +178,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def _tools(self) -> ToolTables:
-        return ToolTables(self, partial(_BuildContext, self))
+        return ToolTables(self)
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             # Nothing changes the weights, so the reference is the engine itself.
             return self.engine(component.engine, counted=counted, continuous=True)
         if name not in self._engines:
-            self._engines[name] = component.config.build(_BuildContext(self, component, name))
+            self._engines[name] = component.config.build(Context(self, component, name))
             if not component.config.borrowed:
                 self.opened.append(self._engines[name])
         if not counted:
@@ -218,6 +218,22 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             self._asked[name] = engine
         return self._asked[name]
+
+    def engine_of(self, component: Component) -> Engine | None:
+        """The engine that a component's table names. Raises `RecipeError` for a tool with one that is trained."""
+        name, recipe = component.engine, self.recipe
+        if name is None:
+            return None
+        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
+        at_once = recipe.continuous and recipe.training is None
+        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
+        if inside and component.kind == "tool":
+            raise RecipeError(
+                f"tool engine {name!r} samples in process, from the weights that are trained",
+                code="engine-in-process",
+                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
+            )
+        return self.engine(name, counted=component.kind != "engine")
 
     @cached_property
     def policy(self) -> Policy:
@@ -260,12 +276,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             name: self.engine(part.engine) for name, part in components.items() if part.engine is not None
         }
         if stand_in is not None:
-            engine = stand_in.config.build(_BuildContext(self, stand_in, stand_in.type))
+            engine = stand_in.config.build(Context(self, stand_in, stand_in.type))
             engines |= {name: engine for name, part in components.items() if in_process(self.recipe, part.engine)}
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
-            name: component.config.build(_BuildContext(self, component, name))
+            name: component.config.build(Context(self, component, name))
             for name, component in components.items()
             if not own or name == trained
         }
@@ -401,71 +417,6 @@ def _check_machine(value: Any, where: str) -> None:
         value = dict(value)
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
         _check_machine(inner, f"{where}.{key}".lstrip("."))
-
-
-@dataclass(frozen=True)
-class _BuildContext:
-    """`components.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
-
-    build: Build
-    component: Component
-    name: str
-
-    @property
-    def engine(self) -> Engine | None:
-        name = self.component.engine
-        if name is None:
-            return None
-        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        recipe = self.build.recipe
-        at_once = recipe.continuous and recipe.training is None
-        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
-        if inside and self.component.kind == "tool":
-            raise RecipeError(
-                f"tool engine {name!r} samples in process, from the weights that are trained",
-                code="engine-in-process",
-                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
-            )
-        return self.build.engine(name, counted=self.component.kind != "engine")
-
-    @property
-    def engine_identity(self) -> dict[str, Any]:
-        return engine_identity(self.build.recipe.engines[self.component.engine or ""])
-
-    @property
-    def sandbox(self) -> Sandbox:
-        return self.build.sandbox
-
-    @property
-    def template(self) -> Template | None:
-        agent = self.build.recipe.agent
-        return load_template(agent.template) if isinstance(agent, InterleavedConfig) else None
-
-    @property
-    def source(self) -> TaskSource:
-        return self.build.source
-
-    @property
-    def tool_names(self) -> list[str]:
-        return [tool.name for tool in self.build.tools]
-
-    @property
-    def gateway(self) -> Gateway:
-        return self.build.gateway
-
-    @property
-    def warm_seed(self) -> int:
-        return self.build.recipe.warm_seed
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.build.recipe
-
-    def tasks(self, component: Component) -> TaskSource:
-        return self.build.tasks(component)
-
-    def reward(self, component: Component) -> Reward:
-        return self.build.reward(component)
 
 
 @dataclass

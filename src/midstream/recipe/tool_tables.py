@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from midstream.components.component import Component, Context, EngineConfig
-from midstream.components.own import is_reference
+from midstream.components.component import Component, Context
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Tool
 from midstream.tools.corpus import Corpus
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 class ToolTables:
     """The tools of a build, from the tables `tools`, `simulated` and `degraded` of its recipe."""
 
-    def __init__(self, build: Build, context_of: Callable[[Component, str], Context]) -> None:
-        self._build, self._recipe, self._context_of = build, build.recipe, context_of
+    def __init__(self, build: Build) -> None:
+        self._build, self._recipe = build, build.recipe
 
     @cached_property
     def tools(self) -> list[Tool]:
@@ -36,7 +35,7 @@ class ToolTables:
         """The tools in the recipe's order, each with its table's context. Raises `RecipeError` for an equal name."""
         built: dict[str, tuple[Tool, Context]] = {}
         for table, component in self._recipe.tools.items():
-            context = self._context_of(component, table)
+            context = Context(self._build, component, table)
             config = component.config
             if table in self._recipe.simulated and self._only_simulated(table) and hasattr(config, "api_key_env"):
                 config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
@@ -75,7 +74,7 @@ class ToolTables:
         """The tier of the sandbox in which recorded code ran, "" if none did."""
         if self._recording is None:
             return ""
-        tables = ((component, self._context_of(component, name)) for name, component in self._recipe.tools.items())
+        tables = ((component, Context(self._build, component, name)) for name, component in self._recipe.tools.items())
         return next(filter(None, (self._recording.sandbox(self._origin(*table)) for table in tables)), "")
 
     @cached_property
@@ -114,7 +113,7 @@ class ToolTables:
         if config.engine is None:
             settings["tasks"] = self._recipe.tasks.table()
         else:
-            settings["engine"] = engine_identity(self._recipe.engines[config.engine])
+            settings["engine"] = self._recipe.engines[config.engine].identity
             settings["prompt"] = SimulatorPrompt(config).template
             if not self._build.replay:  # it answers at any time, not in the waves of the agent's engine
                 engine = self._build.engine(config.engine, continuous=True)
@@ -129,15 +128,6 @@ class ToolTables:
             corpus = Corpus(config.index, context, f"degraded.{context.name}")
             self._build.opened.append(corpus)
         return DegradedTool(tool, config, corpus, always=always)
-
-
-def engine_identity(component: Component) -> dict[str, Any]:
-    """The settings of an engine that decide its model's replies: not its address, nor where or how fast it runs."""
-    table, config = component.table(), component.config
-    if isinstance(config, EngineConfig) and config.in_process:
-        return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
-    known = ("type", "model", "extra_body") if is_reference(component.type) else ("model", "extra_body")
-    return {key: table[key] for key in known if key in table}
 
 
 def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
