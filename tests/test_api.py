@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream import api
+from midstream import api, process
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunLoads, RunStarted, StepFinished
 from midstream.process import event_loop
@@ -139,7 +139,7 @@ def test_servers_answer_before_a_runs_weights_are_loaded_onto_them(trained, tmp_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "served", served)
-    monkeypatch.setattr(api, "load_weights", load_weights)
+    monkeypatch.setattr(process, "load_weights", load_weights)
     run, _ = trained
     with pytest.raises(KeyboardInterrupt):
         api.solve(run, "What is 45 plus 17 ?") if work == "solve" else api.evaluate(run, out=tmp_path / "out").directory

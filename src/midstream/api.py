@@ -37,6 +37,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, get_args, get_type_hints
 
+from midstream import process
 from midstream.components import own
 from midstream.components.component import Table
 from midstream.components.kinds import agent_type, modules_of
@@ -58,39 +59,11 @@ from midstream.lessons.lesson_set import LessonSet, identity, render_modules
 from midstream.lessons.similarity import leak_guard
 from midstream.lessons.validation import Validation
 from midstream.lessons.validation import validate as measure_lessons
-from midstream.process import (
-    Place,
-    RunCoroutine,
-    RunOptions,
-    ToolOptions,
-    allow_event_loop,
-    announce,
-    begin_work,
-    budget_of,
-    build_for,
-    check_proven,
-    emit_loads,
-    event_loop,
-    load_weights,
-    make_async,
-    open_budget,
-    require_keys,
-    status_on_failure,
-    use_threads,
-    weights_digest,
-)
+from midstream.process import Place, RunCoroutine, RunOptions, ToolOptions, allow_event_loop, event_loop, make_async
+from midstream.recipe import inputs
 from midstream.recipe.build import Build, try_rewards
 from midstream.recipe.check import is_dialogues, set_reward
 from midstream.recipe.files import merge, parse_override, read_table, shipped_recipes, with_settings
-from midstream.recipe.inputs import (
-    check_own,
-    create_run,
-    differing,
-    has_weights,
-    recipe_changes,
-    run_recipe,
-    run_table,
-)
 from midstream.recipe.lessons import check_shown, editable_lessons, learned_keys, split
 from midstream.recipe.overrides import (
     AgentChanges,
@@ -274,16 +247,16 @@ def answering(
             fix=f"midstream train {named} --out runs/mine, then midstream solve ... --planner runs/mine",
         )
     adapters = run.root / "adapters" / "asked" if run else Path("adapters")
-    build = build_for(recipe, options, adapters=adapters, unsafe=unsafe, continuous=continuous)
+    build = process.build_for(recipe, options, adapters=adapters, unsafe=unsafe, continuous=continuous)
     with event_loop(build) as run_coroutine, ExitStack() as servers:
-        announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
-        require_keys(build)
+        process.announce("solve", build, listener)  # before servers start and weights are loaded, which takes time
+        process.require_keys(build)
         servers.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
-        if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine, step=step)
+        if run is not None and inputs.has_weights(run):
+            step = process.load_weights(build, run, run_coroutine, step=step)
             temperature = 0.0 if temperature is None else temperature
         environment = build.environment(temperature=temperature)
-        check_proven(build, weights_digest(run, step), listener)
+        process.check_proven(build, process.weights_digest(run, step), listener)
         yield environment, run_coroutine, recipe.seed
 
 
@@ -332,7 +305,7 @@ def evaluate(
         raise UsageError("no tasks are named", code="missing-option", fix="evaluate(agent, tasks.test)")
     recipe = evaluation_recipe(source, **changes)
     record, replay = (os.path.abspath(place) if place else None for place in map(options.get, ("record", "replay")))
-    run = os.path.abspath(trained.root) if trained and has_weights(trained) else None
+    run = os.path.abspath(trained.root) if trained and inputs.has_weights(trained) else None
     asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, record=record, replay=replay)
     root = Path(out) if out else new_root(f"eval-{recipe.name}")
     begun = RunDirectory.open(root) if (root / "run.json").exists() else None
@@ -344,7 +317,7 @@ def evaluate(
         )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
-        engines = run_recipe(begun).engines  # with the prices that it began with
+        engines = inputs.run_recipe(begun).engines  # with the prices that it began with
         priced = {name: engine for name, engine in engines.items() if not own.is_reference(engine.type)}
         recipe = recipe.model_copy(update={"engines": {**recipe.engines, **priced}})
     return _evaluate_in(root, begun, recipe, asked, options, retry_errors=retry_errors)
@@ -357,7 +330,7 @@ def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo)
     other_step = held is not None and asked.step not in (None, held.step)
     if held is None or other_step or held.model_dump(include=given) != asked.model_dump(include=given):
         what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif changes := differing(begun, recipe):
+    elif changes := inputs.differing(begun, recipe):
         what = f"an evaluation with other settings (its own | those given: {'; '.join(changes[:_SHOWN])})"
     else:
         return held
@@ -385,9 +358,9 @@ def _evaluate_in(
     adapters = (trained.root if trained else root) / "adapters" / "asked"
     with ExitStack() as opened:
         listener = opened.enter_context(_listening(options))
-        emit_loads(recipe, root, listener, learns=trained is not None)
+        process.emit_loads(recipe, root, listener, learns=trained is not None)
         asks: ToolOptions = {"record": asked.record, "replay": asked.replay}
-        build = build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root)
+        build = process.build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root)
         run_coroutine = opened.enter_context(event_loop(build))
         # All tasks are drawn, and everything is built, before the directory is created.
         require_sets(recipe)
@@ -399,20 +372,20 @@ def _evaluate_in(
             name = part.chosen.name.removesuffix("-learned")
             many = f"{len(part.tasks):,} tasks of {name} were learned from ({part.learned})"
             listener(Note(f"{many}: they are a set of their own, {part.chosen.name}, and say nothing of new tasks"))
-        require_keys(build)
+        process.require_keys(build)
         run_coroutine(try_rewards(build))
         tasks = task_digests(evaluations)
         opened.enter_context(served(recipe, listener))  # a served model's weights are an adapter that it loads
         step, checkpoint = None, None
         if trained is not None:
-            step = load_weights(build, trained, run_coroutine, step=asked.step)
+            step = process.load_weights(build, trained, run_coroutine, step=asked.step)
             checkpoint = trained.checkpoints.digest(step)
         evaluations = [replace(part, step=step, numbered=False) for part in evaluations]
         if begun is None:
             about = asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": checkpoint})
-            begun = create_run(root, build, about)
+            begun = inputs.create_run(root, build, about)
         check_unchanged(begun, tasks, checkpoint)
-        begin_work(begun, build, weights_digest(trained, step), listener)
+        process.begin_work(begun, build, process.weights_digest(trained, step), listener)
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
         own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
@@ -426,8 +399,8 @@ def _evaluate_in(
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
         opened.enter_context(begun.lock())
         listener = opened.enter_context(tracked(begun, trackers, listener))
-        opened.enter_context(status_on_failure(begun))
-        opened.enter_context(open_budget(begun, build.budget))
+        opened.enter_context(process.status_on_failure(begun))
+        opened.enter_context(process.open_budget(begun, build.budget))
         opened.enter_context(closing(store))
         # A crash may have left trajectories in the journal of sets whose numbers are written.
         done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
@@ -596,7 +569,7 @@ def _learned(
     recipe = changed_recipe(table, **changes_in(LearningChanges, options))
     root = Path(out) if out else new_root(f"{recipe.name}-s{recipe.seed}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
-    if run is not None and (run.info().kind == "evaluation" or differing(run, recipe)):
+    if run is not None and (run.info().kind == "evaluation" or inputs.differing(run, recipe)):
         raise RunError(
             f"{root} already holds a run with other settings",
             code="run-exists",
@@ -616,21 +589,21 @@ def _learn_in(
     learns = recipe.training is not None or recipe.warm_start is not None
     with _listening(options) as shown:
         listener: Listener = shown if rank() == 0 else lambda event: None
-        emit_loads(recipe, root, listener, learns=learns)
-        use_threads(recipe, learns=learns)
-        build = build_for(recipe, options, adapters=root / "adapters")
+        process.emit_loads(recipe, root, listener, learns=learns)
+        process.use_threads(recipe, learns=learns)
+        build = process.build_for(recipe, options, adapters=root / "adapters")
         with event_loop(build) as run_coroutine, joined(build):
             # Before the directory is created: a recipe that cannot run leaves none behind.
             make_session = recipe.learner.session(build) or session_of(build)
-            require_keys(build)
+            process.require_keys(build)
             run_coroutine(try_rewards(build))
-            run = run or create_run(root, build)
-            begin_work(run, build, "", listener)
+            run = run or inputs.create_run(root, build)
+            process.begin_work(run, build, "", listener)
             with (
                 run.lock(),
                 tracked(run, trackers, listener) as listener,
-                status_on_failure(run),
-                open_budget(run, None if recipe.lessons else build.budget),  # a lesson session opens its own
+                process.status_on_failure(run),
+                process.open_budget(run, None if recipe.lessons else build.budget),  # a lesson session opens its own
                 served(recipe, listener),
             ):
                 ended = run_coroutine(make_session(run, listener).run())
@@ -680,16 +653,16 @@ def resume(
             code="inputs-changed",
             fix=f"start over with another --out; only {changeable[0]}* may change",
         )
-    if changed := recipe_changes(run):
+    if changed := inputs.recipe_changes(run):
         raise UsageError(
             f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SHOWN])}",
             code="inputs-changed",
             fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
     # Before any of it is imported.
-    check_own(run, run_table(run))
+    inputs.check_own(run, inputs.run_table(run))
     # In the recipe of a lesson run, [lessons.budget] holds the limits of [budget] too: what is in [budget] wins.
-    table = with_settings(run_table(run), [(name.removeprefix("lessons."), value) for name, value in settings])
+    table = with_settings(inputs.run_table(run), [(name.removeprefix("lessons."), value) for name, value in settings])
     recipe = parse_recipe(table)
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, options, retry_errors=retry_errors)
@@ -743,7 +716,7 @@ def try_training(recipe: Recipe) -> RecipeTrial:
         parts = parts_of(build)
         from midstream.training.trial import measure  # needs torch, which `parts_of` has checked
 
-        use_threads(recipe, learns=True)
+        process.use_threads(recipe, learns=True)
         return asyncio.run(measure(parts))
 
 
@@ -784,17 +757,17 @@ def validate_lessons(
         check_shown(chosen.agent, render_modules(lesson_set), named)
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         gate, validation_set = validation_settings(chosen)
-        budget = budget_of(chosen) or Budget(BudgetConfig())
+        budget = process.budget_of(chosen) or Budget(BudgetConfig())
         adapters = (run.root if run else Path()) / "adapters"
-        build = build_for(chosen, options, adapters=adapters, unsafe=unsafe, budget=budget)
+        build = process.build_for(chosen, options, adapters=adapters, unsafe=unsafe, budget=budget)
         with served(chosen, listener), event_loop(build) as run_coroutine:
             step = None
-            if run is not None and has_weights(run):
-                step = load_weights(build, run, run_coroutine)
-            agent = identity(build.resolved, weights_digest(run, step))
+            if run is not None and inputs.has_weights(run):
+                step = process.load_weights(build, run, run_coroutine)
+            agent = identity(build.resolved, process.weights_digest(run, step))
             tasks = build.set_tasks(validation_set)
-            require_keys(build)
-            announce("validation", build, listener)
+            process.require_keys(build)
+            process.announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
                 measuring = measure_lessons(
                     lesson_set,
