@@ -47,7 +47,7 @@ from midstream.core.metrics import Spent
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import every_set, metric_of, separate_learned
-from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
+from midstream.evaluation.session import JournalStore, evaluate_sets, reopen, task_digests
 from midstream.evaluation.settings import result_name
 from midstream.exports.write import export as export
 from midstream.interface.agents import AgentSpec
@@ -384,8 +384,7 @@ def _evaluate_in(
         if begun is None:
             about = asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": checkpoint})
             begun = inputs.create_run(root, build, about)
-        check_unchanged(begun, tasks, checkpoint)
-        process.begin_work(begun, build, process.weights_digest(trained, step), listener)
+        process.begin_work(begun, build, listener, tasks=tasks, checkpoint=checkpoint)
         usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
         own = [one for one in evaluations if set_reward(recipe, one.chosen) not in (recipe.reward, one.chosen.reward)]
         for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
@@ -598,7 +597,7 @@ def _learn_in(
             process.require_keys(build)
             run_coroutine(try_rewards(build))
             run = run or inputs.create_run(root, build)
-            process.begin_work(run, build, "", listener)
+            process.begin_work(run, build, listener)
             with (
                 run.lock(),
                 tracked(run, trackers, listener) as listener,

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -281,14 +281,22 @@ def open_budget(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
         yield
 
 
-def begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
-    """Check that a run's inputs are those that it began with, and emit its first events."""
-    check_inputs(run, build)
+def begin_work(
+    run: RunDirectory,
+    build: Build,
+    listener: Listener,
+    *,
+    tasks: Mapping[str, str] | None = None,
+    checkpoint: str | None = None,
+) -> None:
+    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events."""
+    check_inputs(run, build, tasks, checkpoint)
     for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
         if path is not None and path.is_relative_to(run.own_dir.resolve()):
             listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
     announce(run.info().kind, build, listener)
-    check_proven(build, weights, listener)
+    asked = run.info().evaluation
+    check_proven(build, checkpoint if checkpoint and asked and asked.step else "", listener)
 
 
 def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *, step: int | None = None) -> int:

@@ -76,25 +76,29 @@ def create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) ->
     return RunDirectory.create(root, info, to_toml(build.resolved))
 
 
-def check_inputs(run: RunDirectory, build: Build) -> None:
-    """Check that a locked run's lessons, votes and components of your own are those that it began with.
+def check_inputs(
+    run: RunDirectory, build: Build, tasks: Mapping[str, str] | None = None, checkpoint: str | None = None
+) -> None:
+    """Check that a locked run continues with what it began with: results on both would be counted as one.
 
-    Raises `RunError` if not, or if the run is damaged.
+    `tasks` are the digests of an evaluation's sets, `checkpoint` that of its weights. Raises `RunError` for other
+    lessons, votes, tasks, weights or components of your own, or if the run is damaged.
     """
     run.require_whole()
-    agent = build.resolved["agent"]
-    if run.info().lessons != lessons.digest(build.lessons):
-        raise RunError(
-            f"the lessons in {agent.get('lessons')} have changed since {run.root} began",
-            code="inputs-changed",
-            fix="restore it (a version of a run's lesson set, RUN@VERSION, never changes), or start over with --out",
-        )
-    if run.info().votes != _votes_digest(build.recipe):
-        raise RunError(
-            f"the votes that agent.filter counts have changed since {run.root} began",
-            code="inputs-changed",
-            fix=f"restore {agent['filter']['votes']}, or start over with --out, and a copy of it in agent.filter.votes",
-        )
+    info, asked = run.info(), run.info().evaluation or EvaluationInfo()
+    both = {
+        f"the lessons in {build.resolved['agent'].get('lessons')}": (info.lessons, lessons.digest(build.lessons)),
+        "the votes that agent.filter counts": (info.votes, _votes_digest(build.recipe)),
+        **{f"the tasks of set {name!r}": (asked.tasks.get(name), digest) for name, digest in (tasks or {}).items()},
+        f"the weights of step {asked.step} of {asked.run}": (asked.checkpoint, checkpoint),
+    }
+    for what, (began, now) in both.items():
+        if began != now:
+            raise RunError(
+                f"{what} have changed since {run.root} began: {began or 'none'}, now {now or 'none'}",
+                code="inputs-changed",
+                fix="restore them (RUN@VERSION of a lesson set never changes), or start over with another --out",
+            )
     check_own(run, build.resolved, correct=True)
 
 
