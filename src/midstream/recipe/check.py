@@ -34,8 +34,7 @@ def check(recipe: Recipe) -> Table:
     Returns the resolved recipe: its table with every default, and lessons with their current version.
     """
     _check_engines(recipe)
-    _check_tasks(recipe)
-    _check_rewards(recipe)
+    _check_dialogues(recipe)
     _check_template(recipe)
     for where, component in _components(recipe):
         component.config.check_recipe(where, recipe)
@@ -247,33 +246,17 @@ def _check_engines(recipe: Recipe) -> None:
             )
 
 
-def _check_tasks(recipe: Recipe) -> None:
-    """Dialogues go to an agent that can hold them."""
-    agent = recipe.agent
-    refused, fix = "", ""
-    if isinstance(agent, OwnAgentConfig):
-        if not agent.policy.config.dialogues:  # type: ignore[attr-defined]
-            refused, fix = "an agent of your own without `dialogues = True`", "set this attribute of its class"
-    elif not isinstance(agent, InterleavedConfig):
-        refused, fix = "an agent of type 'agentflow', which answers questions", 'set agent.type = "interleaved"'
-    elif load_template(agent.template).appends == "inline":
-        refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
-        fix = 'choose one with appends = "message", such as artist-function-calling or native'
-    if recipe.evaluation.strategy is not None:
-        refused = f"evaluation.strategy = {recipe.evaluation.strategy!r}, which would take a reply back to refine it"
-        fix = "leave out the strategy"
+def _check_dialogues(recipe: Recipe) -> None:
+    """Dialogues go to an agent that can hold them, and are scored by outcome; questions are scored by answer."""
+    holds = recipe.holds_dialogues and recipe.evaluation.strategy is None
     for where, component in _task_components(recipe):
-        if not is_dialogues(component):
-            continue
-        if ".parts." in where:
-            refused, fix = "other tasks in a mixture", "train on one source of dialogues"
-        if refused:
-            what = f"{where}.type = {component.type!r} has dialogues as tasks, with {refused}"
-            raise RecipeError(what, code="dialogues-not-supported", fix=fix)
-
-
-def _check_rewards(recipe: Recipe) -> None:
-    """Rewards fit the tasks (dialogues are scored by outcome, questions by answer) and the agent's kind."""
+        if is_dialogues(component) and (not holds or ".parts." in where):
+            raise RecipeError(
+                f"{where}.type = {component.type!r} has dialogues as tasks: not in a mixture, and not with this agent",
+                code="dialogues-not-supported",
+                fix='set agent.type = "interleaved" and a template with appends = "message", such as native, or '
+                "`dialogues = True` in the class of your own agent; without evaluation.strategy",
+            )
     for where, reward, tasks in reward_components(recipe):
         config, dialogues, other = reward.config, is_dialogues(tasks), f"tasks of type {tasks.type!r}"
         assert isinstance(config, RewardConfig)

@@ -20,6 +20,7 @@ from midstream.components.own import anchored
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
+from midstream.core.stream_template import load_template
 from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
@@ -204,6 +205,13 @@ class Recipe(Settings):
             ):
                 return True
         return self.of_another_program and self.serve.batching == "continuous"
+
+    @property
+    def holds_dialogues(self) -> bool:
+        """Whether the agent can hold a dialogue."""
+        if isinstance(self.agent, OwnAgentConfig):
+            return self.agent.policy.config.dialogues  # type: ignore[attr-defined]
+        return isinstance(self.agent, InterleavedConfig) and load_template(self.agent.template).appends != "inline"
 
     @property
     def of_another_program(self) -> bool:
