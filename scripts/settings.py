@@ -100,7 +100,7 @@ def documents() -> dict[Path, dict[str, type[BaseModel]]]:
     """The tables of each document, by the title of their section."""
     tables = {ROOT / "docs" / "recipes.md": TABLES}
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get(GROUP, {})
+        points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get("midstream.components", {})
         parts = [name.partition(".") for name in points]
         tables[path.with_name("README.md")] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
     return tables

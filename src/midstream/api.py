@@ -59,7 +59,7 @@ from midstream.lessons.lesson_set import LessonSet, identity, render_modules
 from midstream.lessons.similarity import leak_guard
 from midstream.lessons.validation import Validation
 from midstream.lessons.validation import validate as measure_lessons
-from midstream.process import Place, RunCoroutine, RunOptions, ToolOptions, allow_event_loop, event_loop, make_async
+from midstream.process import Place, RunCoroutine, RunOptions, WorkOptions, allow_event_loop, event_loop, make_async
 from midstream.recipe import inputs
 from midstream.recipe.build import Build, try_rewards
 from midstream.recipe.check import is_dialogues, set_reward
@@ -107,7 +107,7 @@ _SHOWN = 3
 _VALIDATION_TASKS = 100  # at most, where the caller names none
 
 
-class SolveOptions(AgentChanges, ToolOptions, total=False):
+class SolveOptions(AgentChanges, WorkOptions, total=False):
     """Arguments of `solve`."""
 
 
@@ -121,7 +121,7 @@ class LearnOptions(AgentChanges, RunOptions, total=False):
     reward: object
 
 
-class ValidateOptions(LearningChanges, ToolOptions, total=False):
+class ValidateOptions(LearningChanges, WorkOptions, total=False):
     """Arguments of `validate_lessons`."""
 
 
@@ -359,7 +359,7 @@ def _evaluate_in(
     with ExitStack() as opened:
         listener = opened.enter_context(_listening(options))
         process.emit_loads(recipe, root, listener, learns=trained is not None)
-        asks: ToolOptions = {"record": asked.record, "replay": asked.replay}
+        asks: WorkOptions = {"record": asked.record, "replay": asked.replay}
         build = process.build_for(recipe, asks, adapters=adapters, unsafe=asked.unsafe, kept=root)
         run_coroutine = opened.enter_context(event_loop(build))
         # All tasks are drawn, and everything is built, before the directory is created.

@@ -44,7 +44,7 @@ class RunCoroutine(Protocol):
         ...
 
 
-class ToolOptions(TypedDict, total=False):
+class WorkOptions(TypedDict, total=False):
     """Arguments of all work; see `midstream.api`."""
 
     record: Place | None
@@ -52,7 +52,7 @@ class ToolOptions(TypedDict, total=False):
     listener: Listener | None
 
 
-class RunOptions(ToolOptions, total=False):
+class RunOptions(WorkOptions, total=False):
     """Arguments of work that leaves a run directory."""
 
     track: Track
@@ -257,7 +257,7 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def build_for(recipe: Recipe, options: ToolOptions, **more: Any) -> Build:
+def build_for(recipe: Recipe, options: WorkOptions, **more: Any) -> Build:
     """The build of a run; `more` are other arguments of `Build`."""
     record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
     return Build(recipe, **{"budget": budget_of(recipe), "record": record, "replay": replay, **more})
