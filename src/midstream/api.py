@@ -309,12 +309,6 @@ def evaluate(
     asked = EvaluationInfo(run=run, step=step, unsafe=unsafe, record=record, replay=replay)
     root = Path(out) if out else new_root(f"eval-{recipe.name}")
     begun = RunDirectory.open(root) if (root / "run.json").exists() else None
-    if retry_errors and out is None:
-        raise UsageError(
-            "--retry-errors without --out does nothing: a new evaluation has no errors yet",
-            code="option-without-effect",
-            fix="name the evaluation: midstream resume EVALUATION --retry-errors",
-        )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
         engines = inputs.run_recipe(begun).engines  # with the prices that it began with

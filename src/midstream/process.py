@@ -237,21 +237,20 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
         run.set_status("interrupted", str(error) or "stopped by Ctrl-C")
         error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
         raise
-    except BudgetError as error:
-        run.set_status("interrupted", error.what)
-        root = shlex.quote(str(run.root))
-        fix = f"midstream resume {root} {error.fix}; what is done: midstream show {root}"
-        raise BudgetError(error.what, code=error.code, cause=error.cause, fix=fix) from error
     except MidstreamError as error:
-        run.set_status("failed", str(error))
-        if isinstance(error, RefusedError):
-            fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
-            raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
-        if error.code in ("all-rollouts-failed", "no-results"):
+        spent = isinstance(error, BudgetError)
+        run.set_status("interrupted" if spent else "failed", error.what if spent else str(error))
+        root, fix = shlex.quote(str(run.root)), error.fix
+        if spent:
+            fix = f"midstream resume {root} {fix}; what is done: midstream show {root}"
+        elif isinstance(error, RefusedError):
+            fix += f"; where no setting changes, then: midstream resume {root}"
+        elif error.code in ("all-rollouts-failed", "no-results"):
             own = ", or the same command with another --out if a component of your own changes" * bool(run.info().own)
-            fix = f"{error.fix}; then: midstream resume {shlex.quote(str(run.root))}{own}"
-            raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
-        raise
+            fix += f"; then: midstream resume {root}{own}"
+        if fix == error.fix:
+            raise
+        raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

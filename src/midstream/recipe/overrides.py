@@ -212,7 +212,8 @@ def _parsed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
-        table = _with_learner(table, learner)
+        chosen: Any = config_class("learner", learner)
+        table = chosen.chosen(table, learner)
     table = with_settings(table, _settings(changes))
     if engine and not _asks(table, engine):
         check(parse_recipe(table))  # a misspelt type or engine is reported as such
@@ -257,16 +258,6 @@ def _asks(table: Table, engine: str) -> bool:
     return any(names(table.get(key)) for key in ("agent", "tools", "serve"))
 
 
-def _with_learner(table: Table, name: str) -> Table:
-    """Return the table with the learner registered as `name`. Raises `UsageError` for an unknown one."""
-    known = registered("learner")
-    if name not in known:
-        fix = f"{did_you_mean(name, known)}name one of: {', '.join(known)}"
-        raise UsageError(f"there is no learner {name!r}", code="unknown-name", fix=fix)
-    learner: Any = config_class("learner", name)
-    return learner.chosen(table, name)
-
-
 def _frozen_agent(table: Table, source: Source) -> Table:
     """The table of an agent that learns nothing; the agent of a lesson run gets the lesson set of its run.
 
@@ -308,12 +299,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
 def _benchmark_set(text: str) -> Table:
     """The set of `NAME` or `NAME=FILE`."""
     name, sign, path = text.partition("=")
-    if not name.strip() or (sign and not path.strip()):
-        raise UsageError(
-            f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
-            code="empty-value",
-            fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=FILE; midstream list benchmarks has all",
-        )
     source = {"type": "benchmark", "name": name}
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
