@@ -46,7 +46,8 @@ from midstream.core.trajectory import (
 from midstream.evaluation.run import Summary
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
-from midstream.recipe.overrides import changed_recipe, run_recipe
+from midstream.recipe.inputs import run_recipe
+from midstream.recipe.overrides import changed_recipe
 from midstream.rollout import Group
 from midstream.runs import Journal, RunDirectory
 from midstream.runs.files import encode_record
@@ -156,7 +157,7 @@ def make_evaluations(root: Path, size: int, port: int) -> list[Task]:
 
     with suppress(KeyboardInterrupt):
         api.evaluate(
-            str(recipe), root / "under-way", task_files=[str(root / "test.jsonl")], temperature=0.0, listener=stop
+            str(recipe), out=root / "under-way", task_files=[str(root / "test.jsonl")], temperature=0.0, listener=stop
         )
     build = Build(run_recipe(RunDirectory.open(root / "under-way")))
     tasks = list(build.set_tasks(build.recipe.evaluation.sets[0]))

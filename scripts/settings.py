@@ -29,7 +29,7 @@ from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.agents.prompted import ModuleConfig
 from midstream.components.component import Stage, TasksConfig
-from midstream.components.kinds import COMPONENTS, GROUP, config_class
+from midstream.components.kinds import COMPONENTS, config_class
 from midstream.core.schedule import Schedule
 from midstream.core.trajectory import Sampling
 from midstream.evaluation.settings import EvaluationConfig, SetConfig
@@ -108,7 +108,11 @@ def documents() -> dict[Path, dict[str, type[BaseModel]]]:
     """The tables of each document, by the title of their section."""
     tables = {ROOT / "docs" / "recipes.md": TABLES}
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        points = tomllib.loads(path.read_text(encoding="utf-8"))["project"].get("entry-points", {}).get(GROUP, {})
+        points = (
+            tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+            .get("entry-points", {})
+            .get("midstream.components", {})
+        )
         parts = [name.partition(".") for name in points]
         own: dict[str, Any] = {f"{kind}: `{name}`": config_class(kind, name) for kind, _, name in parts}  # type: ignore[arg-type]
         tables[path.with_name("README.md")] = own | OF_PLUGINS.get(path.parent.name, {})

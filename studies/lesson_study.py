@@ -82,7 +82,7 @@ class LessonStudy:
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
             self.report(f"{name}: learning, unless that is done")
-            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
+            self._runs[name] = api.train(recipe, out=self.root / name, exist_ok=True).directory
         return self._runs[name]
 
     def worth(self, run: RunDirectory, domain: str = "") -> tuple[float, float] | None:

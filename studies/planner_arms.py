@@ -33,7 +33,7 @@ from midstream.core.text_file import read_toml
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, evaluate
 from midstream.evaluation.settings import SetConfig, result_name, sampling_name
-from midstream.process import event_loop
+from midstream.process import event_loop, load_weights
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.files import merge, read_table, with_overrides
@@ -108,7 +108,7 @@ class Study:
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
             self.report(f"{name}: training, unless that is done")
-            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
+            self._runs[name] = api.train(recipe, out=self.root / name, exist_ok=True).directory
         return self._runs[name]
 
     @property
@@ -272,7 +272,7 @@ def _evaluate(
     build = Build(recipe)
     with event_loop(build) as run_coroutine:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
-            api.load_weights(build, run, run_coroutine)
+            load_weights(build, run, run_coroutine)
             learner = build.policy.learner
             if condition.before and learner.reference is not None:
                 learner.model.load_state_dict(learner.reference.state_dict())

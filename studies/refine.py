@@ -32,7 +32,7 @@ from midstream.evaluation.settings import result_name
 from midstream.process import event_loop
 from midstream.recipe.build import Build
 from midstream.recipe.check import set_reward
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.inputs import run_recipe
 from midstream.report.draw import plain_table
 from midstream.report.numbers import counted, gains, percent
 from midstream.rewards.votes import answer_key

@@ -72,7 +72,7 @@ class Runs:
         """The finished run of a way, made now if it was not; `both` needs that of `lessons` first."""
         lesson_set = self.run("lessons", world) if way == "both" else None
         out = self.root / f"{way}-{world}-s{self.seed}"
-        return api.train(self.recipe(way, world, lesson_set), out, exist_ok=True)
+        return api.train(self.recipe(way, world, lesson_set), out=out, exist_ok=True).directory
 
 
 WAYS = ("lessons", "weights", "both")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream import api
+from midstream import api, process
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunLoads, RunStarted, StepFinished
 from midstream.process import event_loop
@@ -28,7 +28,7 @@ def trained(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """A run of one step, and its events."""
     events: list[object] = []
     root = tmp_path_factory.mktemp("api") / "run"
-    run = api.train(changed_recipe(str(ten_steps), overrides=SHORT), root, listener=events.append)
+    run = api.train(changed_recipe(str(ten_steps), overrides=SHORT), out=root, listener=events.append).directory
     return run, events
 
 
@@ -49,13 +49,13 @@ def test_a_finished_run_of_the_same_recipe_is_returned_and_another_is_refused(tr
     run, _ = trained
     before = run.status()
     same = changed_recipe(str(ten_steps), overrides=SHORT)
-    assert api.train(same, run.root, exist_ok=True).status() == before
-    assert api.resume(run).status() == before
+    assert api.train(same, out=run.root, exist_ok=True).directory.status() == before
+    assert api.resume(run).directory.status() == before
     with pytest.raises(UsageError) as caught:
-        api.train(same, run.root)
+        api.train(same, out=run.root, exist_ok=False)
     assert caught.value.code == "run-exists"
     with pytest.raises(UsageError) as caught:
-        api.train(changed_recipe(str(ten_steps), overrides=SHORT, seed=9), run.root, exist_ok=True)
+        api.train(changed_recipe(str(ten_steps), overrides=SHORT, seed=9), out=run.root, exist_ok=True)
     assert caught.value.code == "run-exists"
 
 
@@ -72,22 +72,24 @@ def test_a_training_run_resumes_as_it_began(trained, changes, code):
 def test_a_finished_training_run_stays_finished_whatever_its_limits(trained):
     run, _ = trained
     before = run.status()
-    assert api.resume(run, overrides=["budget.rollouts=1"]).status() == before
+    assert api.resume(run, overrides=["budget.rollouts=1"]).directory.status() == before
 
 
 def test_an_evaluation_is_kept_and_its_settings_are_arguments(trained, tmp_path):
     run, _ = trained
     events: list[object] = []
     overrides = ["evaluation.temperatures=[0.0]"]
-    evaluated = api.evaluate(run, tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append)
+    evaluated = api.evaluate(
+        run, out=tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append
+    ).directory
     [result] = evaluated.evaluations.read()
     assert (result.tasks, result.trials, result.step) == (2, 2, 1)
     assert [event for event in events if isinstance(event, EvaluationFinished)] == [EvaluationFinished(result)]
     events.clear()
-    api.evaluate(str(run.root), tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append)
+    api.evaluate(str(run.root), out=tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append)
     assert events == []  # finished: nothing runs again
     with pytest.raises(UsageError) as caught:
-        api.evaluate(run, tmp_path / "e", count=3, trials=2, overrides=overrides)
+        api.evaluate(run, out=tmp_path / "e", count=3, trials=2, overrides=overrides)
     assert caught.value.code == "run-exists"
     with pytest.raises(UsageError) as caught:
         api.evaluate(evaluated.root)
@@ -106,35 +108,20 @@ def test_evaluations_are_compared_and_those_without_a_common_set_are_refused(tra
     assert names == [str(run.root), f"{run.root} again"]
 
 
-def test_in_a_running_event_loop_the_functions_want_a_thread_and_leave_nothing_behind(trained, ten_steps, tmp_path):
-    run, _ = trained
-    question = "What is 45 plus 17 ?"
-
-    async def notebook() -> None:
-        for call in (
-            lambda: api.solve(question, run),
-            lambda: api.evaluate(run, tmp_path / "e"),
-            lambda: api.train(changed_recipe(str(ten_steps), overrides=SHORT), tmp_path / "t"),
-        ):
-            with pytest.raises(UsageError) as caught:
-                call()
-            assert caught.value.code == "event-loop-running"
-        solved = await asyncio.to_thread(api.solve, question, run, listener=lambda event: None)
-        assert solved.status == "ok"
-
-    asyncio.run(notebook())
-    assert list(tmp_path.iterdir()) == []
+def test_an_argument_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="'trails'"):
+        api.evaluate("direct", trails=2)  # type: ignore[call-arg]
 
 
 def test_a_question_is_answered_by_a_runs_planner(trained):
     run, _ = trained
-    trajectory = api.solve("What is 45 plus 17 ?", run, listener=lambda event: None)
+    trajectory = api.solve(run, "What is 45 plus 17 ?", listener=lambda event: None)
     assert (trajectory.status, trajectory.gold, trajectory.reward) == ("ok", None, None)
     with pytest.raises(UsageError) as caught:
-        api.solve(" ", run)
+        api.solve(run, " ")
     assert caught.value.code == "empty-value"
     with pytest.raises(UsageError) as caught:
-        api.solve("What is 45 plus 17 ?", "flow-grpo-tiny")
+        api.solve("flow-grpo-tiny", "What is 45 plus 17 ?")
     assert caught.value.code == "untrained"
 
 
@@ -152,10 +139,10 @@ def test_servers_answer_before_a_runs_weights_are_loaded_onto_them(trained, tmp_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "served", served)
-    monkeypatch.setattr(api, "load_weights", load_weights)
+    monkeypatch.setattr(process, "load_weights", load_weights)
     run, _ = trained
     with pytest.raises(KeyboardInterrupt):
-        api.solve("What is 45 plus 17 ?", run) if work == "solve" else api.evaluate(run, tmp_path / "out")
+        api.solve(run, "What is 45 plus 17 ?") if work == "solve" else api.evaluate(run, out=tmp_path / "out").directory
     assert began == ["servers", "weights"]
 
 
@@ -192,7 +179,7 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
 
     monkeypatch.setattr(api, "write_report", fail)
     with pytest.raises(MidstreamError):
-        api.train(changed_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), tmp_path / "run")
+        api.train(changed_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), out=tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], "it broke" in status["message"]) == ("failed", True)
 
@@ -200,7 +187,7 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
 def test_a_lesson_run_without_updates_has_finished_zero_of_them(tmp_path):
     small = [f"{key}={value}" for key, value in LESSONS_TABLE.items()]
     changes = [*small, "budget.updates=0", "evaluation.sets=[]"]
-    run = api.train(load_recipe("lessons-simulated", changes), tmp_path / "run")
+    run = api.train(load_recipe("lessons-simulated", changes), out=tmp_path / "run").directory
     assert (run.status().state, run.status().step) == ("finished", 0)
     more = ["budget.updates=1"]
-    assert api.resume(run, overrides=more).status().step == 1, "a limit ended it: it continues with another"
+    assert api.resume(run, overrides=more).directory.status().step == 1, "a limit ended it: it continues with another"

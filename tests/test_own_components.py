@@ -109,7 +109,7 @@ def write(place: Path, source: str) -> str:
 
 
 def test_every_kind_from_a_file(place: Path):
-    run = api.evaluate(table("mine.py"), "run")
+    run = api.evaluate(table("mine.py"), out="run").directory
     [result] = run.evaluations.read()
     assert (result.success, result.errors) == (1.0, 0)
     recorded = {own.name_of(component.reference) for component in run.info().own}
@@ -122,12 +122,12 @@ def test_every_kind_from_a_file(place: Path):
 
 
 def test_a_run_is_resumed_from_another_directory_and_without_the_file(place: Path, monkeypatch: pytest.MonkeyPatch):
-    run = api.evaluate(table("mine.py"), place / "run")
+    run = api.evaluate(table("mine.py"), out=place / "run").directory
     run.set_status("interrupted")
     elsewhere = place / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert api.resume(place / "run").status().state == "finished"
+    assert api.resume(place / "run").directory.status().state == "finished"
     (place / "mine.py").unlink()
     run.set_status("interrupted")
     shutil.move(place / "run", elsewhere / "moved")
@@ -135,14 +135,14 @@ def test_a_run_is_resumed_from_another_directory_and_without_the_file(place: Pat
         api.resume("moved")
     monkeypatch.setenv(own.TRUST, "1")
     heard: list[Any] = []
-    assert api.resume("moved", listener=heard.append).status().state == "finished"
+    assert api.resume("moved", listener=heard.append).directory.status().state == "finished"
     assert any("the run's copy is used" in event.text for event in heard if isinstance(event, Note))
 
 
 @pytest.fixture
 def evil(place: Path) -> Path:
     """A run of others: its copy of the code was altered to write a file when it is imported."""
-    run = api.evaluate(table("mine.py"), "run")
+    run = api.evaluate(table("mine.py"), out="run").directory
     run.set_status("interrupted")
     (place / "mine.py").unlink()
     [copy] = run.own_dir.rglob("*.py")
@@ -182,7 +182,7 @@ def test_a_module_in_a_run_needs_trust_by_its_name_too(evil: Path, monkeypatch: 
 
 
 def test_changed_code_is_refused_before_it_is_imported(place: Path):
-    run = api.evaluate(table("mine.py"), "run")
+    run = api.evaluate(table("mine.py"), out="run").directory
     run.set_status("interrupted")
     (place / "mine.py").write_text(f"open({str(place / 'ran')!r}, 'w').close()\n{MINE}")
     with raises("inputs-changed", "mine.py:agent"):
@@ -216,7 +216,7 @@ def test_paths_are_relative_to_the_recipe(place: Path, monkeypatch: pytest.Monke
     assert other["agent"]["executor"]["prompt_file"] == "here.md", "which the working directory alone has"
     (place / "base" / "base.toml").write_text("")
 
-    run = api.evaluate(Path("mine/mine.toml"), place / "mine/runs/first")
+    run = api.evaluate(Path("mine/mine.toml"), out=place / "mine/runs/first").directory
     assert run.evaluations.read()[0].success == 1.0
 
 
@@ -224,9 +224,9 @@ def test_a_reward_that_has_scored_nothing_may_be_corrected(place: Path):
     made = table("mine.py") | {"reward": {"type": f"{write(place, 'def fn(answer): return 1 / 0')}:fn"}}
     made["evaluation"] = {"sets": [{"name": "test", "split": "test"}], "temperatures": [1.0], "trials": 5}
     with pytest.raises(RepeatedError, check=coded("reward-failed", "last 5", "ZeroDivisionError")):
-        api.evaluate(made, "run")
+        api.evaluate(made, out="run")
     write(place, "def fn(answer): return True")
-    run = api.resume("run")
+    run = api.resume("run").directory
     [result] = run.evaluations.read()
     assert (result.success, result.errors) == (1.0, 0)
     [changed] = [part for part in run.info().own if part.reference.endswith("bad.py:fn")]
@@ -240,7 +240,7 @@ def test_a_reward_that_has_scored_nothing_may_be_corrected(place: Path):
 def test_only_the_named_file_is_copied(place: Path):
     (place / "mine.py").write_text(MINE + "def score(answer):\n    import near_mine\n    return 1.0\n")
     (place / "near_mine.py").write_text("KEY = 'sk-secret'\n")
-    run = api.evaluate(table("mine.py") | {"reward": {"type": "mine.py:score"}}, "run")
+    run = api.evaluate(table("mine.py") | {"reward": {"type": "mine.py:score"}}, out="run").directory
     assert [path.name for path in run.own_dir.rglob("*.py")] == ["mine.py"]
 
 
@@ -275,7 +275,7 @@ def test_every_kind_from_an_installed_package(package: Path, capsys: pytest.Capt
     for kind in ("tasks", "reward", "agent"):
         named[kind]["type"] = f"own_{kind}"
     named["engines"]["model"]["type"], named["tools"]["add"]["type"] = "own_engine", "own_tool"
-    run = api.evaluate(named, "run")
+    run = api.evaluate(named, out="run").directory
     assert run.evaluations.read()[0].success == 1.0
     assert {component.reference for component in run.info().own} == {
         f"my_package:{name}" for name in ("questions", "close", "agent", "model", "add")
@@ -314,7 +314,7 @@ def test_objects_of_a_program(place: Path):
 
     kept = {"type": own.reference_of(explained), "engine": "model"}
     made = table("mine.py") | {"agent": kept, "reward": {"type": own.reference_of(lambda answer, gold: answer == gold)}}
-    run = api.evaluate(made, "run")
+    run = api.evaluate(made, out="run").directory
     assert run.evaluations.read()[0].success == 1.0
     del own._live[kept["type"]]  # another program
     run.set_status("interrupted")
@@ -342,21 +342,21 @@ def test_an_agent_needs_no_tools(place: Path):
 def test_a_limit_in_dollars_needs_the_price_of_a_function(place: Path):
     made = table("mine.py") | {"budget": {"cost_usd": 2.0}}
     with raises("setting-conflict", "engines.model", "has no price"):
-        api.evaluate(made, "run")
+        api.evaluate(made, out="run")
     made["agent"]["tries"], made["engines"]["model"]["price_prompt_usd"] = 0, 1e6
-    run = api.evaluate(made | {"budget": {"cost_usd": 1000.0}}, "run")
+    run = api.evaluate(made | {"budget": {"cost_usd": 1000.0}}, out="run").directory
     [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
     [call] = trajectory.calls
     assert call.usage.cost_usd == call.usage.prompt_tokens > 0
     made["engines"]["model"]["price_prompt_usd"] = 0.0
-    assert api.evaluate(made, "free").status().state == "finished"
+    assert api.evaluate(made, out="free").directory.status().state == "finished"
 
 
 def test_an_agent_asks_several_models_at_once(place: Path):
     made = table("mine.py")
     made["engines"]["big"] = {"type": "mine.py:model", "off_by": 0}
     made["agent"]["engines"] = {"critic": "big"}
-    run = api.evaluate(made, "run")
+    run = api.evaluate(made, out="run").directory
     [trajectory, *_] = evaluated_trajectories(run, run.evaluations.read()[0])
     assert [(call.role, call.engine) for call in trajectory.calls] == [("policy", "model"), ("critic", "big")]
     source = (
@@ -501,7 +501,7 @@ def test_an_agent_of_your_own_is_trained_with_its_advantage_and_loss(place: Path
         },
         "evaluation": {"validation": {"name": "validation", "split": "validation", "count": 2}},
     }  # fmt: skip
-    run = api.train(parse_recipe(made), "run")
+    run = api.train(parse_recipe(made), out="run").directory
     steps = run.metrics.read()
     assert [step.rows for step in steps] == [24, 24]  # two calls of each of twelve trajectories
     assert all(step.grad_norm > 0 for step in steps)
@@ -574,7 +574,7 @@ def test_a_reward_that_is_no_reward_is_an_error_and_never_0(value: str, empty: b
     source = f"import midstream as ms\ndef fn(answer): return {value if empty else f'{value} if answer else 1 / 0'}\n"
     made = table("mine.py") | {"reward": {"type": f"{write(place, source)}:fn"}}
     with raises("reward-out-of-range" if empty else "no-results", "reward 'fn'"):
-        api.evaluate(made, "run")
+        api.evaluate(made, out="run")
     assert (place / "run").exists() != empty
 
 
@@ -585,16 +585,16 @@ def test_the_fix_for_a_reward_of_your_own_that_fails_can_be_followed(place: Path
     bad = write(place, "def bad(answer): return float('nan') if answer else 0")
     made = table("mine.py") | {"reward": {"type": f"{bad}:bad"}}
     with raises("no-results", "reward 'bad' returned nan", "midstream resume run,", "another --out"):
-        api.evaluate(made, "run")
+        api.evaluate(made, out="run")
 
 
 def test_a_recording_holds_where_the_file_lies_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch):
-    first = api.evaluate(table("mine.py"), "run", record=place / "tape")
+    first = api.evaluate(table("mine.py"), out="run", record=place / "tape").directory
     other = place / "other"
     other.mkdir()
     os.rename(place / "mine.py", other / "mine.py")
     monkeypatch.chdir(other)
-    again = api.evaluate(table("mine.py"), "run", replay=place / "tape")
+    again = api.evaluate(table("mine.py"), out="run", replay=place / "tape").directory
     assert [part.evaluations.read()[0].success for part in (first, again)] == [1.0, 1.0]
     assert isinstance(again, RunDirectory)
 
@@ -603,7 +603,7 @@ def test_a_recording_of_other_data_is_not_replayed(place: Path):
     def looked_up(directory: str, **tape: Any) -> RunDirectory:
         made = table("mine.py")
         made["tools"]["add"] = {"type": f"{write(place, LOOK)}:Look", "path": f"{directory}/index"}
-        return api.evaluate(made, f"{directory}-{next(iter(tape))}", **tape)
+        return api.evaluate(made, out=f"{directory}-{next(iter(tape))}", **tape).directory
 
     for name in ("c1", "c2"):
         (place / name).mkdir()

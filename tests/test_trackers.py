@@ -173,7 +173,7 @@ def test_names_may_have_spaces_between_them():
 )
 def test_what_is_no_tracker_is_refused_before_the_run_begins(track, code, tmp_path):
     with pytest.raises(MidstreamError, check=coded(code)):
-        api.train("lessons-simulated", tmp_path / "run", track=track)
+        api.train("lessons-simulated", out=tmp_path / "run", track=track)
     assert not (tmp_path / "run").exists()
 
 
@@ -193,7 +193,7 @@ def test_a_lesson_run_and_an_evaluation_are_tracked(tmp_path):
     tracker, overrides = Recorder(), [f"{key}={value}" for key, value in TINY.items()]
     events: list[RunEvent] = []
     recipe = changed_recipe("lessons-simulated", overrides=overrides)
-    run = api.train(recipe, tmp_path / "run", track=[tracker], listener=events.append)
+    run = api.train(recipe, out=tmp_path / "run", track=[tracker], listener=events.append).directory
     updates = read_updates(run)
     assert tracker.logged("lessons/reward_mean") == [
         (place, record.event.reward_mean) for place, record in enumerate(updates, 1)
@@ -204,7 +204,7 @@ def test_a_lesson_run_and_an_evaluation_are_tracked(tmp_path):
     spent = [event.spent.calls for event in events if isinstance(event, BudgetSpent)]
     assert max(calls for _, calls in tracker.logged("spent/calls")) == spent[-1]
     evaluated = Recorder()
-    api.evaluate("lessons-simulated", tmp_path / "e", count=2, track=[evaluated], listener=events.append)
+    api.evaluate("lessons-simulated", out=tmp_path / "e", count=2, track=[evaluated], listener=events.append)
     assert [call[0] for call in evaluated.calls] == ["start", "log", "finish"]
 
 

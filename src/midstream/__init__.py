@@ -22,6 +22,7 @@ from midstream.core.version import __version__ as __version__
 # Names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
     "core.engine": "Engine",
+    "api": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume solve train",
     "core.errors": "InfrastructureError MidstreamError UsageError",
     "core.tool": "Tool ToolResult",
     "core.task": "Task",
@@ -31,8 +32,6 @@ _NAMES = {
     "report.comparison": "Comparison",
     "interface.results": "Run",
     "interface.tasks": "Tasks tasks",
-    "interface.work": "aevaluate alearn_lessons aresume asolve atrain compare evaluate learn_lessons resume "
-    "solve train",
     "rewards.own": "reward",
     "tools.function": "tool",
 }
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
     from midstream.report.comparison import Comparison as Comparison
     from midstream.interface.results import Run as Run
     from midstream.interface.tasks import Tasks as Tasks, tasks as tasks
-    from midstream.interface.work import (
+    from midstream.api import (
         aevaluate as aevaluate, alearn_lessons as alearn_lessons, aresume as aresume, asolve as asolve,
         atrain as atrain, compare as compare, evaluate as evaluate, learn_lessons as learn_lessons,
         resume as resume, solve as solve, train as train,

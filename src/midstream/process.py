@@ -1,4 +1,4 @@
-"""The process that a run is in: its event loop, what stops it, its threads, its status when it ends."""
+"""What all work shares: its event loop or thread, what stops it, its build and budget, its status when it ends."""
 
 from __future__ import annotations
 
@@ -7,20 +7,56 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
-from typing import Any
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
-from midstream.core.errors import BudgetError, MidstreamError, RefusedError, UsageError
-from midstream.core.threads import in_event_loop
+from midstream.components import own
+from midstream.components.component import EngineConfig
+from midstream.components.own import refuse_while_importing
+from midstream.core.errors import BudgetError, MidstreamError, RecipeError, RefusedError, RunError
+from midstream.core.events import AgentBuilt, Listener, Note, RunLoads, Work
+from midstream.core.threads import in_event_loop, start_thread
 from midstream.engines.local.settings import require_torch
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, prompt_notes, unset_keys
+from midstream.recipe.inputs import check_inputs
+from midstream.recipe.lessons import unproven
 from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
+from midstream.runs.budget import Budget, BudgetConfig
+from midstream.trackers import Track
 
-RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+Running: TypeAlias = Coroutine[Any, Any, T]
+Place = str | os.PathLike[str]
+
+
+class RunCoroutine(Protocol):
+    """Runs a coroutine in the event loop of `event_loop`, and returns its result."""
+
+    def __call__(self, coroutine: Running[T]) -> T:
+        """Run it."""
+        ...
+
+
+class WorkOptions(TypedDict, total=False):
+    """Arguments of all work; see `midstream.api`."""
+
+    record: Place | None
+    replay: Place | None
+    listener: Listener | None
+
+
+class RunOptions(WorkOptions, total=False):
+    """Arguments of work that leaves a run directory."""
+
+    track: Track
+    quiet: bool
 
 
 class Stop:
@@ -29,7 +65,7 @@ class Stop:
     def __init__(self) -> None:
         self._asked = ""  # by what
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
 
     def __call__(self, by: str = "Ctrl-C") -> None:
         """Stop the work, or refuse it if it has not begun."""
@@ -38,13 +74,13 @@ class Stop:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def on_signal(self, *_: Any) -> None:
+    def on_signal(self, *_: object) -> None:
         """Handle SIGTERM: outside of a coroutine, and at the second one, the work ends at once."""
         if self._asked or self._task is None:
             raise KeyboardInterrupt("stopped by SIGTERM")
         self("SIGTERM")
 
-    async def around(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def around(self, coroutine: Running[T]) -> T:
         """The result of `coroutine`. Raises `KeyboardInterrupt` if it is stopped."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
@@ -87,28 +123,72 @@ def _stopped_by_sigterm(stop: Stop) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def allow_event_loop(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the function be called where an event loop runs, as in a notebook: it then runs in a new thread."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(function.__name__)
+        if not in_event_loop():
+            return function(*args, **kwargs)
+        done, stop = _start(partial(function, *args, **kwargs))
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            stop()
+            return done.result()  # raises KeyboardInterrupt again, once the run is left in order
+
+    return call
+
+
+def make_async(function: Callable[P, T]) -> Callable[P, Running[T]]:
+    """Return the form to await of a function with `allow_event_loop`."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_while_importing(call.__name__)
+        done, stop = _start(partial(function.__wrapped__, *args, **kwargs))  # type: ignore[attr-defined]
+        result = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            stop()
+            await asyncio.wait([result])
+            result.exception()  # it is KeyboardInterrupt, or the run ended at this moment
+            raise
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    call.__doc__ = f"`{function.__name__}`, awaited; cancelling it interrupts the run."
+    return call
+
+
+def _start(function: Callable[[], T]) -> tuple[Future[T], Stop]:
+    """Start the function in a thread; return its future, and the `Stop` that interrupts it."""
+    stop = Stop()
+
+    def work() -> T:
+        with stopped_by(stop):
+            return function()
+
+    return start_thread(work, "midstream"), stop
+
+
 @contextmanager
 def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
 
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    and SIGTERM take effect at once, inside only at the next await. Raises `UsageError` if this thread runs a loop.
+    and SIGTERM take effect at once, inside only at the next await.
     """
-    if in_event_loop():
-        raise UsageError(
-            "this thread already runs an event loop, as a notebook does",
-            code="event-loop-running",
-            fix='call the function in a thread, e.g. await asyncio.to_thread(api.train, "mine.toml", "runs/mine")',
-        )
 
-    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
+    async def wait_for(tasks: Collection[asyncio.Task[object]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     use_threads(build.recipe, learns=False)
     stop = _stop.get() or Stop()
     with asyncio.Runner() as runner, _stopped_by_sigterm(stop):
 
-        def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        def run(coroutine: Running[T]) -> T:
             try:
                 return runner.run(stop.around(coroutine))
             except BaseException:
@@ -157,18 +237,126 @@ def status_on_failure(run: RunDirectory) -> Iterator[None]:
         run.set_status("interrupted", str(error) or "stopped by Ctrl-C")
         error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
         raise
-    except BudgetError as error:
-        run.set_status("interrupted", error.what)
-        root = shlex.quote(str(run.root))
-        fix = f"midstream resume {root} {error.fix}; what is done: midstream show {root}"
-        raise BudgetError(error.what, code=error.code, cause=error.cause, fix=fix) from error
     except MidstreamError as error:
-        run.set_status("failed", str(error))
-        if isinstance(error, RefusedError):
-            fix = f"{error.fix}; where no setting changes, then: midstream resume {shlex.quote(str(run.root))}"
-            raise RefusedError(error.what, code=error.code, cause=error.cause, fix=fix) from error
-        if error.code in ("all-rollouts-failed", "no-results"):
+        spent = isinstance(error, BudgetError)
+        run.set_status("interrupted" if spent else "failed", error.what if spent else str(error))
+        root, fix = shlex.quote(str(run.root)), error.fix
+        if spent:
+            fix = f"midstream resume {root} {fix}; what is done: midstream show {root}"
+        elif isinstance(error, RefusedError):
+            fix += f"; where no setting changes, then: midstream resume {root}"
+        elif error.code in ("all-rollouts-failed", "no-results"):
             own = ", or the same command with another --out if a component of your own changes" * bool(run.info().own)
-            fix = f"{error.fix}; then: midstream resume {shlex.quote(str(run.root))}{own}"
-            raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
-        raise
+            fix += f"; then: midstream resume {root}{own}"
+        if fix == error.fix:
+            raise
+        raise type(error)(error.what, code=error.code, cause=error.cause, fix=fix) from error
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def build_for(recipe: Recipe, options: WorkOptions, **more: Any) -> Build:
+    """The build of a run; `more` are other arguments of `Build`."""
+    record, replay = (Path(place) if place else None for place in map(options.get, ("record", "replay")))
+    return Build(recipe, **{"budget": budget_of(recipe), "record": record, "replay": replay, **more})
+
+
+def budget_of(recipe: Recipe) -> Budget | None:
+    """The budget of a run; None without limits: its requests are then not counted."""
+    limits = recipe.budget or BudgetConfig()
+    # What a lesson run used is on record, also without a limit.
+    return Budget(limits) if limits.limits or recipe.lessons is not None else None
+
+
+@contextmanager
+def open_budget(run: RunDirectory, budget: Budget | None) -> Iterator[None]:
+    """Have `budget` count on from what the run has used before."""
+    if budget is None:
+        yield
+        return
+    budget.open(run.ledger_dir / "spent.jsonl")
+    with closing(budget):
+        yield
+
+
+def begin_work(
+    run: RunDirectory,
+    build: Build,
+    listener: Listener,
+    *,
+    tasks: Mapping[str, str] | None = None,
+    checkpoint: str | None = None,
+) -> None:
+    """Check that a run's inputs are those that it began with, as `check_inputs`, and emit its first events."""
+    check_inputs(run, build, tasks, checkpoint)
+    for path in dict.fromkeys(map(own.file_of, own.references(build.resolved))):
+        if path is not None and path.is_relative_to(run.own_dir.resolve()):
+            listener(Note(f"{path.name} is gone from its place; the run's copy is used: {path}"))
+    announce(run.info().kind, build, listener)
+    asked = run.info().evaluation
+    check_proven(build, checkpoint if checkpoint and asked and asked.step else "", listener)
+
+
+def load_weights(build: Build, run: RunDirectory, run_coroutine: RunCoroutine, *, step: int | None = None) -> int:
+    """Have the planner of `build` sample from the run's checkpoint of `step`, or from its newest good one.
+
+    `run_coroutine` is that of `event_loop(build)`. Returns the step of the checkpoint.
+    """
+    use_threads(build.recipe, learns=True)
+    from midstream.training.session import load_policy
+
+    found = None
+    if step is None or step in run.checkpoints.steps():
+        found = load_policy(build.policy.learner, run, max_step=step)
+    if found is None or step not in (None, found):
+        there = ", ".join(f"{run.root}@{saved}" for saved in run.checkpoints.steps())
+        raise RunError(
+            f"{run.root} has no checkpoint of step {step}",
+            code="no-checkpoint",
+            cause="a run keeps its newest checkpoints only",
+            fix=f"evaluate one that is there, with another --out: {there or 'none'}",
+        )
+    run_coroutine(build.policy.publish(found))
+    return found
+
+
+def weights_digest(run: RunDirectory | None, step: int | None) -> str:
+    """The digest of the checkpoint of `step`; "" without a run and of step 0, the weights that a recipe begins with."""
+    return run.checkpoints.digest(step) if run is not None and step else ""
+
+
+def check_proven(build: Build, weights: str, listener: Listener) -> None:
+    """Warn if no test has accepted the agent's lesson set; `weights` is the digest of its checkpoint, or ""."""
+    lesson_set = build.resolved["agent"].get("lessons")
+    if lesson_set is not None and (warning := unproven(lesson_set, build.resolved, weights)):
+        listener(Note(warning))
+
+
+def emit_loads(recipe: Recipe, root: Path, listener: Listener, *, learns: bool) -> None:
+    """Emit what the run is about to load, before PyTorch's import leaves the screen empty for seconds."""
+    engines = (engine.config for engine in recipe.engines.values())
+    pytorch = learns or any(isinstance(config, EngineConfig) and config.in_process for config in engines)
+    listener(RunLoads(recipe=recipe.name, directory=str(root), pytorch=pytorch))
+
+
+def require_keys(build: Build) -> None:
+    """Raise `RecipeError` if a hosted server that is asked wants a key that is not set."""
+    for engine, variable in unset_keys(build).items():
+        raise RecipeError(
+            f"{variable} is not set: engines.{engine} asks {build.recipe.engines[engine].table()['base_url']}",
+            code="key-not-set",
+            cause="this server requires a key",
+            fix=f"export {variable}=<your key>; or a model on this machine: --provider ollama --model NAME",
+        )
+
+
+def announce(work: Work, build: Build, listener: Listener) -> None:
+    """Emit that the agent is built, and what to know about its prompt files."""
+    replay = str(build.replay) if build.replay else ""
+    listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
+    for name, simulated in build.recipe.simulated.items():
+        if simulated.everywhere:
+            listener(Note(f"{name} is simulated in evaluations too, by what knows the gold answers (simulated.{name})"))
+    for note in prompt_notes(build.recipe):
+        listener(Note(note))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -27,12 +27,16 @@ from midstream.gateway.server import Gateway, now
 from midstream.gateway.session import SessionSettings
 from midstream.gateway.settings import ServeConfig
 from midstream.lessons.feedback import FilteredAgent
+from midstream.process import announce, budget_of, event_loop, open_budget, require_keys
+from midstream.recipe.build import Build
+from midstream.recipe.inputs import create_run
 from midstream.recipe.overrides import AgentChanges, LearningChanges, changed_recipe
 from midstream.recipe.schema import Recipe, parse_recipe
+from midstream.recipe.serving import served
 from midstream.recipe.sessions import refuse_strategy
 from midstream.report.progress import print_warnings
 from midstream.rollout import Environment, rollout
-from midstream.runs import RunDirectory, results
+from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.budget import BudgetedAgent
 
 _SHOWN = 200  # characters of a step
@@ -40,7 +44,7 @@ Step = Callable[[str], object]
 
 
 def serve_agent(
-    source: api.Source | Path,
+    source: api.AnyAgent,
     *,
     config: ServeConfig = ServeConfig(),  # noqa: B008  # immutable
     temperature: float | None = None,
@@ -52,7 +56,7 @@ def serve_agent(
     """Answer clients with the agent of a recipe or run.
 
     Args:
-        source: a training or lesson run, or a recipe by name, file or table.
+        source: as `agent` of `api.solve`.
         config: where to listen.
         temperature: as of `api.solve`; so are `unsafe`, `listener` and `changes`.
         ready: called with the address once it answers.
@@ -74,7 +78,7 @@ def serve_training(
     """Train a recipe with an agent that runs elsewhere: its callers get the tasks. Arguments as of `api.train`."""
     recipe = external_recipe(source, config, **changes)
     ready(f"http://{config.host}:{config.port}")
-    return api.train(recipe, out, listener=listener)
+    return api.train(recipe, out=out, exist_ok=False, listener=listener).directory
 
 
 def external_recipe(source: str, config: ServeConfig, **changes: Unpack[LearningChanges]) -> Recipe:
@@ -111,7 +115,20 @@ def serve_sessions(
     A session is scored by its caller's reward, or by the recipe's if its task has an answer; else it has no reward.
     """
     recipe = external_recipe(source, config, **changes).model_copy(update={"training": None})
-    with api.recording(recipe, out, listener=listener) as (run, build, run_coroutine, keep):
+    root = Path(out or api.new_root(recipe.name))
+    build = Build(recipe, budget=budget_of(recipe))
+    with ExitStack() as opened:
+        run_coroutine = opened.enter_context(event_loop(build))
+        opened.enter_context(served(recipe, listener))
+        require_keys(build)
+        announce("evaluation", build, listener)
+        begun = (root / "run.json").exists()
+        run = RunDirectory.open(root) if begun else create_run(root, build, EvaluationInfo())
+        opened.enter_context(run.lock())
+        opened.enter_context(open_budget(run, build.budget))
+        journal = opened.enter_context(closing(Journal(run.results_path)))
+        run.set_status("running")
+        opened.callback(_finish, run)
         environment = build.environment()
         # A caller who gave up does not come back for another attempt.
         once = environment.config.model_copy(update={"max_attempts": 1})
@@ -123,7 +140,7 @@ def serve_sessions(
             async def one(task: Task) -> str:
                 try:
                     [group] = await rollout(environment, [task], seed=derive_seed(recipe.seed, task.id))
-                    keep(group.trajectories)
+                    results.append(journal, "sessions", group.trajectories)
                 except Exception as failure:  # noqa: BLE001  # whatever a caller brought ends only its own session
                     listener(Note(f"session {task.id!r} is lost: {failure!r:.500}"))
                     if isinstance(failure, StorageError) and not full.done():
@@ -143,6 +160,14 @@ def serve_sessions(
         with suppress(KeyboardInterrupt):
             run_coroutine(work())
     return run
+
+
+def _finish(run: RunDirectory) -> None:
+    """Write the sessions in the journal as the part `sessions` of the run."""
+    with run.trajectories.writing("sessions") as write:
+        for result in results.read(run.results_path):
+            write(result.trajectory)
+    run.set_status("finished")
 
 
 class _WithAnswer:

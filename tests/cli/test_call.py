@@ -10,8 +10,6 @@ import pytest
 
 from midstream.cli.call import type_in_words
 from midstream.cli.main import main
-from midstream.core.errors import UsageError
-from midstream.recipe.overrides import chosen_tools
 from support.errors import coded, printed
 from support.llm_server import LLMServer
 
@@ -241,7 +239,7 @@ REFUSED = {
     "an unknown tool": (["browser"], "unknown-tool", "'browser'", "python, base_generator"),
     "no name": ([""], "empty-value", "''", "local_search"),
     "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
-    "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream list tools function"),
+    "a type without its settings": (["function", "a"], "recipe-invalid", "tools.function", "known keys"),
     "no file": (["none.py:f"], "file-not-found", "none.py", "give its absolute path"),
     "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
     "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", '"x"', "shows"),
@@ -271,11 +269,6 @@ REFUSED = {
         "known keys here: model, provider",
     ),
 }
-
-
-def test_a_type_without_its_settings_is_no_tool_that_can_be_named():
-    with pytest.raises(UsageError, check=coded("missing-key", "'function'")):
-        chosen_tools({"python": {}}, "python,function")
 
 
 @pytest.mark.matrix(8)

@@ -87,7 +87,7 @@ def test_a_component_that_cannot_be_imported_is_named(capsys, monkeypatch):
     monkeypatch.setitem(kinds._REGISTRY["tool"], "broken", "no_such_package.tools:Config")
     code, out, err = dry_run(capsys, "--set", "tools.broken={}")
     assert (code, out) == (2, "")
-    assert coded("import-failed", "no_such_package.tools:Config")(printed(err))
+    assert coded("module-not-found", "no_such_package.tools")(printed(err))
 
 
 SET = "evaluation.sets=[{name='test',tasks={type='file',path='q.jsonl'}%s}]"

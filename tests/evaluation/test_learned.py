@@ -116,16 +116,18 @@ def test_eval_sets_learned_tasks_apart_and_compare_leaves_them_out(tmp_path):
         files[name].write_text("\n".join(json.dumps({"question": q, "answer": table[q]}) for q in rows))
     with QuestionServer(table) as server:
         recipe = str(write_recipe(tmp_path, server.base_url, lessons=False))
-        first = api.evaluate(recipe, tmp_path / "first", task_files=[str(files["some"]), str(files["known"])])
+        first = api.evaluate(
+            recipe, out=tmp_path / "first", task_files=[str(files["some"]), str(files["known"])]
+        ).directory
         lessons = lessons_file(tmp_path / "lessons.json", *[f"x-{key}" for key in _ids(first)])
         notes: list[str] = []
         words = {
             "lessons": str(lessons),
             "listener": lambda event: notes.append(event.text) if isinstance(event, Note) else None,
         }
-        other = api.evaluate(recipe, tmp_path / "other", task_files=[str(files["some"])], **words)
-        again = api.evaluate(recipe, tmp_path / "again", task_files=[str(files["some"])], **words)
-        alone = api.evaluate(recipe, tmp_path / "alone", task_files=[str(files["known"])], **words)
+        other = api.evaluate(recipe, out=tmp_path / "other", task_files=[str(files["some"])], **words).directory
+        again = api.evaluate(recipe, out=tmp_path / "again", task_files=[str(files["some"])], **words).directory
+        alone = api.evaluate(recipe, out=tmp_path / "alone", task_files=[str(files["known"])], **words).directory
     assert any("2 tasks of some were learned from" in text for text in notes)
     results = {result.set_name: result for result in other.evaluations.read()}
     assert {name: (result.tasks, bool(result.learned)) for name, result in results.items()} == {

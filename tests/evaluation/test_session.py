@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from midstream.core.agent import RunContext
-from midstream.core.errors import BudgetError, EngineError, InfrastructureError, RunError, StorageError
+from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
 from midstream.core.events import Note, RunEvent, RunFinished
 from midstream.core.trajectory import Action, Call, Trajectory, Turn
 from midstream.evaluation.run import SetEvaluation
-from midstream.evaluation.session import JournalStore, Session, check_unchanged, evaluate_set
+from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.evaluation.settings import SetConfig
 from midstream.rollout import Environment, RolloutConfig
-from midstream.runs import EvaluationInfo, RunDirectory
+from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
-from support.errors import coded
 from support.peak_memory import growth_of_memory
 from support.rollouts import TASKS, StubReward
 
@@ -202,12 +201,3 @@ def test_a_session_begins_makes_its_steps_and_finishes(session, ended, done):
     assert asyncio.run(session.run()) == ended
     assert session.done == done
     assert session.events == [*([Note("spent")] if ended == "spent" else []), RunFinished()]
-
-
-def test_other_tasks_and_other_weights_than_it_began_with_are_refused(tmp_path):
-    began = EvaluationInfo(run="a", step=2, checkpoint="c1", tasks={"test": "6 tasks d1", "more": "1 tasks d2"})
-    directory = RunDirectory.create(tmp_path / "run", collect_info("mine", 0, {}, began), "")
-    check_unchanged(directory, {"test": "6 tasks d1"}, "c1")
-    for tasks, checkpoint in (({"test": "6 tasks d9"}, "c1"), ({"new": "1 tasks d1"}, "c1"), ({}, "c2")):
-        with pytest.raises(RunError, check=coded("inputs-changed", directory.root)):
-            check_unchanged(directory, tasks, checkpoint)

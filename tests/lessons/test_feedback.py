@@ -391,7 +391,7 @@ def test_an_evaluation_is_not_resumed_with_other_votes(tmp_path, votes_at):
         "reward": {"type": "exact_match"},
         "evaluation": {"sets": [{"name": "test", "split": "test", "count": 2}]},
     }
-    run = evaluate(table, tmp_path / "run")
+    run = evaluate(table, out=tmp_path / "run").directory
     run.set_status("interrupted")
     file.add([vote(run="/against/0", lesson="L1", by="person")])  # another vote, the same value
     resume(run)
@@ -407,8 +407,8 @@ def test_lessons_that_vote_in_the_file_of_its_filter_is_resumed(tmp_path, votes_
     path = f'"{tmp_path}/votes.sqlite"'
     changes = {**SMALL, "agent.filter": path, "lessons.feedback.votes": path, "budget.updates": 1}
     run = train(
-        load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), tmp_path / "run"
-    )
+        load_recipe("lessons-simulated", [f"{key}={value}" for key, value in changes.items()]), out=tmp_path / "run"
+    ).directory
     assert any(found.by == "gate" for found in read_votes(tmp_path / "votes.sqlite"))
     resume(run, overrides=["budget.updates=2"])
     assert len(read_updates(run)) == 2

@@ -196,14 +196,6 @@ CASES = {
         [SERVER + ",token_ids=true}", "engines.mine={type='tiny'}", "training.weights=mine"],
         "training.weights = 'mine'", "learner.lora",
     ),
-    "a template without effect": (
-        "setting-conflict",
-        [
-            SERVER + ",token_ids=true,extra_body={chat_template_kwargs={enable_thinking=false}}}",
-            "engines.mine={type='tiny'}", "training.weights=mine", "learner.lora={rank=2}",
-        ],
-        "engines.policy.extra_body.chat_template_kwargs", "",
-    ),
     "two models in process": (
         "not-trainable",
         ["engines.mine={type='tiny'}", "training.weights=mine", "learner.lora={rank=2}"],

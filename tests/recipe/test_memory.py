@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.recipe.memory import GIB, SHAPES, activation_share, cache_share, shape_of, step_share, weight_shares
+from midstream.recipe.memory import GIB, SHAPES, shape_of, update_bytes, weights_bytes
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 from support.hf_models import FAMILIES, save_chat_model
@@ -104,22 +104,22 @@ def test_one_case_calculated_by_hand():
     shape = SHAPES["Qwen2.5-1.5B"]
     rank_sums = 2 * (1536 + 1536) + 2 * (1536 + 256) + 3 * (1536 + 8960)  # q and o; k and v; gate, up and down
     adapter = 28 * 16 * rank_sums
-    found = {share.name: share.bytes for share in weight_shares(shape, "bfloat16", config)}
-    assert found == {"weights": 2 * 1_543_714_304, "LoRA adapter": 8 * adapter, "AdamW": 8 * adapter}
+    held = weights_bytes(shape, "bfloat16", config)
+    assert held == {
+        "weights": 2 * 1_543_714_304,
+        "LoRA adapter": 4 * adapter,
+        "gradient": 4 * adapter,
+        "AdamW": 8 * adapter,
+    }
     layer = (12 * 1536 + 4 * 8960) * 4
     per_token = 28 * 1536 * 4 + 2 * layer + 4 * (28 * 2 * 2 * 128 * 2)
-    assert activation_share(shape, "bfloat16", config).bytes == 2 * 4096 * per_token + 2**25 * 12
-    assert cache_share(shape, "bfloat16", 2, 24).bytes == 2 * 1024 * 28 * 2 * 2 * 128 * 2
+    assert update_bytes(shape, "bfloat16", config) == 2 * 4096 * per_token + 2**25 * 12
 
 
-def test_masters_and_offload():
+def test_what_is_offloaded_takes_nothing_of_the_device():
     shape = SHAPES["Qwen2.5-0.5B"]
-    shares = weight_shares(shape, "bfloat16", LearnerConfig(masters=True, offload="all"))
-    here, host = (sum(share.bytes for share in shares if share.host == away) for away in (False, True))
-    assert here == shape.parameters * (2 + 4)  # weights, gradient
-    assert host == shape.parameters * (2 + 3 * 4)  # reference policy; masters and two moments
-    assert step_share(shape, "float32", LearnerConfig()).bytes == shape.parameters * 4
-    assert step_share(shape, "float32", LearnerConfig(offload="optimizer")).bytes == 4 * 2**28
+    here = weights_bytes(shape, "bfloat16", LearnerConfig(masters=True, offload="all"))
+    assert here == {"weights": shape.parameters * 2, "gradient": shape.parameters * 4}
 
 
 def test_the_config_of_a_saved_model_is_read_as_it_stands(tmp_path):
@@ -129,4 +129,4 @@ def test_the_config_of_a_saved_model_is_read_as_it_stands(tmp_path):
         file.unlink()
     shape = shape_of(str(tmp_path / "model"))
     assert shape is not None
-    assert weight_shares(shape, "float32", None)[0].bytes < GIB
+    assert weights_bytes(shape, "float32", None)["weights"] < GIB

@@ -24,7 +24,7 @@ SMALL = (
 @pytest.mark.slow
 def test_a_step_trains_what_the_agent_asked(tmp_path: Path) -> None:
     fewer = ("training.tasks_per_step=2", "training.group_size=2")
-    run = api.train(load_recipe("own-agent-tiny", (*SMALL, *fewer)), tmp_path / "run")
+    run = api.train(load_recipe("own-agent-tiny", (*SMALL, *fewer)), out=tmp_path / "run").directory
     [step] = run.metrics.read()
     assert (step.trajectories, step.trajectories_error) == (4, 0)
     assert step.rows >= 1
@@ -61,7 +61,7 @@ def test_an_agent_of_another_program_is_evaluated_at_its_own_temperature() -> No
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_it_learns_from_its_outcomes_alone(tmp_path: Path, shuffled: bool) -> None:
     settings = [f"training.shuffle_rewards={str(shuffled).lower()}"]
-    run = api.train(load_recipe("own-agent-tiny", settings), tmp_path / "run")
+    run = api.train(load_recipe("own-agent-tiny", settings), out=tmp_path / "run").directory
     before, after = _sampled(run, 0), _sampled(run, 30)
     assert before.success < 0.2
     assert (after.success > 0.8) != shuffled

@@ -63,7 +63,6 @@ def test_torl_is_rewarded_for_the_answer_alone():
 TINY = "flow-grpo-tiny"
 WRONG = {
     "a reward of a stream without one": (TINY, ["reward.type=artist_math"], "reward-does-not-fit"),
-    "an unknown rule": ("artist-tiny", ["reward.answer=judge"], "unknown-type"),
     "an unknown template": ("artist-tiny", ["agent.template=artst"], "unknown-template"),
     "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "unknown-tool"),
     "a mark that leads nowhere": ("search-r1-7b", ["agent.tools={search='google'}"], "unknown-tool"),
@@ -78,7 +77,6 @@ WRONG = {
     "a dialogue's reward for questions": ("artist-tiny", ["reward.type=function_calling"], "reward-does-not-fit"),
     "a rule for dialogues": ("function-calling-simulated", ["reward.type=exact_match"], "reward-does-not-fit"),
     "a tiny policy's chat": ("artist-tiny", ["agent.template=native"], "setting-conflict"),
-    "lessons nobody reads": ("artist-tiny", ["warm_start.lessons=0.5"], "setting-conflict"),
     "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], "unknown-type"),
 }
 

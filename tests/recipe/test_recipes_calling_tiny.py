@@ -20,7 +20,7 @@ FEW = [
 
 def test_a_step_of_the_recipe(tmp_path):
     pytest.importorskip("torch", reason="the training extra is not installed")
-    run = train(load_recipe(RECIPE, FEW), tmp_path / "run")
+    run = train(load_recipe(RECIPE, FEW), out=tmp_path / "run").directory
     [step] = run.metrics.read()
     assert step.trajectories == 6
     assert step.rows == 6, "every dialogue is one row: no reply is tokenized again"
@@ -36,5 +36,5 @@ def test_the_policy_improves_on_plans_that_it_never_met(tmp_path):
         results = [found for found in run.evaluations.read() if (found.policy, found.set_name) == (policy, "test")]
         return next(found.success for found in results if found.sampling == "T=1")
 
-    run = train(RECIPE, tmp_path / "run")
+    run = train(RECIPE, out=tmp_path / "run").directory
     assert success(run, "trained") > success(run, "warm start") + 0.1

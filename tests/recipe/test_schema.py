@@ -319,14 +319,6 @@ CONFLICTS = {
         ["tasks={type='mixture', parts={a={type='desks'}}}"],
         "dialogues-not-supported", "tasks.parts.a",
     ),
-    "turns of an agent of your own": (
-        "own-agent",
-        [
-            "agent={type='midstream_worlds.atlas.loop:solve',engine='model'}",
-            "evaluation.sets=[{name='test',per_family=1,max_turns=2}]",
-        ],
-        "setting-conflict", "max_turns = 2",
-    ),
     "an answer that memory never holds": (
         "flow-grpo-tiny", ["agent.memory_update=on_continue"], "setting-conflict", "verified_result",
     ),

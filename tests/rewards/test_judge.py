@@ -351,8 +351,6 @@ class _Answers:
     ("override", "code", "value"),
     [
         ("reward.engine=nobody", "unknown-engine", "reward.engine = 'nobody'"),
-        ("reward.rule=f3", "unknown-type", "reward.rule = 'f3'"),
-        ("reward.rule=judge", "unknown-type", "reward.rule = 'judge'"),
         ("reward.votes=4", "recipe-invalid", "'votes': 4"),
         ("reward.verdict=true", "recipe-invalid", "reward.verdict = True"),
         ('evaluation.sets=[{name="s", reward={type="judge"}}]', "unknown-engine", "evaluation.sets.0.reward.engine"),

@@ -17,7 +17,7 @@ from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.files import to_toml
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.inputs import run_recipe
 from midstream.runs import RunDirectory
 from midstream_worlds.graphs.tasks import COSTS
 from support.errors import coded

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from midstream.prefix_tree.stages import stages_of
 from midstream.prefix_tree.tree import tree_of
-from midstream.recipe.memory import GIB, SHAPES, SLACK, WIDTHS, activation_share, promised_bytes, shape_of
+from midstream.recipe.memory import GIB, SHAPES, SLACK, WIDTHS, promised_bytes, shape_of, update_bytes
 from midstream.recipe.schema import load_recipe
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
@@ -354,7 +354,7 @@ def test_the_line_of_a_dry_run_bounds_these_parts(dtype, lora, attention, recomp
     for shape in SHAPES.values():
         parts = {part.name: part.bytes for part in update(shape, dtype, config) or []}
         exact = sum(parts.get(name, 0) for name in ("activations", "shared prefixes", "logits", "the head's gradient"))
-        assert exact <= activation_share(shape, dtype, config).bytes <= 3 * exact
+        assert exact <= update_bytes(shape, dtype, config) <= 3 * exact
 
 
 def test_moments_follow_one_another():

@@ -28,7 +28,7 @@ def main(root: Path, tracker: str) -> None:
 
     overrides = [f"{key}={value}" for key, value in TINY.items()]
     try:
-        api.train(changed_recipe("lessons-simulated", overrides=overrides), root, track=tracker, listener=listen)
+        api.train(changed_recipe("lessons-simulated", overrides=overrides), out=root, track=tracker, listener=listen)
     except KeyboardInterrupt:
         api.resume(root, track=tracker, listener=listen)
     sys.stdout.write(f"{[note for note in notes if 'tracker' in note]}\n")

@@ -10,7 +10,7 @@ pytest.importorskip("tinker", reason="the extra tinker is not installed: pip ins
 
 from midstream.cli.main import main
 from midstream.components.kinds import register
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.inputs import run_recipe
 from midstream.runs import RunDirectory
 from midstream_tinker.learner import STATE, TinkerLearner
 from support.served_model import CalculatesConfig, save_model

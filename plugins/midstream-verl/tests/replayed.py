@@ -8,7 +8,7 @@ import torch
 
 from midstream.core.seeds import derive_seed
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.inputs import run_recipe
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.rows import RowBatch, build_rows, split_minibatches

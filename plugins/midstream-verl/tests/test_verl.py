@@ -101,7 +101,7 @@ def trained(on_cpu, tmp_path_factory):
         'evaluation.sets=[{name = "test", split = "test", families = ["lookup"], per_family = 2, seed = 1}]',
     ]  # fmt: skip
     root = tmp_path_factory.mktemp("runs") / "trained"
-    return api.train(changed_recipe("text-tiny", engine="verl", overrides=overrides), root)
+    return api.train(changed_recipe("text-tiny", engine="verl", overrides=overrides), out=root).directory
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def ragged(on_cpu, tmp_path_factory):
     run = RunDirectory.open(root)
     assert run.status().state == "interrupted"
     assert no_process_is_left(run)
-    return api.resume(run)
+    return api.resume(run).directory
 
 
 def test_rewards_trajectories_and_report_arrive_in_the_run_directory(trained):
@@ -239,6 +239,6 @@ def test_an_interrupted_run_continues_from_verls_checkpoint(ragged):
 
 def test_the_trained_weights_are_evaluated_and_answer(trained, tmp_path):
     run = api.evaluate(
-        trained, tmp_path / "eval", count=2, overrides=['evaluation.sets=[{name = "test", split = "test"}]']
-    )
+        trained, out=tmp_path / "eval", count=2, overrides=['evaluation.sets=[{name = "test", split = "test"}]']
+    ).directory
     assert run.status().state == "finished"

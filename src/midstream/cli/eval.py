@@ -8,7 +8,6 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation
 from midstream.recipe.overrides import EvaluationChanges, evaluation_recipe
-from midstream.report.progress import progress
 from midstream.trackers import trackers_of
 
 
@@ -31,22 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Start an evaluation, or continue the one in `--out`; then show it."""
-    changes = shared.changes(EvaluationChanges, options)
     if options.dry_run:
+        changes = shared.changes(EvaluationChanges, options)
         trackers_of(options.track)  # refuses a wrong name
         trained = api.trained_run(options.target)
         return shared.dry_run(evaluation_recipe(trained or options.target, **changes), options, "eval")
-    with progress(quiet=options.quiet) as listener:
-        run = api.evaluate(
-            options.target,
-            options.out,
-            retry_errors=options.retry_errors,
-            unsafe=options.unsafe,
-            record=options.record,
-            replay=options.replay,
-            track=options.track,
-            listener=listener,
-            **changes,
-        )
-    show_evaluation(run, as_json=options.json)
+    run = api.evaluate(
+        options.target,
+        out=options.out,
+        retry_errors=options.retry_errors,
+        unsafe=options.unsafe,
+        **shared.changes(api.EvaluateOptions, options),
+    )
+    show_evaluation(run.directory, as_json=options.json)
     return 0

@@ -27,6 +27,7 @@ from midstream.lessons.operations import Rules, diff
 from midstream.lessons.settings import FeedbackConfig
 from midstream.recipe.check import check
 from midstream.recipe.files import to_toml
+from midstream.recipe.inputs import run_recipe
 from midstream.recipe.lessons import (
     EditableLessons,
     cast_vote,
@@ -38,7 +39,7 @@ from midstream.recipe.lessons import (
     split,
     votes_path,
 )
-from midstream.recipe.overrides import LearningChanges, run_recipe, validation_recipe
+from midstream.recipe.overrides import LearningChanges, validation_recipe
 from midstream.recipe.sessions import validation_settings
 from midstream.report.blocks import code, text
 from midstream.report.draw import show

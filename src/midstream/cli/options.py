@@ -133,8 +133,9 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 
 def changes(kind: Callable[..., ChangesT], options: argparse.Namespace) -> ChangesT:
     """What the options change in a recipe, as `AgentChanges`, or as a kind with more keys."""
-    given = vars(options)
-    return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
+    from midstream.recipe.overrides import changes_in  # half a second that other commands need not spend
+
+    return changes_in(kind, vars(options))
 
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
@@ -174,12 +175,12 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
     """
     from pydantic_core import to_jsonable_python
 
-    from midstream import api
     from midstream.core.events import Note
     from midstream.recipe.build import Build, check_machine, prompt_notes, unset_keys
     from midstream.recipe.estimate import counts, describe
     from midstream.recipe.files import to_toml
     from midstream.recipe.sessions import check_work
+    from midstream.report.progress import print_warnings
 
     with Build(recipe, replay=getattr(options, "replay", None)) as build:
         plan = [] if work == "other" else describe(build, training=work == "train")
@@ -200,5 +201,5 @@ def dry_run(recipe: Recipe, options: argparse.Namespace, work: Literal["train", 
             print(f"# Not drawn, because they would be downloaded: the tasks of {', '.join(away)}")
         unset = [f"engines.{name}: {variable} is not set" for name, variable in unset_keys(build).items()]
         for note in (*prompt_notes(recipe), *unset):
-            api.print_warnings(Note(note))
+            print_warnings(Note(note))
     return 0

@@ -7,7 +7,7 @@ import argparse
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation, show_result_and_report
-from midstream.report.progress import progress
+from midstream.process import RunOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,16 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Resume, then show the results."""
-    with progress(quiet=options.quiet) as listener:
-        run = api.resume(
-            options.run,
-            overrides=options.overrides,
-            retry_errors=options.retry_errors,
-            record=options.record,
-            replay=options.replay,
-            track=options.track,
-            listener=listener,
-        )
+    given = shared.changes(RunOptions, options)
+    run = api.resume(options.run, overrides=options.overrides, retry_errors=options.retry_errors, **given).directory
     if run.info().kind == "evaluation":
         show_evaluation(run, as_json=options.json)
     else:

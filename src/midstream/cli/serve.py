@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import Counter
 
-from midstream import api, serve
+from midstream import serve
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
 from midstream.components.tables import validate
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"one of them: midstream show {done.root} ID")
         return 0
     serve.serve_agent(
-        api.trained_run(options.target) or options.target,
+        options.target,
         config=config,
         temperature=options.temperature,
         unsafe=options.unsafe,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
+from midstream.core.events import AgentBuilt, Note, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, AgentChanges, agent_recipe
-from midstream.report.progress import about_agent, server_line
+from midstream.report.progress import about_agent, print_warnings, server_line
 from midstream.report.timeline import Timeline
 from midstream.report.trajectory import template_of
 from midstream.runs import RunDirectory
@@ -38,10 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer the question; returns 1 if the run was lost to an error."""
-    changes = shared.changes(AgentChanges, options)
     source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe
     if options.dry_run:
-        return shared.dry_run(agent_recipe(source, **changes), options)
+        return shared.dry_run(agent_recipe(source, **shared.changes(AgentChanges, options)), options)
     silent, timeline = options.json or options.quiet, None
     with ExitStack() as screen:
 
@@ -56,18 +55,13 @@ def run(options: argparse.Namespace) -> int:
                 screen.enter_context(timeline)
             elif isinstance(event, TurnEvent) and timeline is not None:
                 timeline.listen(event)
-            else:
-                api.print_warnings(event)
+            elif not (isinstance(event, Note) and event.text.startswith(api.NO_ANSWER)):  # shown below, in full
+                print_warnings(event)
 
+        given = shared.changes(api.SolveOptions, options)
+        given["listener"] = listen
         trajectory = api.solve(
-            options.question,
-            source,
-            temperature=options.temperature,
-            unsafe=options.unsafe,
-            record=options.record,
-            replay=options.replay,
-            listener=listen,
-            **changes,
+            source, options.question, temperature=options.temperature, unsafe=options.unsafe, **given
         )
         if timeline is not None:
             timeline.finish(trajectory, final=options.final)

@@ -12,9 +12,9 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result_and_report
 from midstream.core.errors import UsageError
+from midstream.process import RunOptions
 from midstream.recipe.overrides import LearningChanges, changed_recipe
 from midstream.report.blocks import Block, facts
-from midstream.report.progress import progress
 from midstream.trackers import trackers_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ def run(options: argparse.Namespace) -> int:
         with shared.spinner("playing 16 tasks, then one step", silent=options.quiet):
             trial = api.try_training(recipe)
         return shared.show(options, trial.model_dump(), [_screen(trial)])
-    with progress(quiet=options.quiet) as listener:
-        run = api.train(
-            recipe, options.out, record=options.record, replay=options.replay, track=options.track, listener=listener
-        )
-    show_result_and_report(run, as_json=options.json)
+    run = api.train(recipe, out=options.out, exist_ok=False, **shared.changes(RunOptions, options))
+    show_result_and_report(run.directory, as_json=options.json)
     return 0
 
 

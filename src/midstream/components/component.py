@@ -21,16 +21,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_serializer
 
+from midstream.components.own import is_reference
 from midstream.core.agent import Agent
 from midstream.core.data import Settings
 from midstream.core.engine import Engine
 from midstream.core.errors import UnsupportedError
 from midstream.core.source import Reward, TaskSource
-from midstream.core.stream_template import Template
+from midstream.core.stream_template import Template, load_template
 
 Kind = Literal[
     "tasks", "reward", "tool", "engine", "agent", "planner", "executor", "verifier", "generator", "analyst", "policy",
@@ -49,71 +50,71 @@ class Sandbox:
     image: str = ""
 
 
-class Context(Protocol):
-    """What a component may use while it is built: the rest of its recipe, each object built once."""
+@dataclass(frozen=True)
+class Context:
+    """What a component may use while it is built: the rest of its recipe, each object built once.
+
+    The packages of recipe and gateway are above this one, so their classes are named in words. `build` is the
+    `recipe.build.Build`, `name` that of the component's table, such as NAME of `[tools.NAME]`.
+    """
+
+    build: Any
+    component: Component
+    name: str
 
     @property
-    def name(self) -> str:
-        """The name of the component's table, such as NAME of `[tools.NAME]`."""
-        ...
+    def recipe(self) -> Any:
+        """The recipe (`recipe.schema.Recipe`)."""
+        return self.build.recipe
 
     @property
     def engine(self) -> Engine | None:
         """The engine that the component's table names."""
-        ...
+        return self.build.engine_of(self.component)
 
     @property
     def engine_identity(self) -> Mapping[str, Any]:
         """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
-        ...
+        return self.recipe.engines[self.component.engine].identity
 
     @property
     def sandbox(self) -> Sandbox:
         """The sandbox for code that a model writes."""
-        ...
+        return self.build.sandbox
 
     @property
     def template(self) -> Template | None:
         """The stream template of the recipe's interleaved agent; None for other agents."""
-        ...
+        template = getattr(self.recipe.agent, "template", None)
+        return load_template(template) if template is not None else None
 
     @property
     def source(self) -> TaskSource:
         """The recipe's task source."""
-        ...
+        return self.build.source
 
     @property
     def tool_names(self) -> Sequence[str]:
         """The names of the recipe's tools."""
-        ...
+        return [tool.name for tool in self.build.tools]
 
     @property
     def gateway(self) -> object:
         """The server through which agents of other programs ask (`gateway.server.Gateway`)."""
-        ...
+        return self.build.gateway
 
     @property
     def warm_seed(self) -> int:
         """The seed of untrained weights."""
-        ...
-
-    @property
-    def warm_lessons(self) -> bool:
-        """Whether a warm start teaches the policy to read lessons."""
-        ...
-
-    @property
-    def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained on this engine's model; it must then be separate from the weights."""
-        ...
+        return self.recipe.warm_seed
 
     def tasks(self, component: Component) -> TaskSource:
         """The task source of another component, such as a part of a mixture."""
-        ...
+        return self.build.tasks(component)
 
     def reward(self, component: Component) -> Reward:
         """The reward of another component, such as a part of a composite."""
-        ...
+        return self.build.reward(component)
 
 
 class ComponentConfig(Settings):
@@ -252,8 +253,8 @@ class Component(Settings):
     type: str
     config: SerializeAsAny[ComponentConfig]
     engine: str | None = None
-    weight: float | None = None
-    alias: str | None = None
+    weight: float | None = Field(default=None, ge=1e-9, le=1e9, strict=True)  # beyond, sums lose all precision
+    alias: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     @model_serializer
     def table(self) -> Table:
@@ -261,6 +262,15 @@ class Component(Settings):
         keys = {"type": self.type, "engine": self.engine, "weight": self.weight, "alias": self.alias}
         settings = self.config.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in keys.items() if value is not None} | settings
+
+    @property
+    def identity(self) -> Table:
+        """The settings of an engine that decide its model's replies: not its address, nor where or how fast it runs."""
+        table = self.table()
+        if isinstance(self.config, EngineConfig) and self.config.in_process:
+            return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
+        known = ("type", "model", "extra_body") if is_reference(self.type) else ("model", "extra_body")
+        return {key: table[key] for key in known if key in table}
 
 
 Parts = dict[str, Component]

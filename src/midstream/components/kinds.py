@@ -9,11 +9,9 @@ offers its components as entry points:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from midstream.components.component import (
     ComponentConfig,
@@ -119,8 +117,6 @@ OWN: dict[Kind, str] = {
 }
 OWN |= dict.fromkeys(MODULE_KINDS, "midstream.agents.own_module:own_module")
 
-GROUP = "midstream.components"
-
 _BASES: dict[Kind, type] = {
     "tasks": TasksConfig,
     "reward": RewardConfig,
@@ -131,7 +127,7 @@ _BASES: dict[Kind, type] = {
 }
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {kind: {**names} for kind, names in COMPONENTS.items()}
 _REGISTRY["agent"] = {**AGENTS}
-_own_classes: dict[tuple[Kind, str], tuple[Any, type[ComponentConfig]]] = {}
+_own_classes: dict[tuple[Kind, str], tuple[object, type[ComponentConfig]]] = {}
 
 
 def register(kind: Kind, name: str, config: type[ComponentConfig] | str) -> None:
@@ -151,7 +147,7 @@ def registered(kind: Kind) -> list[str]:
 def installed(kind: Kind) -> dict[str, list[EntryPoint]]:
     """The components of a kind in installed packages: entry points `KIND.NAME` of the group `midstream.components`."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group="midstream.components"):
         of, _, name = point.name.partition(".")
         if of == kind and name:
             found.setdefault(name, []).append(point)
@@ -188,14 +184,7 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
     if config is None:
         return _own_class(kind, name)
     if isinstance(config, str):
-        try:
-            config = _REGISTRY[kind][name] = _imported(config)
-        except (ImportError, AttributeError) as failure:
-            raise RecipeError(
-                f"{config}, registered as {kind} {name!r}, cannot be imported: {failure}",
-                code="import-failed",
-                fix="correct the place, or install its package",
-            ) from failure
+        config = _REGISTRY[kind][name] = load(config)
     return _of_kind(kind, name, config)
 
 
@@ -208,18 +197,12 @@ def _own_class(kind: Kind, reference: str) -> type[ComponentConfig]:
     if kind not in OWN or (isinstance(value, type) and issubclass(value, ComponentConfig)):
         made = _of_kind(kind, reference, value)
     else:
-        maker: Callable[[Kind, str, Any], type[ComponentConfig]] = _imported(OWN[kind])
-        made = maker(kind, reference, value)
+        made = load(OWN[kind])(kind, reference, value)
     _own_classes[kind, reference] = (value, made)
     return made
 
 
-def _imported(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _of_kind(kind: Kind, name: str, config: Any) -> type[ComponentConfig]:
+def _of_kind(kind: Kind, name: str, config: object) -> type[ComponentConfig]:
     base = _BASES.get(kind, ComponentConfig)
     if not (isinstance(config, type) and issubclass(config, base)):
         raise RecipeError(

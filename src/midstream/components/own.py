@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import reduce
 from hashlib import blake2b
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -251,15 +250,13 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    loader = SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None, "a file that ends in .py has a loader"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     token = _importing.set(str(path))
     sys.path.insert(0, str(path.parent))  # its neighbors first
     try:
-        # Not `exec_module`: it takes bytecode of a file with this size and second of change for this file's.
-        exec(loader.source_to_code(content, str(path)), vars(module))
+        # Not by a loader: it takes bytecode of a file with this size and second of change for this file's.
+        exec(compile(content, path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise

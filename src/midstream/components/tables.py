@@ -18,39 +18,32 @@ from midstream.core.errors import RecipeError, did_you_mean, shown
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of nested parts
-_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # beyond these, sums of weights lose all precision
 
 
-def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
-    """Validate the table of a component at `where`. Raises `RecipeError` for a wrong type, engine or setting."""
+def parse_component(kind: Kind, table: Mapping[str, object], where: str, *, weight: float | None = None) -> Component:
+    """Validate the table of a component at `where`. Raises `RecipeError` for a wrong type, engine or setting.
+
+    `weight` is that of a part of another component, where its table has none.
+    """
     settings = anchored(table, Path.cwd())
-    named, engine = settings.pop("type", None), settings.pop("engine", None)
-    if kind == "tool" and is_reference(named) and engine is None and settings.keys() <= {"alias"}:
+    named = settings.pop("type", None)
+    keys = ["engine", *["alias"] * (kind == "tool"), *["weight"] * (weight is not None)]
+    given = {key: settings.pop(key) for key in keys if key in settings}
+    if kind == "tool" and is_reference(named) and not settings and "engine" not in given:
         named, settings["function"] = "function", named  # imported when the tool is made, as with its long form
     named = located(kind, named, where)
     config = config_class(kind, named)
-    alias = settings.pop("alias", None) if kind == "tool" else None
-    if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
+    if given.get("engine") is not None and config.asks == "never":
         raise RecipeError(
-            f"{where}.alias = {shown(alias)} is not a name",
-            code="recipe-invalid",
-            fix="use letters, digits, _ and -, as in Python_Code_Generator_Tool",
-        )
-    if not isinstance(engine, str | None):
-        raise RecipeError(
-            f"{where}.engine = {engine!r} is not a name", code="unknown-engine", fix="name a table of [engines]"
-        )
-    if engine is not None and config.asks == "never":
-        raise RecipeError(
-            f"{where}.engine = {engine!r} would never be used, because {named!r} is a program",
+            f"{where}.engine = {given['engine']!r} would never be used, because {named!r} is a program",
             code="engine-not-used",
             fix="remove `engine`, or choose a type that asks a model",
         )
     if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
         parts: Any = config  # of a mixture or composite
         settings["parts"] = _parse_parts(parts.parts_kind, settings["parts"], f"{where}.parts")
-    return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine, alias=alias)
+    about = {"kind": kind, "type": named, "config": validate(config, settings, where), "weight": weight, **given}
+    return validate(Component, about, where)
 
 
 def located(kind: Kind, named: Any, where: str) -> str:
@@ -93,28 +86,17 @@ def parse_strategy(text: str) -> StrategyConfig:
         raise RecipeError(what, code="strategy-invalid", fix=f"write {config.example}; or {fix}") from error
 
 
-def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
+def _parse_parts(kind: Kind, tables: Mapping[str, object], where: str) -> Parts:
     """The parts of a mixture or composite, each a component with a `weight`."""
-    if not tables:
-        raise RecipeError(f"{where} is empty", code="parts-invalid", fix="add at least one part, a table with a type")
-    parts = {}
-    for name, table in tables.items():
-        weight = table.get("weight", 1.0) if isinstance(table, Mapping) else None
-        if (
-            not isinstance(weight, int | float)
-            or isinstance(weight, bool)
-            or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT
-            or not _PART_NAME.fullmatch(name)
-        ):
-            raise RecipeError(
-                f"{where}.{name} = {shown(table)} is not a part",
-                code="parts-invalid",
-                fix="give it a name of letters, digits, _ and -, a table with a `type`, and a `weight` from "
-                f"{_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g} (default 1)",
-            )
-        part = parse_component(kind, {key: value for key, value in table.items() if key != "weight"}, f"{where}.{name}")
-        parts[name] = part.model_copy(update={"weight": float(weight)})
-    return parts
+    wrong = [name for name, table in tables.items() if not isinstance(table, Mapping) or not _PART_NAME.fullmatch(name)]
+    if wrong or not tables:
+        raise RecipeError(
+            f"{where} = {shown(tables)} has {f'{wrong[0]!r}, which is not a part' if wrong else 'no parts'}",
+            code="parts-invalid",
+            fix="give each part a name of letters, digits, _ and -, and a table with a `type`",
+        )
+    parts: Any = tables
+    return {name: parse_component(kind, table, f"{where}.{name}", weight=1.0) for name, table in parts.items()}
 
 
 def validate(

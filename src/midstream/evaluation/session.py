@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError, RunError
+from midstream.core.errors import BudgetError, InfrastructureError, RefusedError, RepeatedError
 from midstream.core.events import (
     EvaluationFinished,
     Listener,
@@ -30,7 +30,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import sampling_name
 from midstream.rollout import Ended, Group, OnDone, Place, run_each
-from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
+from midstream.runs import Journal, RunDirectory, results
 from midstream.runs.budget import ended_by_budget, require_within_budget
 from midstream.runs.journal import Report, filter_records, warn
 
@@ -163,25 +163,6 @@ def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
             digest.update(("\n" * bool(place) + task.model_dump_json()).encode("utf-8", "surrogatepass"))
         digests[part.chosen.name] = f"{len(part.tasks)} tasks {digest.hexdigest()}"
     return digests
-
-
-def check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: str | None) -> None:
-    """Refuse other tasks or weights than the directory began with: results on both would be counted as one."""
-    held = begun.info().evaluation or EvaluationInfo()
-    for name, digest in tasks.items():
-        if held.tasks.get(name) != digest:
-            raise RunError(
-                f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
-                f"now {digest}",
-                code="inputs-changed",
-                fix="restore it, or start a new evaluation with another --out",
-            )
-    if held.checkpoint != checkpoint:
-        raise RunError(
-            f"step {held.step} of {held.run} has other weights than when {begun.root} began",
-            code="inputs-changed",
-            fix="start a new evaluation, with another --out",
-        )
 
 
 async def evaluate_sets(

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from midstream.components.kinds import MODULES, agent_type
 from midstream.core.errors import UsageError, needs_extra
 from midstream.core.metrics import tools_of
 from midstream.core.trajectory import Call, Message, Trajectory, usage_of
@@ -77,20 +78,37 @@ class Exported:
 
 
 def export(
-    run: RunDirectory, format: str, path: Path, *, module: str, parts: str = "", everything: bool = False
+    run: RunDirectory | str | Path,
+    format: str,
+    out: str | Path,
+    *,
+    module: str | None = None,
+    part: str = "",
+    everything: bool = False,
 ) -> Exported:
-    """Write trajectories of a run to `path`, which is new.
+    """Write trajectories of a run in the format of another tool (docs/tracking.md).
 
-    `module` is the one whose replies "trl" and "sft" hold, "" for all. `parts` is a pattern of parts of the run, as
-    "step-*" and "eval-test*"; by default all, but evaluations of a run that learned are not for learning. `everything`
-    adds failures to "sft". Raises `UsageError` if nothing is left to write.
+    Args:
+        run: the run directory, or its path.
+        format: "trl", "sft", "parquet", or one of an installed package.
+        out: the new file.
+        module: of "trl" and "sft", whose replies; by default the module that learns, of an agent of your own all.
+        part: a pattern of parts of the run, as "step-*" and "eval-test*"; by default all, but evaluations of a run
+            that learned are not for learning.
+        everything: of "sft", failures too.
+
+    Raises:
+        UsageError: nothing is left to write, or `out` is there.
     """
+    run, path = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run)), Path(out)
+    if module is None:
+        [module, *_] = MODULES.get(agent_type(run.info().resolved.get("agent")), ("",))
     if (chosen := formats().get(format)) is None:
         raise UsageError(f"there is no format {format!r}", code="unknown-name", fix=f"use {', '.join(formats())}")
     new_file(path, chosen.ending)
     info, left_out = run.info(), Counter[str]()
     origin = partial(Origin, run=run.root.resolve().name, recipe=info.recipe_name, module=module)
-    parts = parts or ("step-*" if chosen.learns and info.kind != "evaluation" else "*")
+    parts = part or ("step-*" if chosen.learns and info.kind != "evaluation" else "*")
 
     def made() -> Iterator[Row]:
         for part, trajectory in trajectories_of(run, parts, left_out):

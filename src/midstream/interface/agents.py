@@ -14,7 +14,7 @@ from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.text import html_table
 from midstream.core.tool import Tool
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.recipe.files import merge, overrides_of, read_table, with_overrides
+from midstream.recipe.files import merge, read_table, with_settings
 from midstream.recipe.overrides import LOCAL, chosen_tools, local_engine
 
 
@@ -37,11 +37,11 @@ class AgentSpec:
         self,
         recipe: str,
         model: str | Engine | None,
-        tools: Iterable[Any],
+        tools: Iterable[object],
         *,
         base_url: str | None,
-        settings: Mapping[str, Any] | None,
-        modules: Mapping[str, Any],
+        settings: Mapping[str, object] | None,
+        modules: Mapping[str, object],
         planner_model: str | Engine | None = None,
     ) -> None:
         table = read_table(recipe)
@@ -63,7 +63,7 @@ class AgentSpec:
         if planner_model is not None:
             table["engines"]["planner"] = _engine_table(planner_model, None)
             table["agent"]["planner"] = {**table["agent"].get("planner", {}), "engine": "planner"}
-        self._table = with_overrides(table, overrides_of(settings))
+        self._table = with_settings(table, (settings or {}).items())
 
     def table(self) -> Table:
         """The recipe's table of this agent."""
@@ -89,11 +89,11 @@ class AgentSpec:
 class ChangedTool:
     """A tool of an agent with its table of `[simulated.NAME]`, `[degraded.NAME]`, or both."""
 
-    tool: Any
-    changes: Mapping[str, Mapping[str, Any]]
+    tool: object
+    changes: Mapping[str, Mapping[str, object]]
 
 
-def simulated(tool: Any, **settings: Any) -> ChangedTool:
+def simulated(tool: object, **settings: object) -> ChangedTool:
     """The tool, played by a simulator while the agent trains (docs/tools.md); settings as in `[simulated.NAME]`.
 
     searching = simulated("web_search", engine="model", noise={"start": 0.0, "end": 0.5})
@@ -102,7 +102,7 @@ def simulated(tool: Any, **settings: Any) -> ChangedTool:
     return _changed(tool, "simulated", settings)
 
 
-def degraded(tool: Any, **settings: Any) -> ChangedTool:
+def degraded(tool: object, **settings: object) -> ChangedTool:
     """The tool, made worse while the agent trains; settings as in `[degraded.NAME]`.
 
     agent = AgentFlow(model="ollama/qwen2.5:7b", tools=[degraded("web_search", error=0.2)])
@@ -110,7 +110,7 @@ def degraded(tool: Any, **settings: Any) -> ChangedTool:
     return _changed(tool, "degraded", settings)
 
 
-def _changed(tool: Any, kind: str, settings: Mapping[str, Any]) -> ChangedTool:
+def _changed(tool: object, kind: str, settings: Mapping[str, object]) -> ChangedTool:
     inner, changes = (tool.tool, tool.changes) if isinstance(tool, ChangedTool) else (tool, {})
     return ChangedTool(inner, {**changes, kind: {**changes.get(kind, {}), **settings}})
 
@@ -127,15 +127,15 @@ class AgentFlow(AgentSpec):
     def __init__(
         self,
         model: str | Engine | None = None,
-        tools: Iterable[Any] = (),
+        tools: Iterable[object] = (),
         *,
         base_url: str | None = None,
         planner_model: str | Engine | None = None,
-        planner: Any = None,
-        executor: Any = None,
-        verifier: Any = None,
-        generator: Any = None,
-        settings: Mapping[str, Any] | None = None,
+        planner: object = None,
+        executor: object = None,
+        verifier: object = None,
+        generator: object = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         modules = {"planner": planner, "executor": executor, "verifier": verifier, "generator": generator}
         super().__init__(
@@ -167,12 +167,12 @@ class Interleaved(AgentSpec):
     def __init__(
         self,
         model: str | Engine | None = None,
-        tools: Iterable[Any] = (),
+        tools: Iterable[object] = (),
         *,
         base_url: str | None = None,
         template: str = "direct",
-        policy: Any = None,
-        settings: Mapping[str, Any] | None = None,
+        policy: object = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         chosen = {} if template == "direct" else {"agent.type": "interleaved", "agent.template": template}
         settings = {**chosen, **(settings or {})}
@@ -192,22 +192,22 @@ class OwnAgent(AgentSpec):
 
     def __init__(
         self,
-        agent: Any,
+        agent: object,
         model: str | Engine | None = None,
-        tools: Iterable[Any] = (),
+        tools: Iterable[object] = (),
         *,
         base_url: str | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__("direct", model, tools, base_url=base_url, settings=None, modules={})
         asks = {} if model is None else {"engine": "model"}
         command = isinstance(agent, list | tuple)
         named = {"type": "command", "command": list(agent)} if command else {"type": component_type(agent)}
         self._table["agent"] = {**named, **asks}
-        self._table = with_overrides(self._table, overrides_of(settings))
+        self._table = with_settings(self._table, (settings or {}).items())
 
 
-def agent(program: Any, model: str | Engine | None = None, **more: Any) -> OwnAgent:
+def agent(program: object, model: str | Engine | None = None, **more: Any) -> OwnAgent:
     """An agent of another program as it is: a function that takes `session`, "my_agent.py:name", or a command.
 
         solver = agent(["sh", "agent.sh"], model="ollama/qwen2.5:7b")
@@ -217,7 +217,7 @@ def agent(program: Any, model: str | Engine | None = None, **more: Any) -> OwnAg
     return OwnAgent(program, model, **more)
 
 
-def component_type(value: Any) -> str:
+def component_type(value: object) -> str:
     """The `type` of a component: a name as it is, an object by its reference."""
     return value if isinstance(value, str) else reference_of(value)
 
@@ -242,9 +242,9 @@ def _engine_table(model: str | Engine, base_url: str | None) -> Table:
     return table if base_url is None else {**table, "base_url": base_url}
 
 
-def _tool_tables(tools: str | ChangedTool | Iterable[Any]) -> Table:
+def _tool_tables(tools: str | ChangedTool | Iterable[object]) -> Table:
     """The table `tools` of these tools by name, and those that say how they are simulated and degraded."""
-    tables: dict[str, dict[str, Any]] = {"tools": {}, "simulated": {}, "degraded": {}}
+    tables: dict[str, Table] = {"tools": {}, "simulated": {}, "degraded": {}}
     for given in [tools] if isinstance(tools, str | ChangedTool) else tools:
         tool, changes = (given.tool, given.changes) if isinstance(given, ChangedTool) else (given, {})
         if isinstance(tool, str):

@@ -14,8 +14,8 @@ from midstream.core.text import html_table
 from midstream.core.trajectory import Trajectory
 from midstream.interface.agents import AgentSpec
 from midstream.lessons.lesson_set import Lesson
+from midstream.recipe.inputs import run_table
 from midstream.recipe.lessons import read
-from midstream.recipe.overrides import run_table
 from midstream.report.draw import draw
 from midstream.report.numbers import dollars, number, percent
 from midstream.report.run import run_blocks

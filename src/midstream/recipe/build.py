@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from midstream.agents.agentflow import AgentFlowLoop
 from midstream.agents.interleaved import InterleavedLoop
 from midstream.agents.prompted import ExecutorConfig
 from midstream.agents.rendering import result_writer
-from midstream.components.component import Component, Sandbox
+from midstream.components.component import Component, Context, Sandbox
 from midstream.components.kinds import config_class, registered
 from midstream.components.tables import parse_strategy, validate
 from midstream.core.agent import Agent, Lessons
 from midstream.core.engine import Engine, Weights
 from midstream.core.errors import RecipeError, RewardError, UnsupportedError, UsageError, name_place
 from midstream.core.source import Dialogues, Reward, TaskSource
-from midstream.core.stream_template import Template, load_template
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.threads import in_event_loop
 from midstream.core.tool import Tool
@@ -39,10 +39,10 @@ from midstream.engines.openai.settings import wanted_key
 from midstream.evaluation.settings import OWN, SetConfig, result_name, sampling_name
 from midstream.gateway.server import Gateway
 from midstream.lessons.feedback import FilteredAgent
-from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
+from midstream.recipe.check import check, draw, in_process, no_engine, set_reward
 from midstream.recipe.lessons import lessons_of
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
-from midstream.recipe.tool_tables import ToolTables, engine_identity
+from midstream.recipe.tool_tables import ToolTables
 from midstream.rewards.own import FunctionReward
 from midstream.runs.budget import Budget, BudgetedAgent, budgeted
 from midstream.sandbox.code_runner import ProgramRunner
@@ -119,9 +119,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def tier(self) -> str:
         """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
-        if self.runs_code:
-            return self.sandbox.tier
-        return self._tools.recorded_tier
+        return self.sandbox.tier if self.runs_code else self._tools.recorded_tier
 
     @cached_property
     def code_runner(self) -> ProgramRunner:
@@ -142,7 +140,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The task source of a component."""
         key = component.model_dump_json()
         if key not in self._sources:
-            self._sources[key] = component.config.build(_BuildContext(self, component, "tasks"))
+            self._sources[key] = component.config.build(Context(self, component, "tasks"))
         return self._sources[key]
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
@@ -155,7 +153,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """The reward of a component."""
         key = component.model_dump_json(exclude={"weight"})
         if key not in self._rewards:
-            self._rewards[key] = component.config.build(_BuildContext(self, component, "reward"))
+            self._rewards[key] = component.config.build(Context(self, component, "reward"))
             if not component.config.borrowed:
                 self.opened.append(self._rewards[key])
         return self._rewards[key]
@@ -169,7 +167,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def _tools(self) -> ToolTables:
-        return ToolTables(self, partial(_BuildContext, self))
+        return ToolTables(self)
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
@@ -185,15 +183,14 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if component.type == "reference" and component.engine is not None and continuous:
             if self.recipe.training is not None:
                 raise RecipeError(
-                    f"engine {name!r} is the reference of trained weights, and must answer each request as it comes",
+                    f"engine {name!r} is the reference of trained weights, and cannot answer each request as it comes",
                     code="engine-in-process",
-                    cause="two sets of weights in one model cannot answer at the same time",
                     fix=f"name {component.engine!r} in its place, e.g. --set agent.verifier.engine={component.engine}",
                 )
             # Nothing changes the weights, so the reference is the engine itself.
             return self.engine(component.engine, counted=counted, continuous=True)
         if name not in self._engines:
-            self._engines[name] = component.config.build(_BuildContext(self, component, name))
+            self._engines[name] = component.config.build(Context(self, component, name))
             if not component.config.borrowed:
                 self.opened.append(self._engines[name])
         if not counted:
@@ -210,6 +207,22 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 engine = budgeted(engine, self.budget, price_prompt=prompt, price_completion=completion)
             self._asked[name] = engine
         return self._asked[name]
+
+    def engine_of(self, component: Component) -> Engine | None:
+        """The engine that a component's table names. Raises `RecipeError` for a tool with one that is trained."""
+        name, recipe = component.engine, self.recipe
+        if name is None:
+            return None
+        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
+        at_once = recipe.continuous and recipe.training is None
+        inside = in_process(recipe, name) and recipe.engines[name].type != "reference" and not at_once
+        if inside and component.kind == "tool":
+            raise RecipeError(
+                f"tool engine {name!r} samples in process, from the weights that are trained",
+                code="engine-in-process",
+                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
+            )
+        return self.engine(name, counted=component.kind != "engine")
 
     @cached_property
     def policy(self) -> Policy:
@@ -252,12 +265,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             name: self.engine(part.engine) for name, part in components.items() if part.engine is not None
         }
         if stand_in is not None:
-            engine = stand_in.config.build(_BuildContext(self, stand_in, stand_in.type))
+            engine = stand_in.config.build(Context(self, stand_in, stand_in.type))
             engines |= {name: engine for name, part in components.items() if in_process(self.recipe, part.engine)}
         table = self.recipe.agent
         own = isinstance(table, OwnAgentConfig)
         modules: dict[str, Any] = {
-            name: component.config.build(_BuildContext(self, component, name))
+            name: component.config.build(Context(self, component, name))
             for name, component in components.items()
             if not own or name == trained
         }
@@ -392,81 +405,6 @@ def _check_machine(value: Any, where: str) -> None:
         value = dict(value)
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
         _check_machine(inner, f"{where}.{key}".lstrip("."))
-
-
-@dataclass(frozen=True)
-class _BuildContext:
-    """`components.component.Context`, where each attribute is explained: the rest of the recipe, for one component."""
-
-    build: Build
-    component: Component
-    name: str
-
-    @property
-    def engine(self) -> Engine | None:
-        name = self.component.engine
-        if name is None:
-            return None
-        # Decided by its type, before it is built: a tiny engine's vocabulary needs the tools.
-        if self.component.kind == "tool" and in_process(self.build.recipe, name) and not self.answers_tools(name):
-            raise RecipeError(
-                f"tool engine {name!r} samples in process",
-                code="engine-in-process",
-                cause="the tool would answer with the weights that are trained",
-                fix=f'name [engines.frozen] type = "reference", engine = "{name}", or an engine of a server',
-            )
-        return self.build.engine(name, counted=self.component.kind != "engine")
-
-    def answers_tools(self, name: str) -> bool:
-        recipe = self.build.recipe
-        return recipe.engines[name].type == "reference" or (recipe.continuous and recipe.training is None)
-
-    @property
-    def engine_identity(self) -> dict[str, Any]:
-        return engine_identity(self.build.recipe.engines[self.component.engine or ""])
-
-    @property
-    def sandbox(self) -> Sandbox:
-        return self.build.sandbox
-
-    @property
-    def template(self) -> Template | None:
-        agent = self.build.recipe.agent
-        return load_template(agent.template) if isinstance(agent, InterleavedConfig) else None
-
-    @property
-    def source(self) -> TaskSource:
-        return self.build.source
-
-    @property
-    def tool_names(self) -> list[str]:
-        return [tool.name for tool in self.build.tools]
-
-    @property
-    def gateway(self) -> Gateway:
-        return self.build.gateway
-
-    @property
-    def warm_seed(self) -> int:
-        return warm_seed(self.build.recipe)
-
-    @property
-    def warm_lessons(self) -> bool:
-        warm = self.build.recipe.warm_start
-        return warm is not None and warm.lessons > 0
-
-    @property
-    def trains_adapter(self) -> bool:
-        recipe = self.build.recipe
-        if recipe.training is None or recipe.learner.lora is None:
-            return False
-        return self.name == (recipe.training.weights or recipe.modules[recipe.trained].engine)
-
-    def tasks(self, component: Component) -> TaskSource:
-        return self.build.tasks(component)
-
-    def reward(self, component: Component) -> Reward:
-        return self.build.reward(component)
 
 
 @dataclass

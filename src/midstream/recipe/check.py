@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from midstream.components.component import Component, EngineConfig, RewardConfig, Table, TasksConfig
-from midstream.components.kinds import config_class, registered, rules
+from midstream.components.kinds import config_class, registered
 from midstream.components.tables import parse_component
 from midstream.core.errors import RecipeError, did_you_mean
 from midstream.core.source import TaskSource
@@ -34,14 +34,12 @@ def check(recipe: Recipe) -> Table:
     Returns the resolved recipe: its table with every default, and lessons with their current version.
     """
     _check_engines(recipe)
-    _check_tasks(recipe)
-    _check_rewards(recipe)
-    _check_agent(recipe)
+    _check_dialogues(recipe)
+    _check_template(recipe)
     for where, component in _components(recipe):
         component.config.check_recipe(where, recipe)
     _check_imitated(recipe)
     _check_changed_tools(recipe)
-    _check_priced(recipe)
     if recipe.training is not None:
         _check_training(recipe)
         recipe.learner.check_recipe("learner", recipe)
@@ -109,12 +107,6 @@ def teacher(recipe: Recipe) -> Component | None:
     settings = recipe.warm_start.policy if recipe.warm_start else {}
     kind = recipe.trained if named in registered(recipe.trained) else "engine"
     return parse_component(kind, {**settings, "type": named}, "warm_start.policy") if named else None
-
-
-def warm_seed(recipe: Recipe) -> int:
-    """The seed of untrained weights and of the warm start."""
-    warm = recipe.warm_start
-    return recipe.seed if warm is None or warm.seed is None else warm.seed
 
 
 def draw(source: TaskSource, chosen: SetConfig) -> list[Task]:
@@ -214,18 +206,15 @@ def _check_engines(recipe: Recipe) -> None:
             raise RecipeError(
                 f"engines.{name}.engine = {engine.engine!r} has no reference policy",
                 code="setting-conflict",
-                cause="it must be another engine, whose weights midstream holds",
-                fix="name one of type tiny, tiny_text or transformers_local",
+                fix="name another engine, whose weights midstream holds: of type tiny, tiny_text or transformers_local",
             )
-    for name, model in recipe.serve.models.items():
-        if model.engine not in recipe.engines:
-            raise no_engine(recipe, f"serve.models.{name}.engine = {model.engine!r}", model.engine)
     # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
     named = [
         (f"{where}.engine", component.engine, component.kind in ("tasks", "reward"))
         for where, component in _components(recipe)
         if component.kind != "engine" and (component.config.asks == "always" or component.engine is not None)
     ]
+    named += [(f"serve.models.{name}.engine", model.engine, False) for name, model in recipe.serve.models.items()]
     if recipe.training is not None and recipe.training.weights is not None:
         named.append(("training.weights", recipe.training.weights, False))
     for role in ("reflector", *ROLES) if recipe.lessons is not None else ():
@@ -241,126 +230,6 @@ def _check_engines(recipe: Recipe) -> None:
                 cause="it answers only when every live trajectory waits for it, and this request comes from outside",
                 fix="name an engine of type openai_compatible there",
             )
-
-
-def _check_tasks(recipe: Recipe) -> None:
-    """Dialogues go to an agent that can hold them."""
-    agent = recipe.agent
-    refused, fix = "", ""
-    if isinstance(agent, OwnAgentConfig):
-        if not agent.policy.config.dialogues:  # type: ignore[attr-defined]
-            refused, fix = "an agent of your own without `dialogues = True`", "set this attribute of its class"
-    elif not isinstance(agent, InterleavedConfig):
-        refused, fix = "an agent of type 'agentflow', which answers questions", 'set agent.type = "interleaved"'
-    elif load_template(agent.template).appends == "inline":
-        refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
-        fix = 'choose one with appends = "message", such as artist-function-calling or native'
-    if recipe.evaluation.strategy is not None:
-        refused = f"evaluation.strategy = {recipe.evaluation.strategy!r}, which would take a reply back to refine it"
-        fix = "leave out the strategy"
-    for where, component in _task_components(recipe):
-        if not is_dialogues(component):
-            continue
-        if ".parts." in where:
-            refused, fix = "other tasks in a mixture", "train on one source of dialogues"
-        if refused:
-            raise RecipeError(
-                f"{where}.type = {component.type!r} has dialogues as tasks, with {refused}",
-                code="dialogues-not-supported",
-                fix=fix,
-            )
-
-
-def _check_rewards(recipe: Recipe) -> None:
-    """Rewards fit the tasks (dialogues are scored by outcome, questions by answer) and the agent's kind."""
-    for where, reward, tasks in reward_components(recipe):
-        config = reward.config
-        assert isinstance(config, RewardConfig)
-        dialogues = is_dialogues(tasks)
-        if config.of_stream and not isinstance(recipe.agent, InterleavedConfig):
-            raise RecipeError(
-                f"{where}.type = {reward.type!r} with an agent of type {recipe.agent.type!r}",
-                code="reward-does-not-fit",
-                cause="it scores the form of a stream, and only an interleaved agent writes one",
-                fix='set agent.type = "interleaved", or choose another reward',
-            )
-        for key in ("answer", "rule"):  # rewards inside this one
-            named = getattr(config, key, None)
-            if isinstance(named, str) and named not in ("", "per_task", *rules()):
-                raise RecipeError(
-                    f"{where}.{key} = {named!r} is no rule-based reward of midstream or an installed package",
-                    code="unknown-type",
-                    fix=f"{did_you_mean(named, rules())}name one of: {', '.join(rules())}",
-                )
-        if config.of_dialogues and not dialogues:
-            needed = "one that compares answers, such as exact_match"
-        elif dialogues and (config.rule_based or config.of_stream) and not config.of_dialogues:
-            needed = "dialogue or function_calling"
-        else:
-            continue
-        raise RecipeError(
-            f"{where}.type = {reward.type!r} with tasks of type {tasks.type!r}",
-            code="reward-does-not-fit",
-            fix=f"choose {needed}",
-        )
-
-
-def _check_agent(recipe: Recipe) -> None:
-    agent = recipe.agent
-    for where, chosen in _evaluation_sets(recipe).items() if isinstance(agent, OwnAgentConfig) else ():
-        if chosen.max_turns is not None:
-            raise RecipeError(
-                f"{where}.max_turns = {chosen.max_turns} with an agent of your own, which has its own limits",
-                code="setting-conflict",
-                fix="remove it; a limit is a parameter of the agent's function, and so a setting under [agent]",
-            )
-    if not isinstance(agent, InterleavedConfig):
-        return
-    template = load_template(agent.template)
-    imitated = teacher(recipe)
-    if recipe.warm_start and recipe.warm_start.lessons and not (imitated and imitated.config.follows_lessons):
-        raise RecipeError(
-            f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
-            code="setting-conflict",
-            cause="the teacher of these tasks follows no lessons",
-            fix="leave it out",
-        )
-    # A call of a missing tool could never be answered.
-    names = [component.alias or name for name, component in recipe.tools.items()]
-    for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
-        tool = agent.tools.get(mark, mark)
-        if tool not in names and not recipe.tool_servers:
-            meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
-            alone = "use recipe direct (the model alone) in place of --tools none"
-            raise RecipeError(
-                f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
-                f"{', '.join(names) or 'none'}",
-                code="unknown-tool",
-                cause="the prompt asks for calls that nothing would answer",
-                fix=f"add [tools.{tool}], or {meant if names else alone}",
-            )
-
-
-def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
-    if recipe.training is not None:
-        raise RecipeError(
-            "the recipe has both [training] and [lessons]",
-            code="setting-conflict",
-            cause="a run changes weights or lessons, so that it is known which of them helped",
-            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
-        )
-    if recipe.agent.lessons is not None:
-        raise RecipeError(
-            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons]",
-            code="setting-conflict",
-            cause="a recipe that learns lessons shows the lesson set that it learns, and no other",
-            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
-        )
-    check_shown(recipe.agent, config.modules, "lessons.modules")
-
-
-def _check_priced(recipe: Recipe) -> None:
-    """Refuse a limit in dollars next to a hosted model or a function without a price: it would not count its costs."""
     limit = recipe.budget.cost_usd if recipe.budget else None
     for name, component in recipe.engines.items() if limit is not None else ():
         config = component.config
@@ -373,6 +242,70 @@ def _check_priced(recipe: Recipe) -> None:
                 f'settings={{"engines.{name}.price_prompt_usd": 2.5}}; 0 for a function that costs nothing), '
                 f"or limit tokens or rollouts instead",
             )
+
+
+def _check_dialogues(recipe: Recipe) -> None:
+    """Dialogues go to an agent that can hold them, and are scored by outcome; questions are scored by answer."""
+    holds = recipe.holds_dialogues and recipe.evaluation.strategy is None
+    for where, component in _task_components(recipe):
+        if is_dialogues(component) and (not holds or ".parts." in where):
+            raise RecipeError(
+                f"{where}.type = {component.type!r} has dialogues as tasks: not in a mixture, and not with this agent",
+                code="dialogues-not-supported",
+                fix='set agent.type = "interleaved" and a template with appends = "message", such as native, or '
+                "`dialogues = True` in the class of your own agent; without evaluation.strategy",
+            )
+    for where, reward, tasks in reward_components(recipe):
+        config, dialogues, other = reward.config, is_dialogues(tasks), f"tasks of type {tasks.type!r}"
+        assert isinstance(config, RewardConfig)
+        if config.of_stream and not isinstance(recipe.agent, InterleavedConfig):
+            other = f"an agent of type {recipe.agent.type!r}, which writes no stream"
+            needed = 'set agent.type = "interleaved", or choose another reward'
+        elif config.of_dialogues and not dialogues:
+            needed = "choose one that compares answers, such as exact_match"
+        elif dialogues and (config.rule_based or config.of_stream) and not config.of_dialogues:
+            needed = "choose dialogue or function_calling"
+        else:
+            continue
+        what = f"{where}.type = {reward.type!r} with {other}"
+        raise RecipeError(what, code="reward-does-not-fit", fix=needed)
+
+
+def _check_template(recipe: Recipe) -> None:
+    """The tools that a stream's template calls are the recipe's."""
+    agent = recipe.agent
+    if not isinstance(agent, InterleavedConfig):
+        return
+    template = load_template(agent.template)
+    # A call of a missing tool could never be answered.
+    names = [component.alias or name for name, component in recipe.tools.items()]
+    for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
+        tool = agent.tools.get(mark, mark)
+        if tool not in names and not recipe.tool_servers:
+            meant = f'name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}'
+            alone = "use recipe direct (the model alone) in place of --tools none"
+            raise RecipeError(
+                f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
+                f"{', '.join(names) or 'none'}",
+                code="unknown-tool",
+                fix=f"add [tools.{tool}], or {meant if names else alone}",
+            )
+
+
+def _check_lessons(recipe: Recipe, config: LessonsConfig) -> None:
+    if recipe.training is not None:
+        raise RecipeError(
+            "the recipe has both [training] and [lessons]",
+            code="setting-conflict",
+            fix="remove one of them; weights are trained with lessons in the prompts by agent.lessons",
+        )
+    if recipe.agent.lessons is not None:
+        raise RecipeError(
+            f"agent.lessons = {str(recipe.agent.lessons)!r} with [lessons], which shows the lesson set that it learns",
+            code="setting-conflict",
+            fix="set lessons.start to begin with that lesson set, and remove agent.lessons",
+        )
+    check_shown(recipe.agent, config.modules, "lessons.modules")
 
 
 def _check_training(recipe: Recipe) -> None:
@@ -393,10 +326,9 @@ def _check_training(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{where}.engine = {component.engine!r} would be trained together with the planner",
                 code="setting-conflict",
-                cause="it samples from the planner's weights, and only the planner may change",
                 fix="give it an [engines.NAME] table of its own (the same server and model will do)",
             )
-    name = training.weights or asked
+    name = recipe.trained_engine
     learner, engine = recipe.learner, recipe.engines.get(name or "")
     if engine is not None and getattr(engine.config, "service", "") != learner.service:
         raise RecipeError(
@@ -427,9 +359,8 @@ def _check_imitated(recipe: Recipe) -> None:
             shown = f"transcripts of type {imitated.type!r}" if imitated else "tasks that have no teacher"
             fit = [name for name in registered(kind) if (config_class(kind, name).teaches or name) == learner.type]
             raise RecipeError(
-                f"{where} would teach agent.{kind}, of type {learner.type!r}, from {shown}",
+                f"{where} would teach agent.{kind}, of type {learner.type!r}, from {shown}: other prompts than its own",
                 code="setting-conflict",
-                cause="it must learn from the prompts that it will be given",
                 fix=f"set training.supervised.planner to a table of type {' or '.join(fit)}",
             )
 
@@ -440,34 +371,34 @@ def _check_changed_tools(recipe: Recipe) -> None:
     if recipe.warm_start is not None:
         degraded["warm_start.degraded"] = recipe.warm_start.degraded
     degraded |= {f"{where}.degraded": chosen.degraded for where, chosen in _evaluation_sets(recipe).items()}
-    changed = {f"simulated.{name}": (name, config, not config.engine) for name, config in recipe.simulated.items()} | {
-        f"{where}.{name}": (name, config, config.needs_corpus)
-        for where, tools in degraded.items()
-        for name, config in tools.items()
-    }
-    for where, (name, config, draws) in changed.items():
+    changed = [
+        (f"simulated.{name}", name, config.index, not config.engine) for name, config in recipe.simulated.items()
+    ]
+    for where, tools in degraded.items():
+        changed += [(f"{where}.{name}", name, config.index, config.needs_corpus) for name, config in tools.items()]
+    for where, name, index, draws in changed:
         if name not in recipe.tools:
             raise RecipeError(
                 f"{where}: the recipe has no tool {name!r}",
                 code="unknown-tool",
                 fix=f"{did_you_mean(name, recipe.tools)}name one of: {', '.join(recipe.tools) or 'none'}",
             )
-        if draws and config.index is None and not tasks_config(recipe.tasks).world:
+        if draws and index is None and not tasks_config(recipe.tasks).world:
             raise RecipeError(
-                f"{where} has no documents to draw from",
+                f"{where} has no documents to draw from: tasks of type {recipe.tasks.type!r} have none",
                 code="world-missing",
-                cause=f"tasks of type {recipe.tasks.type!r} have no facts of their own",
                 fix=f"midstream index build DOCUMENTS.jsonl, and set {where}.index to the file that it prints"
                 + (f"; or {where}.engine to a model that writes them" if where.startswith("simulated") else ""),
             )
+    users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
+    asked = [user.engine for user in users if in_process(recipe, user.engine)]
     for name, simulated in recipe.simulated.items():
-        if simulated.engine is not None and simulated.engine not in recipe.engines:
+        if simulated.engine is None:
+            continue
+        if simulated.engine not in recipe.engines:
             raise no_engine(recipe, f"simulated.{name}.engine = {simulated.engine!r}", simulated.engine)
-        users = (*recipe.modules.values(), *(component for _, component, _ in reward_components(recipe)))
-        asked = [user.engine for user in users if in_process(recipe, user.engine)]
-        if simulated.engine is not None:
-            SimulatorPrompt(simulated)  # raises for a prompt file with other places
-        if simulated.engine is not None and simulated.engine in asked:
+        SimulatorPrompt(simulated)  # raises for a prompt file with other places
+        if simulated.engine in asked:
             raise RecipeError(
                 f"simulated.{name}.engine = {simulated.engine!r} is an engine in process that others ask",
                 code="engine-in-process",

@@ -1,15 +1,15 @@
-"""Estimate what a run would do: trajectories, calls, tokens. Nothing is asked or downloaded; files are read.
+"""Estimate what a run would do: trajectories, requests. Nothing is asked or downloaded; files are read.
 
 The numbers are upper bounds for a run without failures: every trajectory takes all its turns, and every module asks as
-often as it may. The number of a user's messages in a dialogue is unknown: calls are those after one message, tokens
-those of the longest stream. `recipe/memory.py` estimates memory.
+often as it may. The number of a user's messages in a dialogue is unknown: requests are those after one message. Sets
+whose size only the Hugging Face Hub knows are "?". `recipe/memory.py` has the memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,21 +18,18 @@ from midstream.components.component import Component
 from midstream.components.tables import parse_strategy
 from midstream.core.source import TaskSource
 from midstream.core.task import Task
-from midstream.engines.openai.providers import price_of, prices_used
+from midstream.engines.openai.providers import prices_used
 from midstream.evaluation.settings import SetConfig
-from midstream.lessons.settings import Requests
 from midstream.recipe.build import Build
 from midstream.recipe.check import draw, is_dialogues, set_reward, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, OwnAgentConfig, Recipe
 from midstream.runs.budget import BudgetConfig
-from midstream.runs.info import differing_settings
 from midstream.sources.benchmarks import BenchmarkTasks
 from midstream.sources.finite import NoTasks
 from midstream.sources.mixture import Mixture
-from midstream.training.settings import TrainingConfig
 
-_MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
+Requested = Counter[tuple[str, str]]  # by who asks and engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +51,6 @@ class Batch:
     learns: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asker:
-    """A module, tool or judge that asks an engine, with the most requests a turn and a trajectory.
-
-    `max_tokens` limits the new tokens of a request, `in_all` those of a trajectory, if anything does. A judge is `once`
-    for a trajectory, however often a strategy runs the agent.
-    """
-
-    name: str
-    engine: str
-    max_tokens: int
-    per_turn: int = 0
-    per_trajectory: int = 0
-    in_all: int | None = None
-    once: bool = False
-
-    def of(self, batch: Batch) -> tuple[int, int]:
-        """(calls, new tokens) of a batch."""
-        calls = self.per_turn * batch.turns + self.per_trajectory
-        tokens = calls * self.max_tokens
-        if self.in_all is not None:
-            tokens = self.in_all if batch.dialogue else min(tokens, self.in_all)
-        times = (batch.count or 0) * (1 if self.once else batch.agent_runs)
-        return times * calls, times * tokens
-
-
 def describe(build: Build, *, training: bool) -> list[str]:
     """Describe what a run would do, and the memory that it needs; without `training`, what an evaluation would do."""
     recipe, batches = build.recipe, batches_of(build, training=training)
@@ -89,26 +60,22 @@ def describe(build: Build, *, training: bool) -> list[str]:
         after = " after each message of a user" if batch.dialogue else ""
         runs = f"{batch.agent_runs:,} agent runs, each of " if batch.agent_runs > 1 else ""
         lines.append(f"  {count:>12}  of {runs}{batch.turns} turns{after}: {batch.what}")
-    lessons = recipe.lessons if training else None
+    requests = _requests(recipe, batches, training=training)
+    lines.append(
+        "Requests, at most; retries come on top:" if requests else "Requests: none, every module is a program."
+    )
+    for (name, engine), count in requests.items():
+        component = recipe.engines[engine]
+        lines.append(f"  {count:>12,}  of {name}: {engine} ({getattr(component.config, 'model', component.type)})")
+    if prices := prices_used(recipe.table()):
+        lines.append(f"Prices: {prices}")
     limits = recipe.budget or BudgetConfig()
-    lines += _call_lines(recipe, batches, lessons.most_requests(limits) if lessons else ())
     listed = ", ".join(f"{name} = {value:,}" for name, value in limits.limits.items())
     lines.append(f"Limits of the whole run: {listed or 'none (--budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
         lines.append(f"Optimizer steps: {updates:,}{before}")
-        if recipe.training.variant is not None:
-            # A recipe may override settings of its variant; the name alone would hide that.
-            ours, theirs = (
-                config.model_dump(
-                    mode="json", include={"loss", "baseline", "normalize_by_std", "turns"}, exclude_none=True
-                )
-                for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
-            )
-            changed = ", ".join(differing_settings(ours, theirs))
-            exceptions = f", except (the recipe's | its own): {changed}" if changed else ""
-            lines.append(f"Variant {recipe.training.variant}{exceptions}")
     return [*lines, *memory_lines(recipe, training=training)]
 
 
@@ -116,14 +83,10 @@ def counts(build: Build, *, training: bool) -> dict[str, int]:
     """What a run does at most, as sums; without `training`, an evaluation. Sets of unknown size are left out."""
     recipe, batches = build.recipe, batches_of(build, training=training)
     schedule = recipe.training if training else None
-    limits = recipe.budget or BudgetConfig()
-    asked = recipe.lessons.most_requests(limits) if training and recipe.lessons else ()
-    calls, tokens = _requests(recipe, batches, asked)
     warm = recipe.warm_start.steps if training and recipe.warm_start else 0
     return {
         "trajectories": sum(batch.count or 0 for batch in batches),
-        "calls": calls.total(),
-        "new tokens": tokens.total(),
+        "requests": _requests(recipe, batches, training=training).total(),
         "optimizer steps": warm + (schedule.steps * schedule.minibatches if schedule else 0),
     }
 
@@ -198,10 +161,8 @@ def set_size(build: Build, chosen: SetConfig) -> int | None:
     if (tasks := set_tasks(build, chosen)) is not None:
         return len(tasks)
     source = build.tasks(chosen.tasks or build.recipe.tasks)
-    if chosen.count is not None:
+    if chosen.count is not None or chosen.per_family is not None:
         return chosen.count
-    if chosen.per_family is not None:
-        return chosen.per_family * len(chosen.families) or None
     return source.benchmark.sizes.get(chosen.split) if isinstance(source, BenchmarkTasks) else None
 
 
@@ -212,100 +173,39 @@ def on_hub(source: TaskSource) -> bool:
     return isinstance(source, BenchmarkTasks) and source.config.file is None
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
-    """Every module and tool that asks a model, with `planner` in place of the trained module."""
-    often: dict[str, dict[str, Any]] = {
-        "planner": {"per_turn": 1},
-        "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
-        "generator": {"per_trajectory": _MAX_ASKS},
-        "analyst": {"per_trajectory": _MAX_ASKS},
-    }
-    for name, module in {**recipe.modules, recipe.trained: planner}.items():
+def requests_of(recipe: Recipe, batch: Batch) -> Requested:
+    """The most requests of a batch, without retries; who can ask again for a reply that cannot be used asks twice."""
+    runs = (batch.count or 0) * batch.agent_runs
+    turns = runs * batch.turns
+    # The last reply of a policy calls no tool. How often an agent of your own asks its other models is unknown: once.
+    often = {"planner": turns, "policy": turns + runs, "executor": 2 * turns, "verifier": 2 * turns}
+    often |= {"generator": 2 * runs, "analyst": 2 * runs}
+    found = Requested()
+    for name, module in {**recipe.modules, recipe.trained: batch.planner}.items():
         if module is not None and module.engine is not None:
-            config: Any = module.config
-            yield Asker(
-                name=name,
-                engine=module.engine,
-                max_tokens=config.sampling.max_tokens if hasattr(config, "sampling") else 0,
-                in_all=recipe.agent.max_tokens if isinstance(recipe.agent, InterleavedConfig) else None,
-                **often.get(name, {"per_turn": _MAX_ASKS}),
-            )
+            found[name, module.engine] += often.get(name, runs)
     # A turn calls one tool; an executor's program calls it several times.
     executor = recipe.modules.get("executor")
     calls = 1
     if executor is not None and isinstance(executor.config, ExecutorConfig) and executor.config.mode == "code":
         calls = executor.config.program.max_tool_calls
-    by_engine: dict[str, list[str]] = {}
-    for name, tool in recipe.tools.items():
-        if tool.engine is not None:
-            by_engine.setdefault(tool.engine, []).append(name)
-    for engine, names in by_engine.items():
-        longest = max(getattr(recipe.tools[name].config, "max_tokens", 0) for name in names)
-        label = f"{len(names)} tools" if len(names) > 1 else names[0]
-        yield Asker(name=label, engine=engine, max_tokens=longest, per_turn=calls)
-
-
-def judges(reward: Component) -> Iterator[Asker]:
-    """The judge of a reward, or the judges inside it."""
-    for _, component in with_parts("", reward):
-        if component.engine is not None:
-            config: Any = component.config
-            often = _MAX_ASKS * config.votes
-            yield Asker(
-                name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often, once=True
-            )
-
-
-def simulators(recipe: Recipe, batch: Batch) -> Iterator[Asker]:
-    """The models that play tools in these trajectories."""
+    for engine in dict.fromkeys(tool.engine for tool in recipe.tools.values() if tool.engine is not None):
+        found["tools", engine] += calls * turns
     for name, config in recipe.simulated.items():
         if config.engine is not None and (config.everywhere or batch.learns):
-            tokens = config.sampling.max_tokens
-            yield Asker(name=f"simulated {name}", engine=config.engine, max_tokens=tokens, per_turn=_MAX_ASKS)
+            found[f"simulated {name}", config.engine] += 2 * turns
+    for _, component in with_parts("", batch.reward):
+        judge: Any = component.config
+        if component.engine is not None:
+            found["judge", component.engine] += 2 * judge.votes * (batch.count or 0)
+    return found
 
 
-Requested = Counter[tuple[str, str]]  # by who asks and engine
-
-
-def _requests(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> tuple[Requested, Requested]:
-    """The most requests, and the tokens that they generate."""
-    calls, tokens = Requested(), Requested()
-    for batch in batches:
-        for asker in (*askers(recipe, batch.planner), *simulators(recipe, batch), *judges(batch.reward)):
-            more_calls, more_tokens = asker.of(batch)
-            calls[asker.name, asker.engine] += more_calls
-            tokens[asker.name, asker.engine] += more_tokens
-    for role in roles:
-        calls[role.role, role.engine] += role.count
-        tokens[role.role, role.engine] += role.count * role.max_tokens
-    return calls, tokens
-
-
-def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> list[str]:
-    calls, tokens = _requests(recipe, batches, roles)
-    if not calls:
-        return ["Calls: none, every module is a program."]
-    own = isinstance(recipe.agent, OwnAgentConfig)
-    lines = [
-        "Calls and tokens, if your agent asks each of its models once; it alone knows how often:"
-        if own
-        else "Calls, and the tokens they generate, at most; retries come on top:"
-    ]
-    cost = 0.0
-    for (name, engine), count in calls.items():
-        component = recipe.engines[engine]
-        model = getattr(component.config, "model", component.type)
-        cost += tokens[name, engine] * price_of(component.config)[1]
-        lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
-    if cost:
-        lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
-    if prices := prices_used(recipe.table()):
-        lines.append(f"  Prices: {prices}")
-    if any(batch.dialogue for batch in batches):
-        lines.append("  Calls of a dialogue are those after one message of its user; its tokens are those of all.")
-    if any(batch.count is None for batch in batches):
-        lines.append("  Left out: sets whose size is known only from data on the Hugging Face Hub.")
-    return lines
+def _requests(recipe: Recipe, batches: Sequence[Batch], *, training: bool) -> Requested:
+    found = sum((requests_of(recipe, batch) for batch in batches), Requested())
+    for role in recipe.lessons.most_requests() if training and recipe.lessons else ():
+        found[role.role, role.engine] += role.count
+    return found

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from midstream.components.component import Table
 from midstream.components.kinds import IN_A_PACKAGE
@@ -23,6 +25,7 @@ from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml, read_toml
 
 _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
+_FORM = "it is not of the form a.b=value"
 
 
 def recipe_directories() -> list[Path]:
@@ -110,33 +113,51 @@ def read_table(name: str) -> Table:
 
 
 def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
-    """The table with every `a.b=value` applied in order; values are TOML, bare words are strings.
+    """The table with every `a.b=value` of `--set` applied; values are TOML, bare words are strings."""
+    return with_settings(table, map(parse_override, overrides))
 
-    A table's first `type` comes before the table's other keys, because it replaces a table of another type. An inline
-    table counts as its keys.
+
+def parse_override(override: str) -> tuple[str, object]:
+    """The name and the value in `a.b=value`. Raises `RecipeError`."""
+    key, sign, text = override.partition("=")
+    problem, values = "" if sign else _FORM, {}
+    try:
+        values = parse_toml(f"value = {text}")
+    except TOMLDecodeError:  # bare words
+        values = {"value": text} if text.isprintable() else {}
+    except ValueError as failure:
+        problem = str(failure)
+    if not problem and values.keys() != {"value"}:
+        problem = "a line break or control character outside of quotes"
+    if problem:
+        raise _unfit(override, problem)
+    return key, values["value"]
+
+
+def _unfit(setting: str, problem: str) -> RecipeError:
+    refuse_secrets({"--set": setting})
+    return RecipeError(
+        f"--set {shown(setting)}: {problem}",
+        code="recipe-invalid",
+        fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
+    )
+
+
+def with_settings(table: Table, settings: Iterable[tuple[str, object]]) -> Table:
+    """The table with settings applied in order, each a name such as "training.steps" and a value; None is left out.
+
+    A table's first `type` comes before the table's other keys, because it replaces a table of another type. A table as
+    a value counts as its keys.
     """
     changes: list[tuple[list[str], Table]] = []
-    for override in overrides:
-        key, sign, text = override.partition("=")
-        parts, problem, values = key.split("."), "", {}
-        try:
-            values = parse_toml(f"value = {text}")
-        except TOMLDecodeError:  # bare words
-            values = {"value": text} if text.isprintable() else {}
-        except ValueError as failure:
-            problem = str(failure)
-        if not sign or not all(parts) or len(parts) > _MAX_DEPTH or not key.isprintable():
-            problem = "it is not of the form a.b=value"
-        elif not problem and values.keys() != {"value"}:
-            problem = "a line break or control character outside of quotes"
-        if problem:
-            refuse_secrets({"--set": override})
-            raise RecipeError(
-                f"--set {shown(override)}: {problem}",
-                code="recipe-invalid",
-                fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
-            )
-        for path, change in each_setting(parts, values["value"]):
+    for key, given in settings:
+        if given is None:
+            continue
+        parts = key.split(".")
+        value = to_jsonable_python(given, fallback=repr)  # paths, tuples
+        if not all(parts) or len(parts) > _MAX_DEPTH or not key.isprintable():
+            raise _unfit(f"{key}={value}", _FORM)
+        for path, change in each_setting(parts, value):
             place, (*inside, last) = len(changes), path
             if last == "type" and all(other != path for other, _ in changes):
                 within = (other[:-1][: len(inside)] == inside for other, _ in changes)
@@ -148,9 +169,9 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     return reduce(merge, (change for _, change in changes), table)
 
 
-def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings by their names as overrides: `{"training.steps": 50}` is "training.steps=50"."""
-    return [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items() if value is not None]
+    return [f"{key}={_toml_value(value)}" for key, value in settings.items()]
 
 
 def each_setting(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:

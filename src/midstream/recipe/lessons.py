@@ -27,19 +27,11 @@ from midstream.lessons.feedback import Vote, VoteFile
 from midstream.lessons.lesson_set import Lesson, LessonSet, identity, render_modules
 from midstream.lessons.operations import Operation
 from midstream.lessons.settings import FeedbackConfig
-from midstream.recipe.files import merge
 from midstream.recipe.schema import AgentConfig, InterleavedConfig, OwnAgentConfig
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 
 _DIRECTORY = "lessons"  # of a lesson run's directory: what holds its versions
-
-
-def with_lessons_of(table: Table, named: str | None) -> Table:
-    """Add the lesson set that `--lessons` names to the table of a recipe; None leaves the table unchanged."""
-    if named is None:
-        return table
-    return merge(table, {"agent": {"lessons": named}})
 
 
 def read(named: str | Path) -> LessonSet:

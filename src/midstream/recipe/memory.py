@@ -1,15 +1,14 @@
 """Estimate whether the models of a recipe fit: weights, AdamW, activations of an update, cache of sampling.
 
 Parameter counts are exact, from the shape of a known model or a local directory's config.json; the rest are bounds
-(tests/recipe/test_memory.py). Driver and allocator overheads are allowances. `midstream plan` of midstream-extra counts
-more closely, and for several GPUs.
+(tests/recipe/test_memory.py). `midstream plan` of midstream-extra counts more closely, and for several GPUs.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from midstream.components.component import Component
 from midstream.engines.local.catalog import place_of
 from midstream.engines.local.settings import LocalModelConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.training.settings import BUCKET, LOGITS, LearnerConfig
+from midstream.training.settings import LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 PROMPT_TOKENS = 1000  # allowance: a prompted planner's instructions and five tools, before any memory
 SLACK = 2  # a subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
-_CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
+_PROCESS_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 _LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
@@ -121,35 +120,28 @@ def shape_of(model: str) -> Shape | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The bytes of one thing and the formula behind them; with `host`, in host memory because of `learner.offload`."""
+def weights_bytes(shape: Shape, dtype: str, learner: LearnerConfig | None) -> dict[str, int]:
+    """What a device holds all the time: the weights, and for a `learner` their gradient, AdamW and reference policy.
 
-    name: str
-    bytes: int
-    formula: str
-    host: bool = False
-
-
-def weight_shares(shape: Shape, dtype: str, learner: LearnerConfig | None) -> list[Share]:
-    """What is held all the time: the weights, and for a `learner` their gradient, AdamW and reference policy."""
-    count, width = shape.parameters, WIDTHS[dtype]
-    shares = [Share("weights", count * width, f"{count:,} parameters x {width} ({dtype})")]
+    What `learner.offload` keeps in host memory is left out.
+    """
+    width = WIDTHS[dtype]
+    found = {"weights": shape.parameters * width}
     if learner is None:
-        return shares
-    if learner.lora is None:
-        trained, state = count, 4 if learner.masters else width
-        reference = Share("reference policy", count * width, f"parameters x {width}", learner.offloads_reference)
-        shares += [reference, Share("gradient", count * state, f"parameters x {state}")]
-    else:
-        trained, state = shape.adapter(learner.lora.rank), 4
-        shares.append(Share("LoRA adapter", 2 * trained * state, f"{trained:,} x 2 (weights, gradient) x 4 (float32)"))
-    moments = 3 if learner.masters else 2
-    formula = f"{trained:,} x {moments} ({'masters, ' * learner.masters}two moments) x {state}"
-    return [*shares, Share("AdamW", moments * trained * state, formula, learner.offloads_optimizer)]
+        return found
+    trained, state = shape.parameters, 4 if learner.masters else width
+    if learner.lora is not None:
+        trained, state = shape.adapter(learner.lora.rank), 4  # in float32
+        found["LoRA adapter"] = trained * state
+    elif not learner.offloads_reference:
+        found["reference policy"] = trained * width
+    found["gradient"] = trained * state
+    if not learner.offloads_optimizer:
+        found["AdamW"] = (3 if learner.masters else 2) * trained * state
+    return found
 
 
-def activation_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
+def update_bytes(shape: Shape, dtype: str, learner: LearnerConfig) -> int:
     """What an update of `learner.chunk_tokens` tokens keeps for its backward pass, with its logits and head.
 
     With recomputed activations: the inputs of all layers, and one layer in full with its gradients.
@@ -160,44 +152,25 @@ def activation_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
     each = (shape.layers + 1) * layer
     if learner.recompute_activations:
         each = shape.layers * shape.hidden * width + 2 * layer
-    # A prefix tree may hold a few chunks' worth of tokens, and copies of the keys and values that its branches share.
-    tokens = learner.chunk_tokens
     # Logits are made a piece at a time, and the gradient of the head before it is added to the rest.
     head = 0 if learner.lora is not None else shape.vocabulary * shape.hidden * (width + 4 * learner.masters)
+    # A prefix tree may hold a few chunks' worth of tokens, and copies of the keys and values that its branches share.
+    tokens = learner.chunk_tokens
     if learner.attention != "rows":
         tokens, each = SLACK * tokens, each + 4 * shape.kv_bytes(WIDTHS[dtype])
-    logits = min(LOGITS, tokens * shape.vocabulary) * _LOGIT_BYTES + head
-    return Share("activations", tokens * each + logits, f"{tokens:,} tokens x {each:,} + {logits:,} of the head")
+    return tokens * each + min(LOGITS, tokens * shape.vocabulary) * _LOGIT_BYTES + head
 
 
-def step_share(shape: Shape, dtype: str, learner: LearnerConfig) -> Share:
-    """The temporary values of AdamW's step; a step that streams its state has few of them."""
-    count = shape.parameters if learner.lora is None else shape.adapter(learner.lora.rank)
-    if learner.offloads_optimizer or learner.masters:
-        count = min(4 * BUCKET, count)
-    width = 4 if learner.lora is not None or learner.masters else WIDTHS[dtype]
-    return Share("AdamW's step", count * width, f"{count:,} temporary values x {width}")
-
-
-def cache_share(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Share:
-    """Key-value cache of sampling `batch` requests in process, with the shortest prompts."""
-    row, each = PROMPT_TOKENS + max_tokens, shape.kv_bytes(WIDTHS[dtype])
-    return Share("cache", batch * row * each, f"{batch} rows x {row:,} tokens x {each:,}")
-
-
-def longest_reply(recipe: Recipe, users: list[Component]) -> int:
+def longest_reply(recipe: Recipe, users: Sequence[Component]) -> int:
     """The most new tokens of a request of these modules; a stream consists of several replies, which count together."""
     if isinstance(recipe.agent, InterleavedConfig):
         return recipe.agent.max_tokens
-    configs: list[Any] = [user.config for user in users]
-    return max(module.sampling.max_tokens for module in configs if hasattr(module, "sampling"))
+    return max(user.config.sampling.max_tokens for user in users if hasattr(user.config, "sampling"))  # type: ignore[attr-defined]
 
 
 def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
     """The memory of every model in this process, and whether it fits a card that the recipe's name promises."""
-    trained = None
-    if recipe.training and training:
-        trained = recipe.training.weights or recipe.modules[recipe.trained].engine
+    trained = recipe.trained_engine if recipe.training and training else None
     lines: list[str] = []
     for name, engine in recipe.engines.items():
         users = [module for module in recipe.modules.values() if module.engine == name]
@@ -215,7 +188,7 @@ def promised_bytes(name: str) -> int | None:
 
 
 def _engine_lines(
-    recipe: Recipe, name: str, config: LocalModelConfig, users: list[Component], learner: LearnerConfig | None
+    recipe: Recipe, name: str, config: LocalModelConfig, users: Sequence[Component], learner: LearnerConfig | None
 ) -> list[str]:
     title = f"Memory of engine {name} ({config.model})"
     shape = shape_of(config.model)
@@ -223,32 +196,30 @@ def _engine_lines(
         return [f"{title}: unknown, because this model's shape is not known."]
     if learner and learner.lora and learner.lora.target != "all-linear":
         return [f"{title}: unknown, because learner.lora.target is not all-linear."]
-    shares, passing = weight_shares(shape, config.dtype, learner), list[Share]()
-    if config.device != "cpu":
-        shares.append(Share("the process itself", _CONTEXT_BYTES, "an allowance"))
+    held, passing = weights_bytes(shape, config.dtype, learner), dict[str, int]()
     if learner is not None:
-        passing += [activation_share(shape, config.dtype, learner), step_share(shape, config.dtype, learner)]
+        passing[f"activations of an update of {learner.chunk_tokens:,} tokens"] = update_bytes(
+            shape, config.dtype, learner
+        )
     if users:
-        passing.append(cache_share(shape, config.dtype, config.max_batch, longest_reply(recipe, users)))
-    # Update, step and sampling follow one another.
-    taken = sum(share.bytes for share in shares if not share.host) + max(share.bytes for share in passing)
+        row = PROMPT_TOKENS + longest_reply(recipe, users)  # with the shortest prompts
+        size = config.max_batch * row * shape.kv_bytes(WIDTHS[config.dtype])
+        passing[f"cache of sampling {config.max_batch} rows of {row:,} tokens"] = size
+    # An update and sampling follow one another.
+    taken = sum(held.values()) + max(passing.values())
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
-    for share in (*shares, *passing):
-        where = " (in host memory)" if share.host else ""
-        lines.append(f"  {_gb(share.bytes)}  {share.name}{where}: {share.formula}")
-    lines.append(f"  {_gb(taken)}  at the peak; update, step and sampling follow one another")
+    lines += [f"  {_gb(size)}  {what}" for what, size in {**held, **passing, "at the peak": taken}.items()]
     card = promised_bytes(recipe.name)
     if card is not None and config.device != "cpu":
-        lines.append(_card_line(card, taken))
+        taken += _PROCESS_BYTES
+        # Rounded down: a server that is promised too much fails at the first update, not at its start.
+        share = (card - taken) * 100 // card / 100
+        lines.append(
+            f"  WARNING: that does not fit a card of {card // GIB} GB; lower learner.chunk_tokens or max_tokens"
+            if taken > card
+            else f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f}"
+        )
     return lines
-
-
-def _card_line(card: int, taken: int) -> str:
-    if taken > card:
-        return f"  WARNING: that does not fit a card of {card // GIB} GB; lower learner.chunk_tokens or max_tokens"
-    # Rounded down: a server that is promised too much fails at the first update, not at its start.
-    share = (card - taken) * 100 // card / 100
-    return f"  {_gb(card - taken)}  of {card // GIB} GB left for a server: --gpu-memory-utilization {share:.2f} at most"
 
 
 def _gb(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Recipes of runs, and a caller's changes to a recipe: server, tools, seed, evaluation, and `--set`."""
+"""A caller's changes to a recipe, or to that of a run: server, tools, seed, evaluation, and `--set`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from pydantic_core import to_jsonable_python
 
 from midstream.components import own
 from midstream.components.component import Table
@@ -19,19 +18,19 @@ from midstream.components.kinds import IN_A_PACKAGE, agent_type, config_class, m
 from midstream.components.tables import parse_component
 from midstream.core.errors import UsageError, did_you_mean
 from midstream.core.secrets import refuse_secrets
-from midstream.core.text_file import parse_toml
 from midstream.engines.local.catalog import MODELS, place_of
 from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.evaluation.settings import OWN
 from midstream.recipe.check import check, is_dialogues
-from midstream.recipe.files import merge, read_table, to_toml, with_overrides
-from midstream.recipe.lessons import EditableLessons, with_lessons_of
+from midstream.recipe.files import merge, parse_override, read_table, with_settings
+from midstream.recipe.inputs import has_weights, run_table
+from midstream.recipe.lessons import EditableLessons
 from midstream.recipe.memory import shape_of
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
-from midstream.runs.directory import damaged_recipe
-from midstream.runs.info import differing_settings
+from midstream.runs.budget import parse_limits
 
+ChangesT = TypeVar("ChangesT")
 Source = str | RunDirectory | Table
 """A recipe by name, file or table, or a run."""
 
@@ -44,14 +43,18 @@ LOCAL = "local"
 class AgentChanges(TypedDict, total=False):
     """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
 
-    `overrides` are `A.B=C` settings; they win over server, seed and lesson set. `model` is a name on the server at
-    `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
-    exactly the tools to use, separated by commas, or is "none". `lessons` names the lessons in the prompts: a lesson
-    run, one version of its lessons (`RUN@VERSION`), or a file. `strategy` runs the agent several times on a question:
-    "dser:K=8,T=4".
+    `settings` are others of the recipe by their names (docs/recipes.md), such as `{"rollout.concurrency": 4}`, and
+    `overrides` the same as texts `A.B=C`; they win over server, seed and lesson set. `seed` is the run seed. `budget`
+    is the most that the run may use: "2 usd", "500 rollouts", "1000000 tokens", "3600 seconds", or several of them
+    with commas between. `model` is a name on the server at `base_url`, or of `provider`. `serve_with` is a provider
+    whose servers the run starts for itself. `tools` names exactly the tools to use, separated by commas, or is "none".
+    `lessons` names the lessons in the prompts: a lesson run, one version of its lessons (`RUN@VERSION`), or a file.
+    `strategy` runs the agent in several chains that verify and refine, and votes: "dser:K=8,T=4" (docs/evaluation.md).
     """
 
+    settings: Mapping[str, object] | None
     overrides: Sequence[str]
+    budget: str | None
     seed: int | None
     model: str | None
     base_url: str | None
@@ -66,12 +69,12 @@ class LearningChanges(AgentChanges, total=False):
     """What a caller changes in what a recipe learns from.
 
     `tasks` is a file of questions or `my_tasks.py:function`; it replaces the recipe's task source, also in the sets and
-    the validation that are drawn from it. `reward` is a type, `my_reward.py:function`, or a whole table. `engine` is
-    what samples from the trained weights and updates them, in place of this machine: a type of learner.
+    the validation that are drawn from it. `reward` as in `EvaluationChanges`. `engine` is what samples from the trained
+    weights and updates them, in place of this machine: a type of learner.
     """
 
     tasks: str | None
-    reward: str | Table | None
+    reward: object
     engine: str | None
 
 
@@ -79,8 +82,9 @@ class EvaluationChanges(AgentChanges, total=False):
     """What a caller changes in what is evaluated.
 
     `benchmarks` (each `NAME` or `NAME=FILE`), `task_files` and `sets` (tables) replace the recipe's sets. `count` is
-    the number of tasks of each set, drawn at random; `reward` scores the answers: a type, `my_reward.py:function`, or a
-    whole table.
+    the number of tasks of each set, drawn at random; `trials` the attempts at each task. `reward` scores the answers: a
+    function, a type, `my_reward.py:function`, or a whole table; by default that which each task names, else the
+    recipe's. `temperature` is that of the planner or policy.
     """
 
     benchmarks: Sequence[str]
@@ -88,37 +92,13 @@ class EvaluationChanges(AgentChanges, total=False):
     sets: Sequence[Table]
     count: int | None
     trials: int | None
-    reward: str | Table | None
+    reward: object
     temperature: float | None
 
 
-def run_table(run: RunDirectory) -> Table:
-    """The resolved recipe of a run as it was written; files of your own that are gone are replaced by its copies."""
-    try:
-        return _with_copies(parse_toml(run.recipe()), run)
-    except ValueError as error:
-        raise damaged_recipe(run.recipe_path, error) from error
-
-
-def _with_copies(table: Table, run: RunDirectory) -> Table:
-    recorded = {component.reference: component for component in run.info().own}
-    return own.from_copies(table, recorded, run.own_dir)
-
-
-def run_recipe(run: RunDirectory) -> Recipe:
-    """The resolved recipe of a run."""
-    return parse_recipe(run_table(run))
-
-
-def recipe_changes(run: RunDirectory) -> list[str]:
-    """The settings in which a run's recipe.toml differs from the recipe that it began with, as "key: its own | now"."""
-    began = _with_copies(parse_toml(to_toml(run.info().resolved)), run)
-    return differing_settings(began, to_jsonable_python(run_table(run), inf_nan_mode="strings"))
-
-
-def has_weights(run: RunDirectory) -> bool:
-    """Whether a run has weights for its planner; a lesson run on a served model has none."""
-    return run.info().kind != "lessons" or bool(run.checkpoints.steps())
+def changes_in(kind: Callable[..., ChangesT], given: Mapping[str, object]) -> ChangesT:
+    """The changes of one kind, such as `AgentChanges`, among arguments or options."""
+    return kind(**{name: given[name] for name in kind.__annotations__ if given.get(name) is not None})
 
 
 def changed_recipe(source: Source, **changes: Unpack[LearningChanges]) -> Recipe:
@@ -160,7 +140,7 @@ def evaluation_recipe(source: Source, **changes: Unpack[EvaluationChanges]) -> R
     def evaluated(table: Table) -> Table:
         _set_evaluation(table, changes)
         # A reward that the caller names goes before those of the questions.
-        if changes.get("reward") is not None or any(text.startswith("reward") for text in changes.get("overrides", ())):
+        if changes.get("reward") is not None or any(name.startswith("reward") for name, _ in _settings(changes)):
             for chosen in table["evaluation"]["sets"]:
                 chosen["reward"] = table["reward"]
         return _frozen_agent(table, source)
@@ -181,6 +161,17 @@ def _names_sets(changes: Mapping[str, Any]) -> bool:
     return any(changes.get(key) for key in ("benchmarks", "task_files", "sets"))
 
 
+def _settings(changes: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """The settings by their names, of all three forms."""
+    limits = parse_limits(budget) if (budget := changes.get("budget")) is not None else {}
+    given = changes.get("settings") or {}
+    return [
+        *map(parse_override, changes.get("overrides", ())),
+        *given.items(),
+        *((f"budget.{name}", value) for name, value in limits.items()),
+    ]
+
+
 def _parsed(
     source: Source,
     changes: Mapping[str, Any],
@@ -190,14 +181,15 @@ def _parsed(
 ) -> Recipe:
     """The recipe of `source` with `changes` of any kind, and with `last` applied to its table.
 
-    Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
+    Settings come after what they win over, and before `tools`, which chooses among what they add.
     """
     if isinstance(source, RunDirectory):
         table = run_table(source)
         table.pop("budget", None)  # its limits were the run's own
     else:
         table = read_table(source) if isinstance(source, str) else merge({}, source)
-    table = with_lessons_of(table, changes.get("lessons"))
+    if (lessons := changes.get("lessons")) is not None:
+        table = merge(table, {"agent": {"lessons": lessons}})
     if (seed := changes.get("seed")) is not None:
         table["seed"] = seed
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
@@ -220,8 +212,9 @@ def _parsed(
     if (provider := changes.get("serve_with")) is not None:
         set_served(table, provider)
     if (learner := changes.get("engine")) is not None:
-        table = _with_learner(table, learner)
-    table = with_overrides(table, changes.get("overrides", ()))
+        chosen: Any = config_class("learner", learner)
+        table = chosen.chosen(table, learner)
+    table = with_settings(table, _settings(changes))
     if engine and not _asks(table, engine):
         check(parse_recipe(table))  # a misspelt type or engine is reported as such
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
@@ -243,13 +236,11 @@ def _parsed(
                 fix="use recipe direct: the model alone",
             )
     recipe = parse_recipe(last(table))
-    # A tiny planner's vocabulary holds only the tools that it was trained with.
     policy = recipe.engines.get(recipe.modules[recipe.trained].engine or "")
     if recipe.tools.keys() != known.keys() and policy is not None and policy.config.needs_world:
         raise UsageError(
-            f"--tools {names!r} does not fit this planner",
+            f"--tools {names!r} does not fit this planner, whose vocabulary has the tools {', '.join(known)}",
             code="setting-conflict",
-            cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
             fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
     return recipe
@@ -267,16 +258,6 @@ def _asks(table: Table, engine: str) -> bool:
     return any(names(table.get(key)) for key in ("agent", "tools", "serve"))
 
 
-def _with_learner(table: Table, name: str) -> Table:
-    """Return the table with the learner registered as `name`. Raises `UsageError` for an unknown one."""
-    known = registered("learner")
-    if name not in known:
-        fix = f"{did_you_mean(name, known)}name one of: {', '.join(known)}"
-        raise UsageError(f"there is no learner {name!r}", code="unknown-name", fix=fix)
-    learner: Any = config_class("learner", name)
-    return learner.chosen(table, name)
-
-
 def _frozen_agent(table: Table, source: Source) -> Table:
     """The table of an agent that learns nothing; the agent of a lesson run gets the lesson set of its run.
 
@@ -290,7 +271,7 @@ def _frozen_agent(table: Table, source: Source) -> Table:
         table["simulated"] = simulated
     learned = table.pop("lessons", None) is not None
     if learned and isinstance(source, RunDirectory) and "lessons" not in table["agent"]:
-        return with_lessons_of(table, str(source.root))
+        return merge(table, {"agent": {"lessons": str(source.root)}})
     return table
 
 
@@ -318,12 +299,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
 def _benchmark_set(text: str) -> Table:
     """The set of `NAME` or `NAME=FILE`."""
     name, sign, path = text.partition("=")
-    if not name.strip() or (sign and not path.strip()):
-        raise UsageError(
-            f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
-            code="empty-value",
-            fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=FILE; midstream list benchmarks has all",
-        )
     source = {"type": "benchmark", "name": name}
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
@@ -359,15 +334,16 @@ def _file_set(path: str, others: Sequence[Table]) -> Table:
     return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
-def _reward_table(table: Table, reward: str | Table) -> Table:
+def _reward_table(table: Table, reward: object) -> Table:
     """A table as it is; of a type the recipe's own, or one with defaults, and an engine if it asks a model."""
-    if not isinstance(reward, str):
+    if isinstance(reward, Mapping):
         return dict(reward)
-    if table["reward"].get("type") == reward:
+    named = reward if isinstance(reward, str) else own.reference_of(reward)
+    if table["reward"].get("type") == named:
         return table["reward"]
-    if reward not in registered("reward") or config_class("reward", reward).asks == "never":
-        return {"type": reward}
-    return {"type": reward, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
+    if named not in registered("reward") or config_class("reward", named).asks == "never":
+        return {"type": named}
+    return {"type": named, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -500,15 +476,8 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
         return {}
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     types = registered("tool")
-    nameable = [*known, *(name for name in types if name not in known and not needs_settings(name))]
+    nameable = list(dict.fromkeys([*known, *types]))
     unknown = [name for name in wanted if name not in nameable and ":" not in name]
-    if unknown and unknown[0] in types:
-        raise UsageError(
-            f"no table of the recipe makes a tool {unknown[0]!r}",
-            code="missing-key",
-            cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
-            fix=f"midstream list tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
-        )
     if unknown or not wanted:
         raise UsageError(
             f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",

@@ -20,6 +20,7 @@ from midstream.components.own import anchored
 from midstream.components.tables import located, parse_component, validate
 from midstream.core.data import Settings
 from midstream.core.seeds import Seed
+from midstream.core.stream_template import load_template
 from midstream.evaluation.settings import EvaluationConfig
 from midstream.gateway.session_agent import SessionSettings
 from midstream.gateway.settings import ServeConfig
@@ -172,6 +173,16 @@ class Recipe(Settings):
         return modules_of(self.agent.type)[0]
 
     @property
+    def trained_engine(self) -> str | None:
+        """The engine of the trained weights: `training.weights`, or that of planner or policy."""
+        return (self.training and self.training.weights) or self.modules[self.trained].engine
+
+    @property
+    def warm_seed(self) -> int:
+        """The seed of untrained weights and of the warm start."""
+        return self.seed if self.warm_start is None or self.warm_start.seed is None else self.warm_start.seed
+
+    @property
     def role(self) -> str:
         """The role of the calls that are trained."""
         config: Any = self.modules[self.trained].config
@@ -199,6 +210,13 @@ class Recipe(Settings):
     def tool_servers(self) -> list[str]:
         """The tables in `tools` that are each a server of several tools."""
         return [name for name, tool in self.tools.items() if getattr(tool.config, "several", False)]
+
+    @property
+    def holds_dialogues(self) -> bool:
+        """Whether the agent can hold a dialogue."""
+        if isinstance(self.agent, OwnAgentConfig):
+            return self.agent.policy.config.dialogues  # type: ignore[attr-defined]
+        return isinstance(self.agent, InterleavedConfig) and load_template(self.agent.template).appends != "inline"
 
     @property
     def of_another_program(self) -> bool:
@@ -293,8 +311,6 @@ def _compact(agent: Mapping[str, Any]) -> Table:
 def _own_agent(agent: Any) -> Table:
     """The table of `OwnAgentConfig` from that of an agent of your own."""
     table = dict(agent)
-    if table.get("type") == "python" and "function" in table:  # a longer form
-        table["type"] = table.pop("function")
     others = {key: table.pop(key) for key in ("engines", "lessons", "filter") if key in table}
     policy = parse_component("agent", table, "agent")
     return {"type": policy.type, "policy": policy, **others}

@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from midstream.core import supervise
-from midstream.core.errors import EngineError, RecipeError, UnsupportedError
+from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.events import Listener, Note, ServerStarts
 from midstream.core.secrets import without_secrets
 from midstream.engines.openai.providers import PROVIDERS
@@ -63,13 +63,6 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
             continue
         host, port = address = _address(config)
         sharing = {other: part for other, part in remote if _address(part) == address}
-        for other, part in sharing.items():
-            if (part.provider, part.model) != (config.provider, config.model):
-                raise RecipeError(
-                    f"engines.{name} and engines.{other} would have two servers at {config.base_url}",
-                    code="setting-conflict",
-                    fix=f'another address for one: engines.{other}.base_url = "http://localhost:8001/v1"',
-                )
         if address in commands:
             continue
         environment = {}

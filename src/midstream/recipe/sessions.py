@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstream.components.component import Stage
 from midstream.core.engine import Engine
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError, UnsupportedError, name_place
 from midstream.core.events import Listener
 from midstream.core.task import Task, same_question
 from midstream.evaluation.session import Session
@@ -28,7 +27,6 @@ from midstream.recipe.check import (
     reward_components,
     tasks_config,
     teacher,
-    warm_seed,
 )
 from midstream.recipe.estimate import on_hub
 from midstream.recipe.lessons import read
@@ -84,18 +82,12 @@ def parts_of(build: Build) -> Parts:
 
 
 def stages_of(build: Build) -> tuple[Stage, ...]:
-    """The stages of a recipe's training tasks. Raises `RecipeError` for a family that is unknown or in two of them."""
+    """The stages of a recipe's training tasks. Raises `RecipeError` for an unknown family."""
     stages = tasks_config(build.recipe.tasks).stages
     staged = [family for stage in stages for family in stage.families]
     if not staged:  # the families of a benchmark would have to be downloaded
         return ()
     check_known("family", staged, build.source.families, "tasks.stages", "name families of the tasks in tasks.stages")
-    if twice := [family for family in staged if staged.count(family) > 1]:
-        raise RecipeError(
-            f"tasks.stages has the family {twice[0]!r} twice",
-            code="setting-conflict",
-            fix="put each family that is trained on into one stage",
-        )
     return stages
 
 
@@ -123,10 +115,11 @@ def check_work(build: Build, work: Literal["train", "eval"]) -> list[str]:
         if recipe.lessons.start:
             read(recipe.lessons.start)
     else:
-        training, policy = _check_training(build, away), recipe.modules[recipe.trained].engine
+        _check_training(build, away)
+        policy = recipe.modules[recipe.trained].engine
         # An engine in this process would load its model.
         _check_trainable(recipe, None if in_process(recipe, policy) else build.policy.engine())
-        if not in_process(recipe, training.weights or policy):
+        if not in_process(recipe, recipe.trained_engine):
             build.policy.student()  # raises: the weights are a server's
     return names
 
@@ -135,9 +128,8 @@ def require_sets(recipe: Recipe) -> None:
     """Refuse a recipe without anything to evaluate on."""
     if not recipe.evaluation.sets:
         raise RecipeError(
-            f"recipe {recipe.name!r} has nothing to evaluate on",
+            f"recipe {recipe.name!r} has nothing to evaluate on: no [[evaluation.sets]]",
             code="missing-key",
-            cause="it has no [[evaluation.sets]]",
             fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
         )
 
@@ -146,9 +138,8 @@ def refuse_strategy(recipe: Recipe) -> None:
     """Refuse a strategy where the agent learns or is served: it learns from, and answers with, single runs."""
     if recipe.evaluation.strategy is not None:
         raise RecipeError(
-            f"evaluation.strategy = {recipe.evaluation.strategy!r} where an agent learns or is served",
+            f"evaluation.strategy = {recipe.evaluation.strategy!r} where an agent learns or is served by single runs",
             code="setting-conflict",
-            cause="it learns from its single runs, is evaluated by them before and after, and serves them",
             fix="leave it out here; then: midstream eval RUN --strategy ...",
         )
 
@@ -165,12 +156,6 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
         )
     check_warm_start(build)
     stages = stages_of(build)
-    if stages and training.algorithm != "flow_grpo":
-        raise RecipeError(
-            f"tasks.stages is set, and training.algorithm = {training.algorithm!r} does not follow stages",
-            code="setting-conflict",
-            fix="set tasks.stages = []",
-        )
     # Draw all tasks that the run will need, to find a source with too few now.
     counts: list[tuple[int, dict[str, float] | None]] = [(warm.at_once, None)] if warm and warm.file is None else []
     if warm and warm.file is not None:
@@ -198,9 +183,8 @@ def _check_training(build: Build, away: Collection[SetConfig] = ()) -> TrainingC
 def _require_sandbox(build: Build) -> None:
     if build.runs_code and build.sandbox.tier == "unsafe":
         raise UnsupportedError(
-            f"recipe {build.recipe.name!r} would learn without a sandbox",
+            f"recipe {build.recipe.name!r} would learn from thousands of unread programs without a sandbox",
             code="sandbox-required",
-            cause="while it learns, a model writes thousands of programs that nobody reads",
             fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
         )
 
@@ -227,21 +211,12 @@ def _check_trainable(recipe: Recipe, engine: Engine | None) -> None:
             fix="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
         )
     weights = recipe.training.weights if recipe.training else None
-    if weights not in (None, name):
-        if recipe.learner.lora is None or not hasattr(engine, "use_adapter"):
-            raise RecipeError(
-                f"training.weights = {weights!r} cannot reach the planner's engine {name!r}",
-                code="not-trainable",
-                cause="weights trained apart from the planner go to its server as a LoRA adapter before each step",
-                fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
-            )
-        if "chat_template_kwargs" in getattr(recipe.engines[name].config, "extra_body", {}):
-            raise RecipeError(
-                f"engines.{name}.extra_body.chat_template_kwargs would have no effect",
-                code="setting-conflict",
-                cause=f"the planner's prompts are sent as token ids, made with the chat template of engine {weights!r}",
-                fix=f"move chat_template_kwargs to [engines.{weights}]",
-            )
+    if weights not in (None, name) and (recipe.learner.lora is None or not hasattr(engine, "use_adapter")):
+        raise RecipeError(
+            f"training.weights = {weights!r} cannot reach the planner's engine {name!r}: not as a LoRA adapter",
+            code="not-trainable",
+            fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+        )
     config: Any = recipe.modules[recipe.trained].config
     sampling = getattr(config, "sampling", None)  # one of your own may bring its own
     if sampling and (sampling.top_p < 1 or sampling.temperature == 0):
@@ -285,13 +260,25 @@ def _draw_lesson_tasks(
     _require_sandbox(build)
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     _, validation_set = validation_settings(recipe)
-    with _naming("lessons.gate.tasks"):
+    with name_place("lessons.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    with _naming("lessons.tasks"):
-        tasks = _tasks(build, config, validation_set, validation)
+    # Where validation is of the same split, its questions are left out.
+    shared = validation_set.tasks is None and validation_set.split == "train"
+    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
+    with name_place("lessons.tasks"):
+        count = config.tasks + len(excluded)
+        drawn = build.source.fixed("train", seed=recipe.seed, families=config.families, count=count)
+        tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
+        if len(tasks) < config.tasks:
+            raise RecipeError(
+                f"lessons.tasks = {config.tasks}, and {len(tasks)} are left besides the gate's, of the same split",
+                code="too-few-tasks",
+                fix="give the gate a split of its own in evaluation.validation, or lower one of the two",
+            )
+        require_scored(build, recipe.reward, tasks)
     sets = [chosen for chosen in recipe.evaluation.sets if chosen not in away]
-    drawn = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
-    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **drawn})
+    evaluated = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in sets}
+    require_apart({"lessons.tasks": tasks, "the gate's validation tasks": validation, **evaluated})
     return tasks, validation
 
 
@@ -302,36 +289,6 @@ def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
     gate = lessons.gate if lessons else GateConfig()
     families = (lessons and lessons.families) or validation.families
     return gate, validation.model_copy(update={"count": gate.tasks, "per_family": None, "families": families})
-
-
-@contextmanager
-def _naming(setting: str) -> Iterator[None]:
-    """Name in an error about missing tasks the setting that asks for them."""
-    try:
-        yield
-    except RecipeError as error:
-        fix = error.fix.replace("`count`", setting)
-        if fix == error.fix:
-            fix += f" (set by {setting} and lessons.families)"
-        raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
-
-
-def _tasks(build: Build, config: LessonsConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
-    """The tasks to learn from. Where validation is of the same split, its questions are left out."""
-    shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
-    excluded = {same_question(task.question) for task in validation} if shared else set[str]()
-    count = config.tasks + len(excluded)
-    drawn = build.source.fixed("train", seed=build.recipe.seed, families=config.families, count=count)
-    tasks = [task for task in drawn if same_question(task.question) not in excluded][: config.tasks]
-    if len(tasks) < config.tasks:
-        raise RecipeError(
-            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than lessons.tasks = {config.tasks}",
-            code="too-few-tasks",
-            cause="the others are questions of the gate's validation tasks, which are of the same split",
-            fix="give them a split of their own, or lower one of the two",
-        )
-    require_scored(build, build.recipe.reward, tasks)
-    return tasks
 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
@@ -346,7 +303,6 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
             raise RecipeError(
                 f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:_IDS_SHOWN])}{more}",
                 code="tasks-overlap",
-                cause="a lesson could hold what it is then measured on",
                 fix="take them from different splits, or with other seeds or families",
             )
 
@@ -367,7 +323,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
                 make_environment=build.environment,
                 teacher=teacher(build.recipe),
                 validation=build.set_tasks(build.recipe.evaluation.validation),
-                seed=warm_seed(build.recipe),
+                seed=build.recipe.warm_seed,
                 report=report,
             )
             run.checkpoints.save(0, build.policy.learner.save)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from midstream.components.component import Component, Context, EngineConfig
-from midstream.components.own import is_reference
+from midstream.components.component import Context
 from midstream.core.errors import RecipeError
 from midstream.core.tool import Tool
 from midstream.tools.corpus import Corpus
@@ -23,31 +22,39 @@ if TYPE_CHECKING:
 class ToolTables:
     """The tools of a build, from the tables `tools`, `simulated` and `degraded` of its recipe."""
 
-    def __init__(self, build: Build, context_of: Callable[[Component, str], Context]) -> None:
-        self._build, self._recipe, self._context_of = build, build.recipe, context_of
+    def __init__(self, build: Build) -> None:
+        self._build, self._recipe = build, build.recipe
 
     @cached_property
     def tools(self) -> list[Tool]:
         """The tools, in the recipe's order. Raises `RecipeError` for an equal name."""
-        return [tool for tool, _ in self.built]
+        return [tool for tool, _ in self._built]
 
     @cached_property
-    def built(self) -> list[tuple[Tool, Context]]:
-        """The tools in the recipe's order, each with its table's context. Raises `RecipeError` for an equal name."""
+    def _built(self) -> list[tuple[Tool, Context]]:
+        """The tools in the recipe's order, each with its table's context."""
+        recipe = self._recipe
+        always_simulated = recipe.training is not None and recipe.warm_start is None and recipe.evaluation.at == "none"
         built: dict[str, tuple[Tool, Context]] = {}
-        for table, component in self._recipe.tools.items():
-            context = self._context_of(component, table)
-            config = component.config
-            if table in self._recipe.simulated and self._only_simulated(table) and hasattr(config, "api_key_env"):
-                # Nothing asks the tool itself.
-                config = config.model_copy(update={"api_key_env": ""})
-            tools = self._recorded(self._origin(component, context), partial(config.build, context))
-            if (simulated := self._recipe.simulated.get(table)) is not None:
-                tools = self._simulated(tools, simulated, context)
-            if (degraded := self._recipe.degraded.get(table)) is not None:
+        for table, component in recipe.tools.items():
+            context, config = Context(self._build, component, table), component.config
+            simulated, degraded = recipe.simulated.get(table), recipe.degraded.get(table)
+            if simulated and (always_simulated or simulated.everywhere) and hasattr(config, "api_key_env"):
+                config = config.model_copy(update={"api_key_env": ""})  # nothing asks the tool itself
+            tools = self._recorded(self._origin(context), partial(config.build, context))
+            if simulated is not None:
+                simulator = self._simulator(simulated, context)
+                tools = [SimulatedTool(tool, simulator, simulated) for tool in tools]
+            if degraded is not None:
                 tools = [self._degraded(tool, degraded, context) for tool in tools]
-            if component.alias:
-                tools = _called(component.alias, tools, table)
+            if component.alias and len(tools) == 1:
+                tools = [Renamed(tools[0], component.alias)]
+            elif component.alias:
+                raise RecipeError(
+                    f"tools.{table}.alias = {component.alias!r} with {len(tools)} tools",
+                    code="name-clash",
+                    fix="remove it; an MCP server's tools get other names with `prefix`",
+                )
             for tool in tools:
                 if tool.name in built:
                     raise RecipeError(
@@ -58,17 +65,11 @@ class ToolTables:
                 built[tool.name] = (tool, context)
         return [*built.values()]
 
-    def _only_simulated(self, table: str) -> bool:
-        """Whether the simulator of a table answers for its tool in the whole run."""
-        recipe = self._recipe
-        trains = recipe.training is not None and recipe.warm_start is None and recipe.evaluation.at == "none"
-        return trains or recipe.simulated[table].everywhere
-
     def worse(self, degraded: Mapping[str, DegradedConfig]) -> list[Tool]:
         """The tools of an evaluation in which some are degraded in every run."""
         return [
             self._degraded(tool, degraded[context.name], context, always=True) if context.name in degraded else tool
-            for tool, context in self.built
+            for tool, context in self._built
         ]
 
     @property
@@ -76,8 +77,8 @@ class ToolTables:
         """The tier of the sandbox in which recorded code ran, "" if none did."""
         if self._recording is None:
             return ""
-        tables = ((component, self._context_of(component, name)) for name, component in self._recipe.tools.items())
-        return next(filter(None, (self._recording.sandbox(self._origin(*table)) for table in tables)), "")
+        contexts = (Context(self._build, component, name) for name, component in self._recipe.tools.items())
+        return next(filter(None, (self._recording.sandbox(self._origin(context)) for context in contexts)), "")
 
     @cached_property
     def _recording(self) -> Recording | None:
@@ -100,9 +101,9 @@ class ToolTables:
         self._build.opened += tools
         return tools if recorded is None else recorded.record(tools, origin)
 
-    def _origin(self, component: Component, context: Context) -> RecordingOrigin:
+    def _origin(self, context: Context) -> RecordingOrigin:
         """Everything in the recipe that affects the answers of a table's tools."""
-        settings = component.table()
+        component, settings = context.component, context.component.table()
         if component.engine is not None:
             settings["engine"] = context.engine_identity
         if component.config.needs_world:
@@ -110,20 +111,20 @@ class ToolTables:
         runs_code = component.config.sandboxed and not self._build.replay
         return RecordingOrigin(table=context.name, settings=settings, sandbox=context.sandbox.tier if runs_code else "")
 
-    def _simulated(self, tools: Sequence[Tool], config: SimulatedConfig, context: Context) -> list[Tool]:
-        """The tools with a simulator in their place during training."""
+    def _simulator(self, config: SimulatedConfig, context: Context) -> Tool:
+        """The simulator of a table's tools."""
         settings, engine = config.model_dump(mode="json", exclude={"noise", "everywhere", "prompt_file"}), None
         if config.engine is None:
             settings["tasks"] = self._recipe.tasks.table()
         else:
-            settings["engine"] = engine_identity(self._recipe.engines[config.engine])
+            settings["engine"] = self._recipe.engines[config.engine].identity
             settings["prompt"] = SimulatorPrompt(config).template
             if not self._build.replay:
                 # It answers at any time, not in the waves of the agent's engine.
                 engine = self._build.engine(config.engine, continuous=True)
         origin = RecordingOrigin(table=f"{context.name}.simulated", settings=settings)
-        (simulator,) = self._recorded(origin, partial(config.simulator, context, engine))
-        return [SimulatedTool(tool, simulator, config) for tool in tools]
+        [simulator] = self._recorded(origin, partial(config.simulator, context, engine))
+        return simulator
 
     def _degraded(self, tool: Tool, config: DegradedConfig, context: Context, *, always: bool = False) -> DegradedTool:
         """A tool that is made worse."""
@@ -132,23 +133,3 @@ class ToolTables:
             corpus = Corpus(config.index, context)
             self._build.opened.append(corpus)
         return DegradedTool(tool, config, corpus, always=always)
-
-
-def engine_identity(component: Component) -> dict[str, Any]:
-    """The settings of an engine that decide its model's replies: not its address, nor where or how fast it runs."""
-    table, config = component.table(), component.config
-    if isinstance(config, EngineConfig) and config.in_process:
-        return {key: value for key, value in table.items() if key not in ("device", "max_batch")}
-    known = ("type", "model", "extra_body") if is_reference(component.type) else ("model", "extra_body")
-    return {key: table[key] for key in known if key in table}
-
-
-def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
-    """The one tool of a table, called `alias`. Raises `RecipeError` for the tools of a server."""
-    if len(tools) > 1:
-        raise RecipeError(
-            f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
-            code="name-clash",
-            fix="remove it; a server's tools get other names with `prefix`",
-        )
-    return [Renamed(tools[0], alias)]

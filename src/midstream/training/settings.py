@@ -86,7 +86,7 @@ class LearnerConfig(ComponentConfig):
 
     def check_recipe(self, where: str, recipe: Any) -> None:
         """Check that the weights of a recipe that trains can be trained so. Raises `RecipeError`."""
-        name = recipe.training.weights or recipe.modules[recipe.trained].engine
+        name = recipe.trained_engine
         dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
         if dtype != "float32" and self.lora is None and not self.masters:
             raise RecipeError(

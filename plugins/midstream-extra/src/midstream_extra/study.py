@@ -300,9 +300,9 @@ def run_study(
         report(f"{arm.name}, seed {run.seed} ({place} of {len(planned.runs)})")
         with name_place(f"arm {arm.name!r}"), progress() as listener:
             if run.trained:
-                done = api.train(run.recipe, run.out, exist_ok=True, listener=listener)
+                done = api.train(run.recipe, out=run.out, exist_ok=True, listener=listener).directory
             else:
-                done = api.evaluate(arm.recipe, run.out, overrides=run.changes, listener=listener)
+                done = api.evaluate(arm.recipe, out=run.out, overrides=run.changes, listener=listener).directory
         evaluations = done.evaluations.read()
         if arm.before:
             found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])

@@ -13,12 +13,13 @@ from pydantic import Field, JsonValue, model_validator
 from midstream.components.component import Context, EngineConfig, Table
 from midstream.components.kinds import agent_type, modules_of
 from midstream.core.errors import RecipeError, UsageError
+from midstream.core.trajectory import Sampling
 from midstream.engines.openai.providers import LOOPBACK
 from midstream.recipe.build import Build
-from midstream.recipe.estimate import askers, batches_of
+from midstream.recipe.estimate import batches_of, requests_of
 from midstream.recipe.files import merge
 from midstream.recipe.memory import PROMPT_TOKENS
-from midstream.recipe.schema import Recipe
+from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 if TYPE_CHECKING:
@@ -138,8 +139,11 @@ class TinkerLearnerConfig(LearnerConfig):
         if training is None or training.algorithm != "flow_grpo":
             return []
         [batch] = [batch for batch in batches_of(build, training=True) if batch.learns]
-        policy = next(asker for asker in askers(recipe, batch.planner) if asker.name == recipe.trained)
-        calls, new = policy.of(replace(batch, count=training.tasks_per_step * training.group_size))
+        module, count = recipe.modules[recipe.trained], training.tasks_per_step * training.group_size
+        calls = requests_of(recipe, replace(batch, count=count))[recipe.trained, module.engine or ""]
+        new = calls * getattr(module.config, "sampling", Sampling()).max_tokens
+        if isinstance(recipe.agent, InterleavedConfig):
+            new = min(new, count * recipe.agent.max_tokens)
         # Of prompts, only instructions are known; all rows may have these in common, and no more is sure to be.
         whole, unique = calls * PROMPT_TOKENS + new, PROMPT_TOKENS + new
         loss = training.loss
@@ -151,7 +155,7 @@ class TinkerLearnerConfig(LearnerConfig):
             f"  {whole / unique:>12.1f}  times the {unique:,} tokens of rows that share their instructions; "
             "batches of agents had 4 to 14 times their unique tokens (benchmarks/README.md)",
         ]
-        price = getattr(recipe.engines[policy.engine].config, "price_train_usd", 0.0)
+        price = getattr(recipe.engines[module.engine or ""].config, "price_train_usd", 0.0)
         cost = training.steps * passes * whole * price / 1e6
         if price:
             lines.append(f"  All updates cost about {cost:,.2f} dollars at {price:g} a million tokens.")

@@ -22,7 +22,7 @@ from midstream.evaluation.leakage import record_learned
 from midstream.evaluation.run import every_set
 from midstream.evaluation.session import JournalStore, evaluate_set
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.inputs import run_recipe
 from midstream.recipe.schema import Recipe
 from midstream.recipe.sessions import stages_of
 from midstream.runs import RunDirectory

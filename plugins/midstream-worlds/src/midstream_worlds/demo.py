@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.quiet and not finished:
         Terminal(stderr=True).print(_plan(recipe, START[name]), highlight=False)
     with progress(quiet=options.quiet) as listener:
-        run = api.train(recipe, root, exist_ok=not options.no_resume, listener=listener)
+        run = api.train(recipe, out=root, exist_ok=not options.no_resume, listener=listener).directory
     show_result(run, as_json=options.json, short=True)
     if options.json:
         return 0

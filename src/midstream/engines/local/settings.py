@@ -48,7 +48,9 @@ class LocalModelConfig(InProcessConfig):
         from midstream.engines.local.engine import TransformersLocal
         from midstream.engines.local.pretrained import load_model
 
-        trainable = context.trains_adapter
+        recipe = context.recipe
+        trainable = recipe.training is not None and recipe.learner.lora is not None
+        trainable &= context.name == recipe.trained_engine
         model, tokenizer = load_model(self.model, self.dtype, self.device, adapter=self.adapter, trainable=trainable)
         return TransformersLocal(
             model,

@@ -83,7 +83,7 @@ class PlannedWorld(TinyWorld, Endless):
         """Every word of the world and of the agent that acts in it."""
         words = {*self.words(), *compact.WORDS, *scripted.action_words(), *context.tool_names}
         bare = [*compact.BARE, *context.tool_names]  # they begin the lines of a prompt
-        if context.warm_lessons:
+        if (warm := context.recipe.warm_start) is not None and warm.lessons > 0:
             words |= lesson_words()
             bare.append("-")
         if context.template is not None:
