@@ -27,7 +27,10 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 def text_arguments(**descriptions: str) -> JsonSchema:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
-    return object_schema(**{name: {"type": "string", "description": text} for name, text in descriptions.items()})
+    texts: dict[str, JsonValue] = {}
+    for name, text in descriptions.items():
+        texts[name] = {"type": "string", "description": text}
+    return object_schema(**texts)
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:

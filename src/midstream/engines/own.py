@@ -58,7 +58,7 @@ class FunctionEngine(Engine):
             return found
         if not isinstance(found, str):
             raise self._function.wrong(found, "return the reply's text")
-        prompt = sum(len(message["content"]) for message in messages)
+        prompt = sum(len(str(message["content"])) for message in messages)
         counts = [-(-size // CHARACTERS_PER_TOKEN) for size in (prompt, len(found))]
         cost = sum(count * price for count, price in zip(counts, price_of(self._settings), strict=True)) / 1e6
         usage = Usage(prompt_tokens=counts[0], completion_tokens=counts[1], cost_usd=cost)

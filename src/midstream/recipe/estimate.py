@@ -206,6 +206,7 @@ def requests_of(recipe: Recipe, batch: Batch) -> Requested:
 
 def _requests(recipe: Recipe, batches: Sequence[Batch], *, training: bool) -> Requested:
     found = sum((requests_of(recipe, batch) for batch in batches), Requested())
-    for role in recipe.lessons.most_requests() if training and recipe.lessons else ():
+    limits = recipe.budget or BudgetConfig()
+    for role in recipe.lessons.most_requests(limits) if training and recipe.lessons else ():
         found[role.role, role.engine] += role.count
     return found

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core import events
-from midstream.core.metrics import tool_use
+from midstream.core.metrics import Tally
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import usage_of
 from midstream.engines.openai.providers import prices_used
@@ -192,7 +192,7 @@ class Progress:
             self.errors += trajectory.status == "error"
             self._cost_usd += trajectory.cost_usd
             self._counts["tokens"] += used.prompt_tokens + used.completion_tokens
-        self._tools.update(tool_use(event.trajectories).calls)
+        self._tools.update(Tally(event.trajectories).tools().calls)
         facts = {
             "success so far": percent(self.solved / self.set_done if self.set_done else None),
             "errors": f"{self.errors:,}" + ", counted as wrong" * bool(self.errors),
