@@ -25,8 +25,8 @@ from midstream.core.data import Frozen, Settings
 from midstream.core.text import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
-# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older
-# versions recorded as "deadline", always with an error; filtered: `agent.filter` held the answer back.
+# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`;
+# filtered: `agent.filter` held the answer back.
 StopReason = Literal[
     "verified",
     "answered",
@@ -35,7 +35,6 @@ StopReason = Literal[
     "token_limit",
     "context_limit",
     "time_limit",
-    "deadline",
     "error",
     "filtered",
 ]

@@ -86,8 +86,7 @@ class FlowGRPO:
         return {"success": self.success, "stage": self.stage}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; a checkpoint from before there were stages holds the success alone."""
-        state = state if "stage" in state else {"success": state, "stage": 0}
+        """Restore what `state_dict` returned."""
         self.success, self.stage = dict(state["success"]), state["stage"]
 
     async def step(self, step: int) -> StepOutcome:
