@@ -16,7 +16,6 @@ from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
-from midstream.training.protocols import Learner
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
@@ -115,7 +114,7 @@ class LearnerConfig(ComponentConfig):
         """Return more lines for a dry run of a run in `root`."""
         return []
 
-    def learner(self, student: Any, *, sampled: bool) -> Learner:
+    def learner(self, student: Any, *, sampled: bool) -> Any:
         """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
         from torch import distributed
 
