@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import BadGzipFile, GzipFile
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -177,18 +177,14 @@ class Segment:
         return (_parse(self.path, line) for line in self._lines())
 
     def at(self, places: Iterable[int]) -> Iterator[Trajectory]:
-        """The trajectories at `places`, which count from 0 and ascend."""
+        """The trajectories at `places`, which count from 0, in the order of the segment."""
         return (_parse(self.path, line) for line in self.lines(places))
 
     def lines(self, places: Iterable[int]) -> Iterator[bytes]:
         """The lines at `places`, as `at` reads them; they are not validated."""
-        wanted = iter(places)
-        place = next(wanted, None)
-        for at, line in enumerate(self._lines()) if place is not None else ():
-            if at == place:
-                yield line
-                if (place := next(wanted, None)) is None:
-                    return
+        wanted = set(places)
+        first = islice(self._lines(), max(wanted, default=-1) + 1)
+        return (line for place, line in enumerate(first) if place in wanted)
 
     def entries(self) -> Iterator[Entry]:
         """What lists show of each trajectory; they are not validated."""
