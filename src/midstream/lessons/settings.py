@@ -15,7 +15,7 @@ from midstream.runs.budget import BudgetConfig
 ROLES = ("summariser", "critic", "merger")
 LESSON_TOKENS = 100
 NEAR = 0.85
-"""Similarity (cosine, 0 to 1) from which lessons of one module are near-duplicates."""
+"""Similarity (cosine, 0 to 1) from which lessons of one module repeat each other, and a text is near a vote."""
 
 
 class RoleConfig(Settings):
@@ -72,12 +72,10 @@ class FeedbackConfig(Settings):
 
     Attributes:
         votes: the file of the project's votes
-        near: texts of this similarity (cosine, 0 to 1) or more are near each other
         embedding: see `lessons.limits.embedding`, the default; without either, similarity is that of hashed n-grams
     """
 
     votes: Path = Path(".midstream/votes.sqlite")
-    near: float = Field(default=NEAR, gt=0, le=1)
     embedding: EmbeddingConfig | None = None
 
     @model_validator(mode="before")

@@ -196,7 +196,7 @@ class LessonLearner:
             near: Similarity = ngram_similarity
             if embedding := feedback.embedding or config.embedding:
                 near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
-            held_back = VoteDecision(votes=votes, similarity=near, near=feedback.near).refusal
+            held_back = VoteDecision(votes=votes, similarity=near).refusal
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,

@@ -230,17 +230,16 @@ class ImitationConfig(SupervisedConfig):
 class OverlongConfig(Settings):
     """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), in tokens after a row's prompt.
 
-    The penalty is subtracted from the reward before advantages are taken; the recorded score stays what it was.
+    The penalty, 1 at the most, is subtracted from the reward before advantages are taken; the recorded score stays what
+    it was.
 
     Attributes:
         limit: tokens from which the whole penalty counts
         buffer: the penalty rises linearly over so many tokens below `limit`
-        penalty: the most that is subtracted from the reward
     """
 
     limit: int = Field(ge=1)
     buffer: int = Field(ge=1)
-    penalty: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _buffer_within(self) -> OverlongConfig:
@@ -251,7 +250,7 @@ class OverlongConfig(Settings):
     def added(self, tokens: int) -> float:
         """The change, 0 or less, of the reward of a trajectory of that length."""
         share = (tokens - (self.limit - self.buffer)) / self.buffer
-        return -self.penalty * min(1.0, max(0.0, share))
+        return -min(1.0, max(0.0, share))
 
 
 # GRPO's relatives as settings of one loss: what each sets where a recipe does not.
