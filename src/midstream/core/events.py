@@ -83,7 +83,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the run is doing now, e.g. "warm start 120/450"; replaces the last phase."""
+    """The present activity of the run, e.g. "warm start 120/450"; replaces the last phase."""
 
     text: str
 
@@ -122,7 +122,7 @@ class UpdateFinished:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent:
-    """What a lesson run has used so far; may be emitted at any time."""
+    """The use of a lesson run so far; may be emitted at any time."""
 
     spent: Spent
 

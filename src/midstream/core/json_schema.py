@@ -38,7 +38,7 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def schema_error(arguments: Mapping[str, object], schema: JsonSchema) -> str | None:
-    """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
+    """Return the problem of `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
 
     Arguments that take too many checks are wrong (`UNFINISHED`).
 
@@ -171,7 +171,7 @@ def _counter(root: JsonSchema) -> Callable[[object, object], int]:
 
 
 def _target(schema: JsonSchema, reference: str) -> object:
-    """What a reference points to."""
+    """Return the target of a reference."""
     own = schema.get("$id")
     path = reference.removeprefix(own) if isinstance(own, str) else reference
     if not path.startswith("#") or path[1:2] not in ("", "/"):

@@ -18,7 +18,7 @@ from midstream.core.data import Settings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """How far a run that learns is: its step (0 before the first) of `steps`, and the agent's running success."""
+    """Progress of a run that learns: its step (0 before the first) of `steps`, and the agent's running success."""
 
     step: int
     steps: int

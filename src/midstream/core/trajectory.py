@@ -44,7 +44,7 @@ EventKind = Literal["call", "action", "command", "observation", "verdict", "answ
 
 
 class Sampling(Settings):
-    """How an engine samples.
+    """Settings of an engine's sampling.
 
     Attributes:
         temperature: 0 is greedy; a planner in training needs more than 0
@@ -92,7 +92,7 @@ class ErrorInfo(Frozen):
 
     @property
     def foreign(self) -> bool:
-        """Whether midstream did not raise it on purpose; `message` is then a traceback."""
+        """True if midstream did not raise it on purpose; `message` is then a traceback."""
         return self.message.startswith("Traceback (")
 
     @property
@@ -266,7 +266,7 @@ class Score(Frozen):
 
 
 class Refinement(Frozen):
-    """What a strategy of several chains did on one task (`agents/refining.py`).
+    """Record of a strategy of several chains on one task (`agents/refining.py`).
 
     `answers` has for each chain its answers of rounds 0 to T, None where a run gave none; a chain that was stopped has
     fewer. `agent_runs` counts the runs that ended, failed ones included.

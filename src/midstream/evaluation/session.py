@@ -1,4 +1,4 @@
-"""What every run that evaluates shares: evaluate a set once, keep each trajectory as it ends, and the order of a run.
+"""The work of runs that evaluate: evaluate a set once, keep each trajectory as it ends, and the order of a run.
 
     begin or restore -> step ... step -> finish
 
@@ -155,7 +155,7 @@ async def evaluate_set(
 
 
 def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
-    """How many tasks each set has, and their digest, by the set's name."""
+    """Return how many tasks each set has, and their digest, by the set's name."""
     digests: dict[str, str] = {}
     for part in evaluations:
         digest = blake2b(digest_size=12)
@@ -231,7 +231,7 @@ async def evaluate_sets(
 
 
 def has_results(run: RunDirectory) -> bool:
-    """Whether an evaluation has scored an answer."""
+    """Return whether an evaluation has scored an answer."""
     return bool(list(run.evaluations.read())) or any(not result.failed for result in results.read(run.results_path))
 
 
@@ -274,11 +274,11 @@ class Session(ABC):
         """Export what was learned and evaluate for the last time."""
 
     def reason_to_stop(self) -> str:
-        """Why no further step is made, "" to continue; asked before every step and after the last."""
+        """Return why no further step is made, "" to continue; asked before every step and after the last."""
         return ""
 
     def at_limit(self, error: BudgetError) -> str:
-        """What the run does at a limit: by default it finishes with what it has; returns why it ended."""
+        """Handle a limit: by default it finishes with what it has; returns why it ended."""
         self.note(str(error))
         return error.what
 

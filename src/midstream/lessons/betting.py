@@ -126,7 +126,7 @@ class Pairs:
 
     @property
     def spent(self) -> bool:
-        """Whether all pairs were drawn."""
+        """True if all pairs were drawn."""
         return self.drawn >= self.limit
 
     async def block(self, sides: Sides) -> list[float | None]:

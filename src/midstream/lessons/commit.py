@@ -81,7 +81,7 @@ class UpdateRecord(Frozen):
 
     @property
     def no_contrast(self) -> str:
-        """Why the update had nothing to learn from; "" if it had something, such as malformed replies."""
+        """The reason why the update had nothing to learn from; "" if it had something, such as malformed replies."""
         idle = self.uniform + len(self.broken)
         return no_contrast(self.groups, idle, self.mean_reward, self.tool_use) if idle == self.groups else ""
 

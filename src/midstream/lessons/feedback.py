@@ -63,7 +63,7 @@ class Vote(Frozen):
 
     @property
     def item(self) -> str:
-        """What is voted on; votes with the same item are not distinct."""
+        """The item that is voted on; votes with the same item are not distinct."""
         return json.dumps([self.run, self.lesson, self.text.casefold()])
 
 
@@ -143,7 +143,7 @@ class VoteDecision:
     near: float = NEAR
 
     def refusal(self, text: str) -> str | None:
-        """Why a text is held back: the three nearest votes against it, the nearest first; None where it passes."""
+        """Return why a text is held back: the three nearest votes against it, nearest first; None where it passes."""
         against, favor = self._nearest(text, "against"), self._nearest(text, "for")
         if len(against) < NEAREST or (len(favor) == NEAREST and _total(favor) >= _total(against)):
             return None

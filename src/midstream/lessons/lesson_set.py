@@ -78,7 +78,7 @@ class Effect(Frozen):
 
     @property
     def only_in_bundle(self) -> bool:
-        """Whether the bundle alone was shown to help, and not this change."""
+        """True if the bundle alone was shown to help, and not this change."""
         return self.bundle is not None and (not self.alone or self.interval[0] <= 0)
 
 

@@ -42,7 +42,7 @@ Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class LessonsParts:
-    """What a session needs, as built from a recipe.
+    """Parts that a session needs, as built from a recipe.
 
     `validation` are the tasks of `validation_set`, which the gate tests on. `engines` are keyed by the reflector's
     roles. `start` is the first lesson set, `identity` names the agent. `prepare` restores the planner's weights at the
@@ -155,7 +155,7 @@ class LessonsSession(Session):
             )
 
     def reason_to_stop(self) -> str:
-        """Why no further update is made: the limit on updates."""
+        """Return why no further update is made: the limit on updates."""
         planned = self.parts.lessons.updates
         if len(self.updates) < self.most_updates or self.most_updates == planned:
             return ""

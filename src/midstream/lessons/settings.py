@@ -54,7 +54,7 @@ class EmbeddingConfig(Settings):
 
 
 class LessonLimits(Settings):
-    """What the lesson set may hold. One lesson has at most `LESSON_TOKENS`.
+    """Limits of the lesson set. One lesson has at most `LESSON_TOKENS`.
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token

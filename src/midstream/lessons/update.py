@@ -182,7 +182,7 @@ class LessonLearner:
         return epoch + 1, order[number * size : (number + 1) * size]
 
     async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
-        """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
+        """Return the conditions of a lesson; it may give away no answer of a task that is learned from or tested on."""
         config, feedback = self.config.limits, self.config.feedback
         # What is too long for a lesson may be too long for the server.
         texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
@@ -283,7 +283,7 @@ class LessonLearner:
         )
 
     async def _write(self, step: int, task: Task, lesson_set: LessonSet) -> _Suggestion:
-        """What the critic proposes for one question without any rollout."""
+        """Return what the critic proposes for one question without any rollout."""
         try:
             answer = await self.reflector.write(step, task.id, task.question, lesson_set)
         except PromptTooLongError as failure:
@@ -291,7 +291,7 @@ class LessonLearner:
         return self._limited(answer.value, answer.flaws)
 
     async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:
-        """What one group teaches: summarize every rollout, then contrast them."""
+        """Learn from one group: summarize every rollout, then contrast them."""
         # A failed rollout says nothing about the lessons, so the others are contrasted without it.
         ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
         if len(ended) < min(2, self.config.group_size):
@@ -383,7 +383,7 @@ def _ended(trajectory: Trajectory) -> bool:
 
 
 def _error(trajectory: Trajectory) -> str:
-    """Why a rollout failed, on one line."""
+    """Return why a rollout failed, on one line."""
     error = trajectory.error
     if error is None:
         return "no reward"

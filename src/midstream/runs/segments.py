@@ -153,7 +153,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What lists show of a trajectory; of a line that is no trajectory an empty id."""
+    """Fields of a trajectory that lists show; of a line that is no trajectory an empty id."""
 
     id: str
     task_id: str
@@ -187,7 +187,7 @@ class Segment:
         return (line for place, line in enumerate(first) if place in wanted)
 
     def entries(self) -> Iterator[Entry]:
-        """What lists show of each trajectory; they are not validated."""
+        """Yield what lists show of each trajectory; they are not validated."""
         return map(_entry, self._lines())
 
     def _lines(self) -> Iterator[bytes]:

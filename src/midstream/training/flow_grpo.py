@@ -82,7 +82,7 @@ class FlowGRPO:
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold besides the learner's state."""
+        """Return what a checkpoint has to hold besides the learner's state."""
         return {"success": self.success, "stage": self.stage}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,7 +276,7 @@ class FlowGRPO:
         return config.learning_rate * rise * fall
 
     def _schedules(self) -> dict[str, float]:
-        """What changes over training, at this step: the stage, counted from 1, and the probabilities of tools."""
+        """Return what changes over training, now: the stage, counted from 1, and the probabilities of tools."""
         schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
         for tool in self.environment.tools:
             if isinstance(tool, PerRun):

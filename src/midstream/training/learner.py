@@ -323,7 +323,7 @@ def return_memory() -> None:
 
 
 def any_sampled(rows: Sequence[Row]) -> bool:
-    """Whether the policy drew any token of them."""
+    """Return whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 
 

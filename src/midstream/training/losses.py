@@ -174,7 +174,7 @@ class PolicyLoss(Settings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the clipped ratio alone, without KL, dual clip or a function of your own."""
+        """True if it is the clipped ratio alone, without KL, dual clip or a function of your own."""
         no_more = not self.kl_coefficient and self.dual_clip is None
         return type(self) is PolicyLoss and self.surrogate == "ppo" and no_more
 

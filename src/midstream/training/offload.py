@@ -53,7 +53,7 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _units(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """What runs as a whole: each layer with all its parts, and outside of layers each module with its own weights."""
+    """Yield what runs as a whole: each layer with all its parts, and outside of layers each module with weights."""
     if module._parameters:
         yield [module]
     for child in module.children():

@@ -134,12 +134,12 @@ class LearnerConfig(ComponentConfig):
 
     @property
     def offloads_reference(self) -> bool:
-        """Whether the reference policy is in host memory; with LoRA it is the model itself, and stays."""
+        """True if the reference policy is in host memory; with LoRA it is the model itself, and stays."""
         return self.lora is None and self.offload in ("reference", "all")
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether AdamW's state is in host memory."""
+        """True if AdamW's state is in host memory."""
         return self.offload in ("optimizer", "all")
 
 
