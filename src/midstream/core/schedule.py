@@ -44,7 +44,7 @@ class Schedule(Settings):
     shape: Literal["exponential", "linear", "success"] = "exponential"
 
     def at(self, progress: RunProgress | None) -> float:
-        """The probability at a step; outside training (None) that of the end."""
+        """The probability at a step; outside training (None) the one at the end."""
         if self.end is None or progress is None:
             return self.start if self.end is None else self.end
         share = progress.success if self.shape == "success" else min(1.0, progress.step / max(1, progress.steps))

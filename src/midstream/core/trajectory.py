@@ -11,7 +11,7 @@ An example of two turns in the offline world ("How high is Amberbank plus 7 ?", 
         Turn(index=2, action=Action(sub_goal="add", tool="python", context="105 + 7"), ...)))
 
 Only calls with token ids and log-probabilities can be trained on. Each becomes one training row; calls that
-continue one another, as those of a stream do, become one row together (`core/sequences.py`).
+continue one another, as in a stream, become one row together (`core/sequences.py`).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Trajectory(Frozen):
     family: str = ""  # of the task, as are question and gold answer
     question: str = ""
     agent: str = ""
-    rollout_index: int = 0  # number of the run among those of the same task, from 0
+    rollout_index: int = 0  # number of the run among the runs of its task, from 0
     seed: int = 0
     opening_calls: tuple[Call, ...] = ()  # before the first turn: the analyst's, or a dialogue's that failed
     analysis: str = ""  # of the query, as the prompts show it; empty without an analyst

@@ -95,7 +95,7 @@ async def evaluate_set(
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
-    `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
+    `store` keeps each trajectory as it ends and supplies what an interrupted attempt kept; then `on_done` receives it.
     `note` receives a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises

@@ -98,7 +98,7 @@ class VoteFile(SqliteFile):
         )
 
     def add(self, votes: Iterable[Vote]) -> None:
-        """Add votes, all or none; those of the gate only on items without a vote, so that none is given twice."""
+        """Add votes, all or none; the gate's only on items without a vote, so that none is given twice."""
         with self.access(write=True) as connection:
             connection.executemany(
                 "INSERT INTO votes (item, vote) SELECT ?1, ?2 "
@@ -166,7 +166,7 @@ class FilteredAgent:
 
     An answer that is held back becomes None, as if the agent had given none, with `stop_reason="filtered"` and the
     reason in `Trajectory.held_back`; `Trajectory.final` keeps what was written, and a reward that the agent gave is
-    dropped. The votes are those of when this object is made. Raises as `read_votes`.
+    dropped. Votes are read when this object is made. Raises as `read_votes`.
     """
 
     def __init__(self, agent: Agent, config: FeedbackConfig) -> None:

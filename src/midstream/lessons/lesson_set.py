@@ -105,7 +105,7 @@ class Lesson(Frozen):
 class LessonSet(Frozen):
     """Lessons in the order they were added.
 
-    `next_number` is that of the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
+    `next_number` is for the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
     lesson set as it is; "" where it is unproven. `proven_lessons` is the digest of the prompts' lessons then: a file
     that was edited by hand is no longer proven.
     """

@@ -150,7 +150,7 @@ class LessonsSession(Session):
         if (needed := evaluated + update + held_back) > limit:
             self.note(
                 f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
-                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; "
+                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and what its gate takes; "
                 f'--budget "{needed} rollouts" has'
             )
 

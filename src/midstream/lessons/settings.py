@@ -40,7 +40,7 @@ class RoleConfig(Settings):
 class EmbeddingConfig(Settings):
     """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
 
-    An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
+    An update requests embeddings of its lessons and proposals; they cost almost nothing, and no budget counts them.
 
     Attributes:
         model: the embedding model
@@ -58,7 +58,7 @@ class LessonLimits(Settings):
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        embedding: see `lessons.limits.embedding`; without it, similarity is that of hashed n-grams
+        embedding: see `lessons.limits.embedding`; without it, hashed n-grams are compared
         leak_guard: refuse lessons that copy a task's answer
     """
 
@@ -72,7 +72,7 @@ class FeedbackConfig(Settings):
 
     Attributes:
         votes: the file of the project's votes
-        embedding: see `lessons.limits.embedding`, the default; without either, similarity is that of hashed n-grams
+        embedding: see `lessons.limits.embedding`, the default; without either, hashed n-grams are compared
     """
 
     votes: Path = Path(".midstream/votes.sqlite")

@@ -51,7 +51,7 @@ from midstream.runs.budget import Budget, BudgetConfig
 class Proposal:
     """The changes that a batch suggests: `operations`, in a fixed order.
 
-    `groups` are all that were run, unchanged (with any `truth`: their rewards are those of the gold answer, which
+    `groups` are all that were run, unchanged (with any `truth`: their rewards compare with the gold answer, which
     learning may not have seen); empty with `lessons_from = "model"`. `uniform` groups were left out because
     they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
     `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
@@ -136,7 +136,7 @@ class LessonLearner:
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
-        used = Counter[str]()  # rollouts by lesson, those of the gate first
+        used = Counter[str]()  # rollouts by lesson, the gate's first
         decision = await self._decide(step, moved, changes, used)
         used.update({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
         after = self._measured(lesson_set, decision, used)

@@ -55,7 +55,7 @@ class Segments:
     root: Path
 
     def path(self, segment: int | str) -> Path:
-        """The file of a segment: that of a training step, or of the evaluation with this name."""
+        """The file of the segment of a training step, or of the evaluation with this name."""
         name = f"step-{segment:06d}" if isinstance(segment, int) else evaluation_name(segment)
         return self.root / f"{name}{SUFFIX}"
 

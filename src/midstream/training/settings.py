@@ -39,7 +39,7 @@ class LoraConfig(Settings):
 
 
 class LearnerConfig(ComponentConfig):
-    """Settings of the local learner: AdamW in this process, or in those of `--nproc`. The base of other learners.
+    """Settings of the local learner: AdamW in one process, or in several (`--nproc`). The base of other learners.
 
     Attributes:
         type: `local`, or a learner of an installed package, which `--engine` chooses
@@ -148,7 +148,7 @@ class SupervisedConfig(Settings):
 
     Attributes:
         transcripts: trajectories of the teacher to record
-        successes_only: only those of reward 1; of a reward with parts, those with every part in full
+        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
         batch_size: rows of an update
         learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
         similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
