@@ -46,7 +46,7 @@ SMALL = (  # many runs in a world of few and strong lessons, which a small gate 
     "lessons.tasks=6", "lessons.batch_size=6", "lessons.group_size=3", "lessons.epochs=4",
     "lessons.gate.tasks=60", "lessons.gate.test_pairs=96", "lessons.gate.bisect_pairs=64",
 )  # fmt: skip
-FILTER = "lessons.feedback.near=0.85"
+FILTER = "lessons.feedback=.midstream/votes.sqlite"
 ARMS = ("without", "with")
 
 

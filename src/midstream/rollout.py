@@ -80,7 +80,7 @@ class Environment:
 
     `sandbox` is the tier that tools and agent run code in, "" if they run none; every trajectory records it. `lessons`
     are in the prompts of every run. `dialogues` is the task source if its tasks are dialogues: every attempt then has
-    its own dialogue. `progress` is that of training, for the rollouts of a step.
+    its own dialogue. `progress` is how far training is, for the rollouts of a step.
     """
 
     agent: Agent

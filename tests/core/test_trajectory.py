@@ -94,11 +94,6 @@ def test_json_round_trip(kind, examples):
     check()
 
 
-def test_a_run_that_an_older_version_ended_at_its_deadline_is_read():
-    old = '{"id": "t", "task_id": "t", "stop_reason": "deadline", "status": "error"}'
-    assert Trajectory.model_validate_json(old).stop_reason == "deadline"
-
-
 def test_calls_are_in_order():
     turns = tuple(Turn(index=i, calls=(Call(role=f"planner {i}"), Call(role=f"verifier {i}"))) for i in (1, 2))
     trajectory = Trajectory(id="a", task_id="a", turns=turns, closing_calls=(Call(role="generator"),))

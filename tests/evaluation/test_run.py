@@ -42,7 +42,7 @@ class Recited:
             Turn(index=i, action=Action(tool="python"), observation=Observation(status="ok", text=""))
             for i in range(1, 3 if right else 2)
         ]
-        stop: StopReason = "verified" if right else "deadline" if late else "turn_limit"
+        stop: StopReason = "verified" if right else "time_limit" if late else "turn_limit"
         return Trajectory(
             id="x",
             task_id=task.id,
@@ -82,7 +82,7 @@ def test_a_task_without_a_result_is_wrong_and_counted():
     assert result.success_without_errors == pytest.approx(2 / 3)
     assert (result.tasks, result.errors) == (6, 3)
     assert result.by_family["sum"] == FamilyResult(tasks=4, success=0.25, turns_mean=1.0)
-    assert result.stop_reasons == {"deadline": 1, "error": 2, "turn_limit": 1, "verified": 2}
+    assert result.stop_reasons == {"error": 2, "time_limit": 1, "turn_limit": 1, "verified": 2}
 
 
 def test_a_family_without_any_result_is_wrong_in_the_headline_only():

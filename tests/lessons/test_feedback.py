@@ -270,10 +270,10 @@ def test_a_killed_update_votes_once_and_by_the_votes_it_began_with(voted, tmp_pa
 
 def test_a_run_that_is_resumed_elsewhere_keeps_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with Build(load_recipe("lessons-simulated", ["lessons.feedback.near=0.9"])) as build:
+    with Build(load_recipe("lessons-simulated", ["lessons.feedback=.midstream/votes.sqlite"])) as build:
         assert build.resolved["lessons"]["feedback"]["votes"] == str(tmp_path / ".midstream/votes.sqlite")
         assert parse_recipe(build.resolved).lessons == build.recipe.lessons.model_copy(
-            update={"feedback": FeedbackConfig(votes=tmp_path / ".midstream/votes.sqlite", near=0.9)}
+            update={"feedback": FeedbackConfig(votes=tmp_path / ".midstream/votes.sqlite")}
         )
 
 

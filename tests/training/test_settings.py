@@ -155,7 +155,6 @@ def test_a_setting_in_another_place_is_named_with_its_own(override, road):
         ("training={variant='dapo', loss={clip=3}}", "training.loss.clip = 3"),
         ("training.overlong={limit=10}", "training.overlong.buffer"),
         ("training.overlong={limit=10,buffer=11}", "buffer 11 exceeds limit 10"),
-        ("training.overlong={limit=10,buffer=1,penalty=0}", "training.overlong.penalty = 0"),
         ("training.resample_uniform=-1", "training.resample_uniform = -1"),
         ("training.baseline=median", "training.baseline = 'median'"),
         ("training.loss.horizon=0", "training.loss.horizon = 0"),
@@ -173,7 +172,6 @@ def test_impossible_settings_are_named(override, value):
 def test_the_punishment_of_length_is_equation_13(tokens, added):
     """DAPO's own numbers: 20,480 tokens at most, the last 4,096 of them punished."""
     assert OverlongConfig(limit=20480, buffer=4096).added(tokens) == pytest.approx(added)
-    assert OverlongConfig(limit=20480, buffer=4096, penalty=0.5).added(tokens) == pytest.approx(added / 2)
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 0.0, 1.1, float("nan")])

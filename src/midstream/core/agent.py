@@ -95,7 +95,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleContext:
-    """What every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
+    """Values that every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
 
     Its requests carry `order`, `deadline_s` and `emit`. `lessons` is the text for its prompt.
     """

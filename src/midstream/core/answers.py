@@ -68,7 +68,7 @@ def numbers(text: str) -> tuple[str, ...]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a plain number and nothing else: "-1,000.5", "3e4"."""
+    """Return whether a text is a plain number and nothing else: "-1,000.5", "3e4"."""
     return len(text) <= _LONGEST_NUMBER and _BARE.fullmatch(text.strip()) is not None
 
 
@@ -90,7 +90,7 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def holds(text: str, answer: str) -> bool:
-    """Whether a text holds all words of an answer, in their order and without others between; false for no words."""
+    """Return whether a text holds all words of an answer, in order and without others between; false for no words."""
     ours, theirs = words(text), words(answer)
     starts = range(len(ours) - len(theirs) + 1) if theirs else ()
     return any(ours[start : start + len(theirs)] == theirs for start in starts)

@@ -53,7 +53,7 @@ def classes_in(annotation: object) -> list[type]:
 
 
 def problems_of(failure: ValidationError) -> list[str]:
-    """What is wrong with each invalid value, with its place: "messages.0.role: Field required"."""
+    """Return the problem of each invalid value, with its place: "messages.0.role: Field required"."""
     found = []
     for error in failure.errors(include_url=False):
         place, reason = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
@@ -62,7 +62,7 @@ def problems_of(failure: ValidationError) -> list[str]:
 
 
 def unfit(value: object) -> str | None:
-    """Why a value from `json.loads` cannot be kept in a trajectory; None if it can."""
+    """Return why a value from `json.loads` cannot be kept in a trajectory; None if it can."""
     if _deeper(value, _MAX_DEPTH):
         return f"more than {_MAX_DEPTH} levels"
     try:

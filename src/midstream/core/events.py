@@ -68,9 +68,9 @@ class ServerStarts:
 class RunStarted:
     """A run starts or resumes.
 
-    `total` counts steps (training), updates (lessons) or trajectories (evaluation), `done` those of an earlier
-    session. `sets` is the number of set and temperature pairs of an evaluation, `limits` the budget of a lesson run
-    by field of `Spent`; a missing field has no limit.
+    `total` counts steps (training), updates (lessons) or trajectories (evaluation), `done` the part of earlier
+    sessions. `sets` is the number of set and temperature pairs of an evaluation, `limits` the budget of a lesson run by
+    field of `Spent`; a missing field has no limit.
     """
 
     recipe: str
@@ -83,7 +83,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the run is doing now, e.g. "warm start 120/450"; replaces the last phase."""
+    """The present activity of the run, e.g. "warm start 120/450"; replaces the last phase."""
 
     text: str
 
@@ -105,7 +105,7 @@ class StepFinished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateFinished:
-    """An update of the lesson set is recorded; a resumed run emits those of earlier sessions first.
+    """An update of the lesson set is recorded; a resumed run emits the earlier ones first.
 
     `fates` counts changes by what became of them ("accepted", "rejected", "pending", "refused"), `left_out` what taught
     nothing by reason. `lessons` is the size of the lesson set after the update.
@@ -122,7 +122,7 @@ class UpdateFinished:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent:
-    """What a lesson run has used so far; may be emitted at any time."""
+    """The use of a lesson run so far; may be emitted at any time."""
 
     spent: Spent
 

@@ -1,4 +1,4 @@
-"""What all HTTP clients share: sessions, retries and pauses, texts without keys.
+"""Parts that all HTTP clients share: sessions, retries and pauses, texts without keys.
 
 The environment names certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY,
 NO_PROXY). A ~/.netrc is not read, and no cookie is kept.
@@ -171,7 +171,7 @@ async def _send(
 
 @dataclass(frozen=True, slots=True)
 class _Connections:
-    """What the users of an endpoint share in one event loop; `closer` closes the session."""
+    """Parts that the users of an endpoint share in one event loop; `closer` closes the session."""
 
     session: aiohttp.ClientSession
     closer: AsyncGenerator[aiohttp.ClientSession]

@@ -113,7 +113,7 @@ class SqliteFile:
 
 
 class KeyedFile(SqliteFile):
-    """Texts by key, in one table named `table`. The other arguments are those of `SqliteFile`."""
+    """Texts by key, in one table named `table`. The other arguments are as in `SqliteFile`."""
 
     def __init__(self, path: Path, *, application: int, version: int, table: str, what: str, setting: str) -> None:
         self._table = table

@@ -25,7 +25,7 @@ _FLAGS = ("timed_out", "right_as_number")  # parts of a reward that are there on
 
 
 class ToolUse(Frozen):
-    """How turns with an action were spent: a planner's turns, or each tool call of an interleaved policy.
+    """Counts of turns with an action: a planner's turns, or each tool call of an interleaved policy.
 
     Turns that something around the model broke are not counted, nor is what a policy says to a user.
     """
@@ -45,7 +45,7 @@ class ToolUse(Frozen):
 
     @property
     def unreadable(self) -> str:
-        """What is wrong where every action is malformed, with what to do; "" elsewhere."""
+        """The problem where every action is malformed, with what to do; "" elsewhere."""
         if self.share.get("malformed") != 1:
             return ""
         return (
@@ -203,7 +203,7 @@ def _failed(turn: Turn) -> bool:
 
 
 def _attempt(turn: Turn) -> str:
-    """What a turn tried, as text that is equal for equal attempts; a sub-goal only describes the attempt.
+    """Return a turn's attempt, as text that is equal for equal attempts; a sub-goal only describes the attempt.
 
     This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
     has its body there), or the planner's text if that was malformed.
@@ -237,7 +237,7 @@ def tool_marks(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 
 def no_contrast(groups: int, idle: int, reward_mean: float, tools: ToolUse, *, answered: bool = True) -> str:
-    """Why a step or update has nothing to learn from, with what to do; "" if it has something.
+    """Return why a step or update has nothing to learn from, with what to do; "" if it has something.
 
     `idle` groups are uniform or broken; `answered` is false if no stream held an answer.
     """
@@ -266,7 +266,7 @@ def malformed_example(trajectories: Iterable[Trajectory], run: Path) -> str:
 
 
 class Spent(Frozen):
-    """What a run has used so far. Tokens are counted by the servers, or estimated if a server gives no count.
+    """The use of a run so far. Tokens are counted by the servers, or estimated if a server gives no count.
 
     Time is recorded elsewhere (`timings.jsonl`), so that records repeat byte for byte.
     """
@@ -327,7 +327,7 @@ class StepMetrics(Frozen):
 
     @property
     def no_contrast(self) -> str:
-        """Why the step had nothing to learn from; "" if it had something."""
+        """The reason why the step had nothing to learn from; "" if it had something."""
         idle, answered = self.groups_uniform + self.groups_broken, self.streams is None or self.streams.answered > 0
         return no_contrast(self.groups, idle, self.reward_mean, self.tool_use, answered=answered)
 

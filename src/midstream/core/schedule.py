@@ -18,7 +18,7 @@ from midstream.core.data import Settings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """How far a run that learns is: its step (0 before the first) of `steps`, and the agent's running success."""
+    """Progress of a run that learns: its step (0 before the first) of `steps`, and the agent's running success."""
 
     step: int
     steps: int
@@ -44,7 +44,7 @@ class Schedule(Settings):
     shape: Literal["exponential", "linear", "success"] = "exponential"
 
     def at(self, progress: RunProgress | None) -> float:
-        """The probability at a step; outside training (None) that of the end."""
+        """The probability at a step; outside training (None) the one at the end."""
         if self.end is None or progress is None:
             return self.start if self.end is None else self.end
         share = progress.success if self.shape == "success" else min(1.0, progress.step / max(1, progress.steps))

@@ -54,7 +54,7 @@ class Split:
 
 
 def trainable(call: Call) -> bool:
-    """Whether training can use the call: its agent received a reply, whose tokens the engine recorded."""
+    """Return whether training can use the call: its agent received a reply, whose tokens the engine recorded."""
     return bool(call.delivered and call.error is None and call.prompt_ids and call.completion_ids and call.logprobs)
 
 
@@ -144,7 +144,7 @@ def _longest_begin(ordered: Sequence[bytes], prompt: bytes) -> int | None:
 
 
 def _why(ours: Call, theirs: Call, shared: int, extended: Call | None) -> Why:
-    """Why `ours` does not continue `theirs`, whose first tokens it shares; it begins with all tokens of `extended`."""
+    """Return why `ours` does not continue `theirs`, whose first tokens it shares; it begins with `extended`."""
     if extended is not None:
         return "branch" if extended.sampling.temperature == ours.sampling.temperature else "temperature changed"
     if shared == len(ours.prompt_ids):
@@ -183,6 +183,6 @@ def _bytes(ids: Sequence[int]) -> bytes:
 
 
 def _alike(one: bytes, other: bytes) -> int:
-    """How many tokens two sequences share at their beginning."""
+    """Return the number of tokens that two sequences share at their beginning."""
     sizes = range(_SIZE, min(len(one), len(other)) + 1, _SIZE)
     return bisect_left(sizes, True, key=lambda size: one[:size] != other[:size])

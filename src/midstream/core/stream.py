@@ -103,7 +103,7 @@ def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
 
 
 def _in_order(found: Sequence[Block], template: Template) -> bool:
-    """Whether a sampled stretch by itself has the strict format."""
+    """Return whether a sampled stretch by itself has the strict format."""
     stray = grammar(template).marks
     thought, before = template.think is None, ""
     for block in found:
@@ -221,7 +221,7 @@ class Grammar:
         return close.replace(ANY_TOOL, tool), tool
 
     def holds(self, kind: str, text: str) -> bool:
-        """Whether a text has an opening mark of a kind with its closing mark somewhere after it."""
+        """Return whether a text has an opening mark of a kind with its closing mark somewhere after it."""
         first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
         for opened in self.opening.finditer(text):
             if opened.lastgroup == kind:

@@ -31,7 +31,7 @@ class Marks(Settings):
 
 
 class Template(Settings):
-    """How a policy writes, and how the environment answers."""
+    """The form in which a policy writes, and in which the environment answers."""
 
     name: str = ""
     source: str = ""  # where it is from
@@ -63,12 +63,12 @@ class Template(Settings):
 
     @property
     def native(self) -> bool:
-        """Whether tools are offered in the model's own form instead of the prompt's text."""
+        """True if tools are offered in the model's own form instead of the prompt's text."""
         return self.output_role == "tool"
 
     @property
     def shows_lessons(self) -> bool:
-        """Whether the prompt has a place for lessons."""
+        """True if the prompt has a place for lessons."""
         return "{{lessons}}" in self.system + self.user
 
     def mismatch(self, what: str, fix: str) -> RecipeError:

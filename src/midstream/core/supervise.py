@@ -69,7 +69,7 @@ def _reap(command: subprocess.Popen[bytes]) -> None:
 
 
 def _left(command: subprocess.Popen[bytes]) -> list[int]:
-    """What still runs: on Linux all descendants, elsewhere the command's process group."""
+    """Return what still runs: on Linux all descendants, elsewhere the command's process group."""
     if not _LINUX:
         with suppress(ProcessLookupError, PermissionError):
             command.poll()

@@ -63,7 +63,7 @@ def same_question(question: str) -> str:
 
 
 def task_keys(task_id: str, question: str = "") -> set[str]:
-    """What identifies a task wherever it is from: two tasks that share a key are the same.
+    """Return the keys that identify a task wherever it is from: two tasks that share a key are the same.
 
     These are a digest of its question, and the one in its id if that is made of the question: a benchmark may add an
     instruction to a question that stands alone in a file.

@@ -42,7 +42,7 @@ class Terminal(Console):
 
     @property
     def redraws(self) -> bool:
-        """Whether lines can be drawn again: in a terminal. `FORCE_COLOR`, which Jupyter sets, gives a file colors."""
+        """True if lines can be drawn again: in a terminal. `FORCE_COLOR`, which Jupyter sets, gives a file colors."""
         return self._force_terminal or (self.is_terminal and self.file.isatty())
 
     @Console.file.getter  # type: ignore[misc, attr-defined]
@@ -66,7 +66,7 @@ class Terminal(Console):
 
 
 def plain_text(renderable: RenderableType, width: int = 100) -> str:
-    """What a terminal would show, without colors."""
+    """Return what a terminal would show, without colors."""
     text = io.StringIO()
     console = Terminal(width=width, file=text, color_system=None)
     console.print(renderable)
@@ -93,7 +93,7 @@ class CleanStream:
         self.stream.flush()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """Return whether the stream is a terminal."""
         return self.stream.isatty()
 
 

@@ -151,7 +151,7 @@ def _fenced(text: str) -> list[tuple[str, str]]:
 
 
 def _compile_error(code: str) -> str | None:
-    """Why `code` is not a program; None if it is."""
+    """Return why `code` is not a program; None if it is."""
     if not code.strip():
         return "the reply holds no code"
     if len(code) > _MAX_CODE:

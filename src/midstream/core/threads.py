@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an event loop, as a notebook does."""
+    """Return whether this thread runs an event loop, as a notebook does."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -52,7 +52,7 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolRun:
-    """What a tool of one run is made from: the task with its gold answer, the run's seed, and how far training is.
+    """Material of a tool of one run: the task with its gold answer, the run's seed, and how far training is.
 
     `progress` is None outside the steps of training: in evaluations, in a warm start, in `midstream solve`.
     """

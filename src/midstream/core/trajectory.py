@@ -11,7 +11,7 @@ An example of two turns in the offline world ("How high is Amberbank plus 7 ?", 
         Turn(index=2, action=Action(sub_goal="add", tool="python", context="105 + 7"), ...)))
 
 Only calls with token ids and log-probabilities can be trained on. Each becomes one training row; calls that
-continue one another, as those of a stream do, become one row together (`core/sequences.py`).
+continue one another, as in a stream, become one row together (`core/sequences.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from midstream.core.data import Frozen, Settings
 from midstream.core.text import html_table
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
-# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older
-# versions recorded as "deadline", always with an error; filtered: `agent.filter` held the answer back.
+# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`;
+# filtered: `agent.filter` held the answer back.
 StopReason = Literal[
     "verified",
     "answered",
@@ -35,7 +35,6 @@ StopReason = Literal[
     "token_limit",
     "context_limit",
     "time_limit",
-    "deadline",
     "error",
     "filtered",
 ]
@@ -45,7 +44,7 @@ EventKind = Literal["call", "action", "command", "observation", "verdict", "answ
 
 
 class Sampling(Settings):
-    """How an engine samples.
+    """Settings of an engine's sampling.
 
     Attributes:
         temperature: 0 is greedy; a planner in training needs more than 0
@@ -93,7 +92,7 @@ class ErrorInfo(Frozen):
 
     @property
     def foreign(self) -> bool:
-        """Whether midstream did not raise it on purpose; `message` is then a traceback."""
+        """True if midstream did not raise it on purpose; `message` is then a traceback."""
         return self.message.startswith("Traceback (")
 
     @property
@@ -266,7 +265,7 @@ class Score(Frozen):
 
 
 class Refinement(Frozen):
-    """What a strategy of several chains did on one task.
+    """Record of a strategy of several chains on one task.
 
     `answers` has for each chain its answers of rounds 0 to T, None where a run gave none; a chain that was stopped has
     fewer. `agent_runs` counts the runs that ended, failed ones included.
@@ -285,7 +284,7 @@ class Trajectory(Frozen):
     family: str = ""  # of the task, as are question and gold answer
     question: str = ""
     agent: str = ""
-    rollout_index: int = 0  # number of the run among those of the same task, from 0
+    rollout_index: int = 0  # number of the run among the runs of its task, from 0
     seed: int = 0
     opening_calls: tuple[Call, ...] = ()  # before the first turn: the analyst's, or a dialogue's that failed
     analysis: str = ""  # of the query, as the prompts show it; empty without an analyst

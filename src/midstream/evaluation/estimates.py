@@ -62,7 +62,7 @@ def wilson(share: float, count: float) -> Interval:
 
 
 def effective_tasks(values: Sequence[float]) -> float:
-    """How many tasks of value 0 or 1 would make a mean as well known as these values make it.
+    """Return how many tasks of value 0 or 1 would make a mean as well known as these values make it.
 
     The variance of a 0/1 value over that of `values`, times their number; less for a variance known from few values (by
     Student's t against the normal distribution: Korn and Graubard 1998). Values without spread count as one task each.

@@ -1,4 +1,4 @@
-"""What makes an evaluation say too much: tasks that a run learned from, and searches for the question itself.
+"""Reasons why an evaluation may say too much: tasks that a run learned from, and searches for the question itself.
 
 `learned_tasks` are exact: a run records the tasks that it learns from. `repeats_question` is a flag: did a search ask
 for the question itself, almost word for word? Public questions stand on the web next to their answers, so such a search
@@ -27,7 +27,7 @@ STOP_WORDS = frozenset(
 
 
 def repeats_question(trajectory: Trajectory) -> bool:
-    """Whether any search of the trajectory nearly repeats its question.
+    """Return whether any search of the trajectory nearly repeats its question.
 
     A search is a call of any tool with an argument named `query`, also from a command's code. Words are compared in
     normal form (`core.answers.normalize`), without `STOP_WORDS` and whatever their order; each counts as often as it

@@ -195,7 +195,7 @@ def difference_interval(differences: Sequence[float], error: float = 0.05) -> In
 
 
 def tool_shifts(first: Sequence[Counter[str]], other: Sequence[Counter[str]]) -> dict[str, ToolShift]:
-    """How each tool's share of all turns differs; both have, task by task, the number of turns by tool.
+    """Return how each tool's share of all turns differs; both have, task by task, the number of turns by tool.
 
     A share is a ratio of two sums over tasks. Its interval is that of a mean, of what each task adds to the difference
     if the sums are known (the delta method), so that a task with many turns counts as one task.
@@ -217,7 +217,7 @@ def tool_shifts(first: Sequence[Counter[str]], other: Sequence[Counter[str]]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is compared of one task's trials: their values and answers, None and None without a result, and tools."""
+    """Parts of a task's trials that are compared: values and answers, None and None without a result, and tools."""
 
     question: str
     gold: str | None

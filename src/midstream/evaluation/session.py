@@ -1,4 +1,4 @@
-"""What every run that evaluates shares: evaluate a set once, keep each trajectory as it ends, and the order of a run.
+"""The work of runs that evaluate: evaluate a set once, keep each trajectory as it ends, and the order of a run.
 
     begin or restore -> step ... step -> finish
 
@@ -95,7 +95,7 @@ async def evaluate_set(
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
-    `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
+    `store` keeps each trajectory as it ends and supplies what an interrupted attempt kept; then `on_done` receives it.
     `note` receives a warning if every action was malformed.
     Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
     failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again. Raises
@@ -155,7 +155,7 @@ async def evaluate_set(
 
 
 def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
-    """How many tasks each set has, and their digest, by the set's name."""
+    """Return how many tasks each set has, and their digest, by the set's name."""
     digests: dict[str, str] = {}
     for part in evaluations:
         digest = blake2b(digest_size=12)
@@ -212,7 +212,7 @@ async def evaluate_sets(
 
 
 def has_results(run: RunDirectory) -> bool:
-    """Whether an evaluation has scored an answer."""
+    """Return whether an evaluation has scored an answer."""
     return bool(list(run.evaluations.read())) or any(not result.failed for result in results.read(run.results_path))
 
 
@@ -255,11 +255,11 @@ class Session(ABC):
         """Export what was learned and evaluate for the last time."""
 
     def reason_to_stop(self) -> str:
-        """Why no further step is made, "" to continue; asked before every step and after the last."""
+        """Return why no further step is made, "" to continue; asked before every step and after the last."""
         return ""
 
     def at_limit(self, error: BudgetError) -> str:
-        """What the run does at a limit: by default it finishes with what it has; returns why it ended."""
+        """Handle a limit: by default it finishes with what it has; returns why it ended."""
         self.note(str(error))
         return error.what
 

@@ -62,7 +62,7 @@ _VALIDATION = {"name": "validation", "split": "validation", "per_family": 20, "s
 
 
 class EvaluationConfig(Settings):
-    """What is evaluated, and when.
+    """Settings of what is evaluated, and when.
 
     Attributes:
         sets: evaluated before and after training, and by `midstream eval`: `[[evaluation.sets]]`

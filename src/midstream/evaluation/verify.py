@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,16 +49,6 @@ def _check(path: Path, name: str) -> FileCheck:
     return FileCheck(file=name, state="ok")
 
 
-def _read_lines(path: Path) -> None:
-    for _ in read_records(path):
-        pass
-
-
-def _read_segment(path: Path) -> None:
-    for _ in Segment(path):
-        pass
-
-
 def _read_zip(path: Path) -> None:
     """Read what `torch.save` has written; it has checksums."""
     with ZipFile(path) as file:
@@ -67,8 +58,8 @@ def _read_zip(path: Path) -> None:
 
 _DELETE = "delete the checkpoint: the run resumes from the one before"
 _READERS: dict[str, Callable[[Path], object]] = {
-    ".jsonl.gz": _read_segment,
-    ".jsonl": _read_lines,
+    ".jsonl.gz": lambda path: deque(Segment(path), maxlen=0),
+    ".jsonl": lambda path: deque(read_records(path), maxlen=0),
     ".json": lambda path: from_json(read_file(path)),
     ".toml": lambda path: tomllib.loads(read_file(path).decode()),
     ".pt": _read_zip,

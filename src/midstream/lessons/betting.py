@@ -126,11 +126,11 @@ class Pairs:
 
     @property
     def spent(self) -> bool:
-        """Whether all pairs were drawn."""
+        """True if all pairs were drawn."""
         return self.drawn >= self.limit
 
     async def block(self, sides: Sides) -> list[float | None]:
-        """Run the next block and return each pair's reward of `other` minus that of `first`; None without a result.
+        """Run the next block; return each pair's difference in reward, `other` minus `first`, or None without a result.
 
         `sides` returns the two lesson sets (first, other) of a pair, drawn from the pair's random numbers. Raises
         `InfrastructureError` if no pair has a result.
@@ -193,7 +193,7 @@ class Differences:
         return math.sqrt(max(0.0, (self.squares + 2 * square) / count - (self.total / count) ** 2) / count)
 
     def effect(self, *, alone: bool, mean: float | None = None, error: float | None = None) -> Effect:
-        """An estimate with its 95 % interval, for people; `mean` and `error` may replace those of the differences."""
+        """An estimate with its 95 % interval, for people; `mean` and `error` may replace what the differences give."""
         mean = self.mean if mean is None else mean
         error = self.error if error is None else error
         interval = max(-1.0, mean - Z * error), min(1.0, mean + Z * error)

@@ -6,7 +6,7 @@ ledger/update.json   the update, first; once it is there, the update is complete
 lessons/             the new version, if the lesson set changed
 trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
 timings.jsonl, updates.jsonl
-the project's votes  those of the gate, with `lessons.feedback`
+the project's votes  the gate's, with `lessons.feedback`
 ledger/              is emptied
 
 Every version of a lesson set is kept in `lessons/` of its run, with the changes that led to it:
@@ -81,7 +81,7 @@ class UpdateRecord(Frozen):
 
     @property
     def no_contrast(self) -> str:
-        """Why the update had nothing to learn from; "" if it had something, such as malformed replies."""
+        """The reason why the update had nothing to learn from; "" if it had something, such as malformed replies."""
         idle = self.uniform + len(self.broken)
         return no_contrast(self.groups, idle, self.mean_reward, self.tool_use) if idle == self.groups else ""
 

@@ -5,7 +5,7 @@ votes on a lesson whose effect it measured apart from its batch: against one tha
 that it accepts and that helped (`commit.gate_votes`). All votes of a project are in one file, which its runs share, so
 that what one run has tested at the price of rollouts is not tested by the next.
 
-A text is near a vote if their similarity is `near` or more. It is held back if it is near three distinct votes against,
+A text is near a vote if their similarity is `NEAR` or more. It is held back if it is near three distinct votes against,
 unless it is also near three distinct votes for it and these are as near or nearer: the means of the three greatest
 similarities of each side are compared. Anything else passes: one rejection may be an error of the gate.
 
@@ -37,7 +37,7 @@ from midstream.core.task import Task
 from midstream.core.text import shorten
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.lessons.lesson_set import Line
-from midstream.lessons.settings import FeedbackConfig
+from midstream.lessons.settings import NEAR, FeedbackConfig
 from midstream.lessons.similarity import NO_VECTORS, embedding_similarity, ngram_similarity
 
 NEAREST = 3  # distinct votes that hold a text back
@@ -63,7 +63,7 @@ class Vote(Frozen):
 
     @property
     def item(self) -> str:
-        """What is voted on; votes with the same item are not distinct."""
+        """The item that is voted on; votes with the same item are not distinct."""
         return json.dumps([self.run, self.lesson, self.text.casefold()])
 
 
@@ -98,7 +98,7 @@ class VoteFile(SqliteFile):
         )
 
     def add(self, votes: Iterable[Vote]) -> None:
-        """Add votes, all or none; those of the gate only on items without a vote, so that none is given twice."""
+        """Add votes, all or none; the gate's only on items without a vote, so that none is given twice."""
         with self.access(write=True) as connection:
             connection.executemany(
                 "INSERT INTO votes (item, vote) SELECT ?1, ?2 "
@@ -133,17 +133,17 @@ def digest(votes: Iterable[Vote]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VoteDecision:
-    """The decision about a text, from votes that count, a symmetric `similarity` in [0, 1], and what is `near`.
+    """The decision about a text, from votes that count and a symmetric `similarity` in [0, 1]; `NEAR` or more is near.
 
     It depends on neither the order of the votes nor the time.
     """
 
     votes: Sequence[Vote]
     similarity: Callable[[str, str], float]
-    near: float
+    near: float = NEAR
 
     def refusal(self, text: str) -> str | None:
-        """Why a text is held back: the three nearest votes against it, the nearest first; None where it passes."""
+        """Return why a text is held back: the three nearest votes against it, nearest first; None where it passes."""
         against, favor = self._nearest(text, "against"), self._nearest(text, "for")
         if len(against) < NEAREST or (len(favor) == NEAREST and _total(favor) >= _total(against)):
             return None
@@ -166,7 +166,7 @@ class FilteredAgent:
 
     An answer that is held back becomes None, as if the agent had given none, with `stop_reason="filtered"` and the
     reason in `Trajectory.held_back`; `Trajectory.final` keeps what was written, and a reward that the agent gave is
-    dropped. The votes are those of when this object is made. Raises as `read_votes`.
+    dropped. Votes are read when this object is made. Raises as `read_votes`.
     """
 
     def __init__(self, agent: Agent, config: FeedbackConfig) -> None:
@@ -191,7 +191,7 @@ class FilteredAgent:
             except EngineError as failure:
                 error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
                 return found.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
-        reason = VoteDecision(votes=self.votes, similarity=similarity, near=self.config.near).refusal(found.answer)
+        reason = VoteDecision(votes=self.votes, similarity=similarity).refusal(found.answer)
         if reason is None:
             return found
         final = found.final or found.answer

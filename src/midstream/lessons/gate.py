@@ -246,7 +246,7 @@ async def halved(
         values = await pairs.block(sides)
         for half, value in zip(chosen, values, strict=True):
             if value is not None:
-                # The difference counts for the changes of `other`, and against those of `first`.
+                # The difference counts for the changes of `other`, and against the changes of `first`.
                 for i, differences in enumerate(signed):
                     differences.add(value if i in half else -value)
         # The cost of a choice: the mean distance by which a normal truth lies on the other side of the threshold.

@@ -78,7 +78,7 @@ class Effect(Frozen):
 
     @property
     def only_in_bundle(self) -> bool:
-        """Whether the bundle alone was shown to help, and not this change."""
+        """True if the bundle alone was shown to help, and not this change."""
         return self.bundle is not None and (not self.alone or self.interval[0] <= 0)
 
 
@@ -105,7 +105,7 @@ class Lesson(Frozen):
 class LessonSet(Frozen):
     """Lessons in the order they were added.
 
-    `next_number` is that of the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
+    `next_number` is for the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
     lesson set as it is; "" where it is unproven. `proven_lessons` is the digest of the prompts' lessons then: a file
     that was edited by hand is no longer proven.
     """

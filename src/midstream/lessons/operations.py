@@ -57,7 +57,7 @@ class OperationOutcome(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What an operation must satisfy. `leak` finds texts that give away a task, `feedback` those that were voted down.
+    """Conditions of an operation. `leak` finds texts that give away a task, `feedback` those that were voted down.
 
     Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the set stays within `max_tokens` whichever they are,
@@ -203,7 +203,7 @@ class _Screen:
 
 
 def _guarded(lesson: Lesson, operation: Operation) -> bool:
-    """Whether a person has marked the lesson, so that only a person may change it."""
+    """Return whether a person has marked the lesson, so that only a person may change it."""
     return lesson.state != "active" and operation.origin.source != "person"
 
 
@@ -235,7 +235,7 @@ class Diff(Frozen):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not (self.added or self.deleted or self.modified or self.marked)
 
 

@@ -68,7 +68,7 @@ _LAYOUTS = {
 
 
 class RoleCall(NamedTuple):
-    """What a request is for: the role that answers it, the update, the task, the rollout's place in its group."""
+    """Purpose of a request: the role that answers it, the update, the task, the rollout's place in its group."""
 
     role: str
     step: int

@@ -217,7 +217,7 @@ class Proposals:
 
 
 def _content(operation: Operation) -> tuple[str, ...]:
-    """What an operation asks for, without its origin. An "add" is for its module, other kinds name a lesson."""
+    """Return the content of an operation, without its origin. An "add" is for its module, other kinds name a lesson."""
     return operation.kind, operation.id, operation.text, operation.module if operation.kind == "add" else ""
 
 

@@ -42,7 +42,7 @@ Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class LessonsParts:
-    """What a session needs, as built from a recipe.
+    """Parts that a session needs, as built from a recipe.
 
     `validation` are the tasks of `validation_set`, which the gate tests on. `engines` are keyed by the reflector's
     roles. `start` is the first lesson set, `identity` names the agent. `prepare` restores the planner's weights at the
@@ -150,12 +150,12 @@ class LessonsSession(Session):
         if (needed := evaluated + update + held_back) > limit:
             self.note(
                 f"a budget of {limit:,} rollouts has no room for the first update: the evaluations take "
-                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and those of its gate; "
+                f"{evaluated:,} and up to {held_back:,}, the update {update:,} and what its gate takes; "
                 f'--budget "{needed} rollouts" has'
             )
 
     def reason_to_stop(self) -> str:
-        """Why no further update is made: the limit on updates."""
+        """Return why no further update is made: the limit on updates."""
         planned = self.parts.lessons.updates
         if len(self.updates) < self.most_updates or self.most_updates == planned:
             return ""

@@ -15,7 +15,7 @@ from midstream.runs.budget import BudgetConfig
 ROLES = ("summariser", "critic", "merger")
 LESSON_TOKENS = 100
 NEAR = 0.85
-"""Similarity (cosine, 0 to 1) from which lessons of one module are near-duplicates."""
+"""Similarity (cosine, 0 to 1) from which lessons of one module repeat each other, and a text is near a vote."""
 
 
 class RoleConfig(Settings):
@@ -40,7 +40,7 @@ class RoleConfig(Settings):
 class EmbeddingConfig(Settings):
     """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
 
-    An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
+    An update requests embeddings of its lessons and proposals; they cost almost nothing, and no budget counts them.
 
     Attributes:
         model: the embedding model
@@ -54,11 +54,11 @@ class EmbeddingConfig(Settings):
 
 
 class LessonLimits(Settings):
-    """What the lesson set may hold. One lesson has at most `LESSON_TOKENS`.
+    """Limits of the lesson set. One lesson has at most `LESSON_TOKENS`.
 
     Attributes:
         max_tokens: the most tokens of all lessons together; four characters count as a token
-        embedding: see `lessons.limits.embedding`; without it, similarity is that of hashed n-grams
+        embedding: see `lessons.limits.embedding`; without it, hashed n-grams are compared
         leak_guard: refuse lessons that copy a task's answer
     """
 
@@ -72,12 +72,10 @@ class FeedbackConfig(Settings):
 
     Attributes:
         votes: the file of the project's votes
-        near: texts of this similarity (cosine, 0 to 1) or more are near each other
-        embedding: see `lessons.limits.embedding`, the default; without either, similarity is that of hashed n-grams
+        embedding: see `lessons.limits.embedding`, the default; without either, hashed n-grams are compared
     """
 
     votes: Path = Path(".midstream/votes.sqlite")
-    near: float = Field(default=NEAR, gt=0, le=1)
     embedding: EmbeddingConfig | None = None
 
     @model_validator(mode="before")

@@ -144,7 +144,7 @@ async def embedding_similarity(
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """What counts of a text: `claim` is its numbers and how often it says "not"; `ngrams` has length 1."""
+    """Features of a text that count: `claim` is its numbers and how often it says "not"; `ngrams` has length 1."""
 
     text: str
     stems: frozenset[str]
@@ -176,7 +176,7 @@ def _features(text: str) -> _Features:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Secrets:
-    """What a lesson may not hold of a task: answers, each with whether it is revealing, and words of the question."""
+    """Parts of a task that a lesson may not hold: answers, each revealing or not, and words of the question."""
 
     task_id: str
     answers: tuple[tuple[tuple[Key, ...], bool], ...]
@@ -195,7 +195,7 @@ class _Secrets:
         return None
 
     def _near(self, answer: frozenset[Key], content: frozenset[Key]) -> bool:
-        """Whether enough of the question stands with the answer, whose words do not count."""
+        """Return whether enough of the question stands with the answer, whose words do not count."""
         wording, rare = self.content - answer, self.rare - answer
         if not rare:
             return bool(wording) and wording <= content
@@ -227,7 +227,7 @@ def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
 
 
 def _reveals(answer: str, keys: Sequence[Key]) -> bool:
-    """Whether general advice is very unlikely to hold these words by chance."""
+    """Return whether general advice is very unlikely to hold these words by chance."""
     digits = ("".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers)
     names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
     content = [key for key in keys if key[0] not in _LITTLE_WORDS]

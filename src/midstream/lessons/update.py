@@ -51,7 +51,7 @@ from midstream.runs.budget import Budget, BudgetConfig
 class Proposal:
     """The changes that a batch suggests: `operations`, in a fixed order.
 
-    `groups` are all that were run, unchanged (with any `truth`: their rewards are those of the gold answer, which
+    `groups` are all that were run, unchanged (with any `truth`: their rewards compare with the gold answer, which
     learning may not have seen); empty with `lessons_from = "model"`. `uniform` groups were left out because
     they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
     `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
@@ -136,7 +136,7 @@ class LessonLearner:
         moved, outcomes = screened(lesson_set, proposed, rules, pending=len(pending))
         sound = [outcome.operation for outcome in outcomes if not outcome.refused]
         changes = [operation for operation in sound if operation.kind != "keep"]
-        used = Counter[str]()  # rollouts by lesson, those of the gate first
+        used = Counter[str]()  # rollouts by lesson, the gate's first
         decision = await self._decide(step, moved, changes, used)
         used.update({lesson.id: len(trajectories) for lesson in lesson_set.rendered})
         after = self._measured(lesson_set, decision, used)
@@ -182,7 +182,7 @@ class LessonLearner:
         return epoch + 1, order[number * size : (number + 1) * size]
 
     async def _rules(self, lesson_set: LessonSet, proposed: Sequence[Operation], votes: Sequence[Vote]) -> Rules:
-        """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
+        """Return the conditions of a lesson; it may give away no answer of a task that is learned from or tested on."""
         config, feedback = self.config.limits, self.config.feedback
         # What is too long for a lesson may be too long for the server.
         texts = [change.text for change in proposed if tokens(change.text) <= LESSON_TOKENS]
@@ -196,7 +196,7 @@ class LessonLearner:
             near: Similarity = ngram_similarity
             if embedding := feedback.embedding or config.embedding:
                 near = await embedding_similarity(embedding, [*texts, *(vote.text for vote in votes)])
-            held_back = VoteDecision(votes=votes, similarity=near, near=feedback.near).refusal
+            held_back = VoteDecision(votes=votes, similarity=near).refusal
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
@@ -283,7 +283,7 @@ class LessonLearner:
         )
 
     async def _write(self, step: int, task: Task, lesson_set: LessonSet) -> _Suggestion:
-        """What the critic proposes for one question without any rollout."""
+        """Return what the critic proposes for one question without any rollout."""
         try:
             answer = await self.reflector.write(step, task.id, task.question, lesson_set)
         except PromptTooLongError as failure:
@@ -291,7 +291,7 @@ class LessonLearner:
         return self._limited(answer.value, answer.flaws)
 
     async def _study(self, step: int, group: Group, lesson_set: LessonSet) -> _Suggestion:
-        """What one group teaches: summarize every rollout, then contrast them."""
+        """Learn from one group: summarize every rollout, then contrast them."""
         # A failed rollout says nothing about the lessons, so the others are contrasted without it.
         ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
         if len(ended) < min(2, self.config.group_size):
@@ -383,7 +383,7 @@ def _ended(trajectory: Trajectory) -> bool:
 
 
 def _error(trajectory: Trajectory) -> str:
-    """Why a rollout failed, on one line."""
+    """Return why a rollout failed, on one line."""
     error = trajectory.error
     if error is None:
         return "no reward"

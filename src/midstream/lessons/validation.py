@@ -54,7 +54,7 @@ async def validate(
 ) -> Validation:
     """Test `lessons` on the validation `tasks`, with the identity `agent` as the `environment`'s.
 
-    `ledger` keeps each rollout as it ends, and supplies those of an interrupted test of the same `agent` and `seed`.
+    `ledger` keeps each rollout as it ends, and supplies what an interrupted test of the same `agent` and `seed` kept.
     `config` has the sizes and the error rate of the test; `report` receives the progress. Raises `InfrastructureError`
     if no pair of a block had a result on both sides.
     """

@@ -172,7 +172,7 @@ def _attend(
 
 @lru_cache(maxsize=1)  # all layers of a pass ask for the same one; so in the other back ends
 def _mask(layout: Layout, device: torch.device) -> torch.Tensor:
-    """Whether query (row) attends to key (column): boolean [_N, _P + _N]."""
+    """Return whether query (row) attends to key (column): boolean [_N, _P + _N]."""
     first, last = layout.visible(device)
     queries = torch.arange(layout.queries, device=device)[:, None]
     return (first <= queries) & (queries < last)

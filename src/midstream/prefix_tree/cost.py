@@ -56,7 +56,7 @@ class Cost:
 
     @property
     def counts(self) -> bool:
-        """Whether the model is large enough for its cost to count; if not, batches are padded, whatever they share."""
+        """True if the model is large enough for its cost to count; if not, batches are padded, whatever they share."""
         return self.token >= SMALLEST
 
     def trie(self, tree: Tree, backend: Backend) -> int:

@@ -109,7 +109,7 @@ class _Planner:
         return TreeStage(siblings[0], last, segments[siblings[0]].start, end)
 
     def _is_cut(self, index: int, room: float) -> bool:
-        """Whether a subtree is too large for one pass. Cut at a short trunk, it would soon be many short passes."""
+        """Return whether a subtree is too large for one pass. Cut at a short trunk, it would be many short passes."""
         slack = SLACK if self._trunk_of(index)[1] < room / SHORT else 1
         return self.total[index] > slack * room
 

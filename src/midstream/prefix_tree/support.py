@@ -60,7 +60,7 @@ def choose(model: PreTrainedModel, wanted: Wanted = "auto") -> Choice:
 
 
 def _hindrance(model: PreTrainedModel) -> str:
-    """Why a model's configuration rules out the trie, "" if it does not."""
+    """Return why a model's configuration rules out the trie, "" if it does not."""
     config = causal_lm(model).config.get_text_config()
     other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:
@@ -83,7 +83,7 @@ def _is_half(model: PreTrainedModel) -> bool:
 
 
 def _failure(model: PreTrainedModel, backend: Backend) -> str:
-    """Why the back end failed its trial, "" if it passed."""
+    """Return why the back end failed its trial, "" if it passed."""
     vocabulary = causal_lm(model).get_input_embeddings().weight.shape[0]
     tree = tree_of([[token % vocabulary for token in row] for row in TRIAL])
     whole = TreeStage(0, len(tree.segments), 0, tree.unique)

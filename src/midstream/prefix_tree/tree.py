@@ -103,7 +103,7 @@ def tree_of(sequences: Sequence[Sequence[int]], *, share: bool = True) -> Tree:
 
 
 def common_prefix(a: Ints, b: Ints) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the number of tokens that two sequences share at their beginning."""
     shorter = min(len(a), len(b))
     differ = a[:shorter] != b[:shorter]
     return int(differ.argmax()) if differ.any() else shorter

@@ -251,7 +251,7 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
-    """What a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
+    """Return what a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
     # A later line of a number is the use after its reservation.
     latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}
     found = defaultdict[tuple[str, str], list[Entry]](list)
@@ -265,7 +265,7 @@ def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
 
 @dataclass
 class _Asked:
-    """What one rollout asked of budgeted engines: the dollars, and the error of a request that had no room."""
+    """Requests of one rollout to budgeted engines: the dollars, and the error of a request that had no room."""
 
     cost_usd: float = 0.0
     refused: list[BudgetError] = field(default_factory=list)
@@ -294,7 +294,7 @@ class BudgetedEngine:
 
     @property
     def paused(self) -> Any:
-        """What holds requests while weights change, if the engine has it."""
+        """The context that holds requests while weights change, if the engine has it."""
         return getattr(self.engine, "paused", None)
 
     async def sample(self, request: Request) -> Call:
@@ -412,7 +412,7 @@ def prompt_bound(request: Request) -> int:
 
 
 def ended_by_budget(trajectory: Trajectory) -> bool:
-    """Whether a spent budget ended the trajectory."""
+    """Return whether a spent budget ended the trajectory."""
     return trajectory.error is not None and trajectory.error.type == BudgetError.__name__
 
 

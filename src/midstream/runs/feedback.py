@@ -1,4 +1,4 @@
-"""What people say of a run's trajectories and lessons: thumbs and notes, in `feedback.jsonl` of the run.
+"""Feedback of people on a run's trajectories and lessons: thumbs and notes, in `feedback.jsonl` of the run.
 
 The journal is appended to while the run is at work: it has its own lock, and no record of the run depends on it. The
 last entry for a target counts.
@@ -44,7 +44,7 @@ class Feedback(Frozen):
 
     @property
     def target(self) -> tuple[str, str, str]:
-        """What it is about: part and id of a trajectory, or the id of a lesson."""
+        """The subject of the entry: part and id of a trajectory, or the id of a lesson."""
         return self.part, self.id, self.lesson
 
 

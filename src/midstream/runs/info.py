@@ -55,12 +55,12 @@ class EvaluationInfo(Frozen):
 class RunInfo(Frozen):
     """The settings and the environment that a run was started with; written once.
 
-    `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
-    `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`).
-    `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
-    default and override filled in; `own` are the user's components in it; `lessons` is the digest of those that
-    `agent.lessons` puts into the prompts, "" for none, `votes` that of the votes of `agent.filter`, "" for none, and
-    for a lesson run that itself votes. A directory with `evaluation` holds an evaluation and no training run.
+    `git_commit` is the commit of the working directory, with "-dirty" after it if tracked files differ, None outside
+    git. `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`). `packages` holds the
+    installed packages that can change a result; `resolved` is the recipe with every default and override filled in;
+    `own` are the user's components in it. `lessons` is the digest of the lessons that `agent.lessons` puts into the
+    prompts, `votes` the digest of the votes of `agent.filter`; both are "" for none, and `votes` for a lesson run that
+    itself votes. A directory with `evaluation` holds an evaluation and no training run.
     """
 
     format: int
@@ -88,7 +88,7 @@ class RunInfo(Frozen):
 
 
 class Learned(Frozen):
-    """Tasks that a run learned from, or decided on, by `core.task.task_keys`, without those of earlier records."""
+    """Tasks that a run learned from, or decided on, by `core.task.task_keys`, without the keys of earlier records."""
 
     purpose: str  # "training", "warm start", "validation", "lessons" or "gate"
     keys: tuple[str, ...]
@@ -114,7 +114,7 @@ def collect_info(
     """The `RunInfo` of a run, or of an evaluation, that starts now in this process.
 
     `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
-    `agent.lessons` puts into the prompts, `votes` that of the votes of `agent.filter`.
+    `agent.lessons` puts into the prompts, `votes` the digest of the votes of `agent.filter`.
 
     Raises `RecipeError` if the recipe, which may be made in Python, has a secret.
     """

@@ -50,7 +50,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a live process holds the lock file `path`; always false on Windows."""
+    """Return whether a live process holds the lock file `path`; always false on Windows."""
     if sys.platform == "win32" or not path.exists():
         return False
     with path.open("rb") as file:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import BadGzipFile, GzipFile
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -55,7 +55,7 @@ class Segments:
     root: Path
 
     def path(self, segment: int | str) -> Path:
-        """The file of a segment: that of a training step, or of the evaluation with this name."""
+        """The file of the segment of a training step, or of the evaluation with this name."""
         name = f"step-{segment:06d}" if isinstance(segment, int) else evaluation_name(segment)
         return self.root / f"{name}{SUFFIX}"
 
@@ -153,7 +153,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What lists show of a trajectory; of a line that is no trajectory an empty id."""
+    """Fields of a trajectory that lists show; of a line that is no trajectory an empty id."""
 
     id: str
     task_id: str
@@ -177,21 +177,17 @@ class Segment:
         return (_parse(self.path, line) for line in self._lines())
 
     def at(self, places: Iterable[int]) -> Iterator[Trajectory]:
-        """The trajectories at `places`, which count from 0 and ascend."""
+        """The trajectories at `places`, which count from 0, in the order of the segment."""
         return (_parse(self.path, line) for line in self.lines(places))
 
     def lines(self, places: Iterable[int]) -> Iterator[bytes]:
         """The lines at `places`, as `at` reads them; they are not validated."""
-        wanted = iter(places)
-        place = next(wanted, None)
-        for at, line in enumerate(self._lines()) if place is not None else ():
-            if at == place:
-                yield line
-                if (place := next(wanted, None)) is None:
-                    return
+        wanted = set(places)
+        first = islice(self._lines(), max(wanted, default=-1) + 1)
+        return (line for place, line in enumerate(first) if place in wanted)
 
     def entries(self) -> Iterator[Entry]:
-        """What lists show of each trajectory; they are not validated."""
+        """Yield what lists show of each trajectory; they are not validated."""
         return map(_entry, self._lines())
 
     def _lines(self) -> Iterator[bytes]:

@@ -82,12 +82,11 @@ class FlowGRPO:
         self.advantage: Advantage | None = None if own is None else own.config.build(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold besides the learner's state."""
+        """Return what a checkpoint has to hold besides the learner's state."""
         return {"success": self.success, "stage": self.stage}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; a checkpoint from before there were stages holds the success alone."""
-        state = state if "stage" in state else {"success": state, "stage": 0}
+        """Restore what `state_dict` returned."""
         self.success, self.stage = dict(state["success"]), state["stage"]
 
     async def step(self, step: int) -> StepOutcome:
@@ -277,7 +276,7 @@ class FlowGRPO:
         return config.learning_rate * rise * fall
 
     def _schedules(self) -> dict[str, float]:
-        """What changes over training, at this step: the stage, counted from 1, and the probabilities of tools."""
+        """Return what changes over training, now: the stage, counted from 1, and the probabilities of tools."""
         schedules: dict[str, float] = {"tasks.stages": self.stage + 1} if self.stages else {}
         for tool in self.environment.tools:
             if isinstance(tool, PerRun):

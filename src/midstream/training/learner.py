@@ -294,7 +294,7 @@ class LocalLearner:
     # What a learner over several processes does more (`ranks.py`).
 
     def _accumulate(self) -> AbstractContextManager[None]:
-        """Where gradients are added up; at its end they are those of all ranks."""
+        """Where gradients are added up; at its end they are the sums over all ranks."""
         return nullcontext()
 
     def _total(self, value: torch.Tensor) -> torch.Tensor:
@@ -323,7 +323,7 @@ def return_memory() -> None:
 
 
 def any_sampled(rows: Sequence[Row]) -> bool:
-    """Whether the policy drew any token of them."""
+    """Return whether the policy drew any token of them."""
     return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 
 

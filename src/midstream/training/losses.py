@@ -67,7 +67,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind
 
     With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) + d - 1, with d held within +-20 and the value
     at most 10. A trailing "+" keeps the estimator's value and gives it the gradient of k2, whose expectation is the
-    gradient of the KL. Both log-probabilities have the same shape, which is that of the result.
+    gradient of the KL. Both log-probabilities have the same shape, and so has the result.
     """
     difference = logprobs - ref_logprobs
     k2 = 0.5 * difference.square()
@@ -174,7 +174,7 @@ class PolicyLoss(Settings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the clipped ratio alone, without KL, dual clip or a function of your own."""
+        """True if it is the clipped ratio alone, without KL, dual clip or a function of your own."""
         no_more = not self.kl_coefficient and self.dual_clip is None
         return type(self) is PolicyLoss and self.surrogate == "ppo" and no_more
 
@@ -191,7 +191,7 @@ class PolicyLoss(Settings):
 
         `logprobs` are the policy's at the sampling temperature and carry the gradient, `old_logprobs` were recorded at
         sampling, `ref_logprobs` are the reference policy's: `ValueError` if they are None and `kl_coefficient` is not
-        0. Advantages and weights are those of the row, on each of its tokens.
+        0. Each token has the advantage and the weights of its row.
         """
         policy, clipped = self.policy(logprobs, old_logprobs, advantages)
         if ref_logprobs is None:

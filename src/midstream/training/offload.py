@@ -53,7 +53,7 @@ def streamed_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _units(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """What runs as a whole: each layer with all its parts, and outside of layers each module with its own weights."""
+    """Yield what runs as a whole: each layer with all its parts, and outside of layers each module with weights."""
     if module._parameters:
         yield [module]
     for child in module.children():
@@ -85,7 +85,7 @@ def _stream(unit: list[nn.Module], device: torch.device) -> None:
 class StreamedAdamW(torch.optim.AdamW):
     """PyTorch's AdamW, applied to at most `BUCKET` numbers at a time; with `host`, its state is in host memory.
 
-    AdamW treats each number alone, so the weights equal those of `torch.optim.AdamW` to the bit, and the state is in
+    AdamW treats each number alone, so the weights equal what `torch.optim.AdamW` gives to the bit, and the state is in
     its format: either loads what the other saved. With `masters`, the state also has a float32 `master` of each
     parameter. AdamW updates that, and the parameter is its rounded value; gradients add up in float32.
     """

@@ -49,7 +49,7 @@ def own_advantage(kind: Kind, reference: str, value: object) -> type[ComponentCo
 
 
 def own_loss(kind: Kind, reference: str, value: object) -> type[PolicyLoss]:
-    """The settings of a loss: those of `PolicyLoss` and the function's own.
+    """The settings of a loss: all of `PolicyLoss`, and the function's own.
 
     The function returns the loss of each token, [_N], before weights and the KL term. The tokens of an update come in
     parts and in any order, so that shared prefixes are computed once: a token's loss depends on its own values alone.

@@ -1,4 +1,4 @@
-"""How the rows of a batch are computed: as a trie or as padded rows, in stages that fit into memory.
+"""Plans of how the rows of a batch are computed: as a trie or as padded rows, in stages that fit into memory.
 
 Where what descends from a trunk does not fit into one pass with it, its passes attend to the trunk's keys and values as
 if these were given; their gradients are added up, and at the end sent through the trunk. That is the chain rule written
@@ -189,7 +189,7 @@ class _Forward:
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class PassPlan:
-    """How a batch is computed: its stages, by the trie with a back end or (None) as padded rows.
+    """Plan of how a batch is computed: its stages, by the trie with a back end or (None) as padded rows.
 
     `heads_at_once` bounds how many positions the language-model head runs at in one call.
     """

@@ -83,7 +83,7 @@ def _losses() -> Iterator[None]:
 class RankedLearner(LocalLearner):
     """A `LocalLearner` whose rows, and with FSDP2 whose weights, gradient and moments, are divided among the ranks.
 
-    Every rank makes one, within `joined`; then rank 0 calls its methods as those of any learner, while the others are
+    Every rank makes one, within `joined`; then rank 0 calls its methods as with any learner, while the others are
     in `serve`. `sampled`: an engine in this process samples from `model`; with FSDP2 that is then a whole copy, on
     rank 0 alone, which `publish` brings up to date.
 
@@ -180,7 +180,7 @@ class RankedLearner(LocalLearner):
 
     @on_every_rank
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
-        """As in one process: the gradient and the sums are those of all rows."""
+        """As in one process: the gradient and the sums are over all rows."""
         own = self._own(rows)
 
         def compute() -> LossStats:
@@ -259,7 +259,7 @@ class RankedLearner(LocalLearner):
     def reference_policy(self) -> Iterator[PreTrainedModel]:
         """The reference policy, whole on each rank within the context.
 
-        Outside an update, of rank 0 alone, it is that of the copy that is sampled from: with LoRA, without its adapter.
+        Outside an update, of rank 0 alone, it belongs to the copy that is sampled from: with LoRA, without its adapter.
         """
         if self._ddp is not None:
             with super().reference_policy() as model:

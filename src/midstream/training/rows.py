@@ -2,7 +2,7 @@
 
 The environment of this RL problem is the agent loop with its tools; its actions are the calls of one role (the
 planner, or a policy that writes one stream). With `training.turns = "calls"` each call is a row, a turn of equation 5.
-With "merged", calls that continue one another make one row, as those of a stream do, and those of each conversation in
+With "merged", calls that continue one another make one row, as in a stream, and so do the calls of each conversation in
 a session of an agent that holds several at once (`core/sequences.py`):
 
     call 1   prompt | <think>..</think><python>..</python>
@@ -71,7 +71,7 @@ def build_rows(
     probability and its KL weight divided by it, so that the expected loss stays the same. A row whose gradient is 0
     (advantage 0, and no KL term counts) is left out, too. Averages are taken before that.
 
-    `role` is the module that is trained, `seed` that of the draw of uniform groups: a group gets the same draw in any
+    `role` is the module that is trained, `seed` is for the draw of uniform groups: a group gets the same draw in any
     split into mini-batches. `advantage` gives the advantages of a group in place of `group_advantages`.
 
     Raises:

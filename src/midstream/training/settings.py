@@ -16,7 +16,6 @@ from midstream.core.errors import RecipeError, UnsupportedError, did_you_mean
 from midstream.core.seeds import Seed
 from midstream.tools.degraded import DegradedConfig
 from midstream.training.losses import PolicyLoss
-from midstream.training.protocols import Learner
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 BUCKET = 2**26  # how many numbers an optimizer that streams its state updates at a time
@@ -40,7 +39,7 @@ class LoraConfig(Settings):
 
 
 class LearnerConfig(ComponentConfig):
-    """Settings of the local learner: AdamW in this process, or in those of `--nproc`. The base of other learners.
+    """Settings of the local learner: AdamW in one process, or in several (`--nproc`). The base of other learners.
 
     Attributes:
         type: `local`, or a learner of an installed package, which `--engine` chooses
@@ -115,7 +114,7 @@ class LearnerConfig(ComponentConfig):
         """Return more lines for a dry run of a run in `root`."""
         return []
 
-    def learner(self, student: Any, *, sampled: bool) -> Learner:
+    def learner(self, student: Any, *, sampled: bool) -> Any:
         """Return the learner of a student's weights; `sampled`: the student is what samples from them."""
         from torch import distributed
 
@@ -135,12 +134,12 @@ class LearnerConfig(ComponentConfig):
 
     @property
     def offloads_reference(self) -> bool:
-        """Whether the reference policy is in host memory; with LoRA it is the model itself, and stays."""
+        """True if the reference policy is in host memory; with LoRA it is the model itself, and stays."""
         return self.lora is None and self.offload in ("reference", "all")
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether AdamW's state is in host memory."""
+        """True if AdamW's state is in host memory."""
         return self.offload in ("optimizer", "all")
 
 
@@ -149,7 +148,7 @@ class SupervisedConfig(Settings):
 
     Attributes:
         transcripts: trajectories of the teacher to record
-        successes_only: only those of reward 1; of a reward with parts, those with every part in full
+        successes_only: only trajectories of reward 1; of a reward with parts, only with every part in full
         batch_size: rows of an update
         learning_rate: constant in `training.supervised`, the peak in `[warm_start]`
         similar: rows of a batch are alike in length: `prompts`, or whole `rows`, which wastes less padding where
@@ -231,17 +230,16 @@ class ImitationConfig(SupervisedConfig):
 class OverlongConfig(Settings):
     """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), in tokens after a row's prompt.
 
-    The penalty is subtracted from the reward before advantages are taken; the recorded score stays what it was.
+    The penalty, 1 at the most, is subtracted from the reward before advantages are taken; the recorded score stays what
+    it was.
 
     Attributes:
         limit: tokens from which the whole penalty counts
         buffer: the penalty rises linearly over so many tokens below `limit`
-        penalty: the most that is subtracted from the reward
     """
 
     limit: int = Field(ge=1)
     buffer: int = Field(ge=1)
-    penalty: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _buffer_within(self) -> OverlongConfig:
@@ -252,7 +250,7 @@ class OverlongConfig(Settings):
     def added(self, tokens: int) -> float:
         """The change, 0 or less, of the reward of a trajectory of that length."""
         share = (tokens - (self.limit - self.buffer)) / self.buffer
-        return -self.penalty * min(1.0, max(0.0, share))
+        return -min(1.0, max(0.0, share))
 
 
 # GRPO's relatives as settings of one loss: what each sets where a recipe does not.

@@ -230,7 +230,7 @@ class SupervisedTraining:
     _transcripts: Transcripts | None = field(default=None, init=False)
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint has to hold besides the learner's state: nothing."""
+        """Return what a checkpoint has to hold besides the learner's state: nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

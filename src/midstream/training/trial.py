@@ -21,7 +21,7 @@ _LONG_S = 600.0  # of all steps
 
 
 class RecipeTrial(Frozen):
-    """What a trial measured. Seconds are those of a step of the recipe; memory is the peak of all."""
+    """Measurements of a trial. Seconds are of a step of the recipe; memory is the peak of all."""
 
     tasks: int
     group_size: int
