@@ -140,7 +140,8 @@ def events(reply: ChatReply, chat: ChatRequest) -> Iterator[str]:
         if block["type"] == "tool_use":
             begun, key, kind, text = {"input": {}}, "partial_json", "input_json_delta", next(uses).arguments
         else:
-            key = block["type"]  # the field with the text of a text block is "text", of a thinking block "thinking"
+            # The field with the text of a text block is "text", of a thinking block "thinking".
+            key = block["type"]
             begun, kind, text = {key: ""}, f"{key}_delta", block[key]
         yield event("content_block_start", index=index, content_block=block | begun)
         for piece in forms.pieces(text):

@@ -126,7 +126,8 @@ class FunctionTool(Tool, Generic[P, R]):
             raise
         except ValueError as error:
             return ToolResult(text=str(error) or f"{self.name} raised {type(error).__name__}", ok=False)
-        except SystemExit as error:  # which would end the run
+        except SystemExit as error:
+            # It would end the run.
             raise RuntimeError(f"it called sys.exit({error.code})").with_traceback(error.__traceback__) from None
 
     def _validate(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
@@ -155,7 +156,8 @@ class FunctionTool(Tool, Generic[P, R]):
             return ToolResult(text=value)
         try:
             text = json.dumps(to_jsonable_python(value, inf_nan_mode="constants"), ensure_ascii=False)
-        except ValueError as error:  # an unknown type, or a value that contains itself
+        except ValueError as error:
+            # An unknown type, or a value that contains itself.
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
                 code="tool-broken",
@@ -211,7 +213,8 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     try:
         # The parser takes a section in the first line for prose, so a placeholder stands before it.
         parsed = docstring_parser.parse(f"-\n\n{docstring}")
-    except (docstring_parser.ParseError, IndexError, ValueError):  # a broken section: the first paragraph is still good
+    except (docstring_parser.ParseError, IndexError, ValueError):
+        # A broken section: the first paragraph is still good.
         return " ".join(docstring.partition("\n\n")[0].split()), {}
     paragraphs = re.split(r"\n\s*\n", (parsed.description or "").removeprefix("-").strip())
     arguments = {
@@ -258,7 +261,8 @@ def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> 
             try:
                 shown = {"default": to_jsonable_python(parameter.default)}
             except PydanticSerializationError:
-                shown = {}  # a default that JSON cannot hold is not in the schema, and still applies
+                # A default that JSON cannot hold is not in the schema, and still applies.
+                shown = {}
             hint = NotRequired[Annotated[hint, Field(json_schema_extra=shown)]]
         fields[name] = hint
     arguments = TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]

@@ -59,10 +59,12 @@ def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document])
             connection.executemany("INSERT INTO documents (title, text, id) VALUES (?, ?, ?)", rows)
 
     if isinstance(path, Path):
-        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")  # a name for each build: two may run at once
+        # A name for each build: two may run at once.
+        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
         try:
             with closing(sqlite3.connect(partial)) as connection:
-                connection.execute("PRAGMA journal_mode = OFF")  # a failed build is discarded as a whole
+                # A failed build is discarded as a whole.
+                connection.execute("PRAGMA journal_mode = OFF")
                 fill(connection)
             with partial.open("rb") as written:
                 os.fsync(written.fileno())

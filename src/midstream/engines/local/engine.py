@@ -146,7 +146,8 @@ class TransformersLocal(Engine):
                 batch = [each for each in waiting if each.reference is asked]
                 for start in range(0, len(batch), self.max_batch):
                     self._answer(batch[start : start + self.max_batch], reference=asked)
-        except Exception as failure:  # a bug, raised to the last caller; the others must not wait forever
+        except Exception as failure:
+            # A bug, raised to the last caller; the others must not wait forever.
             self._fail(waiting, failure)
             raise
         finally:

@@ -113,7 +113,8 @@ class OpenAIConfig(EngineConfig):
             valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
             if "[" in value:
                 ip_address(url.hostname or "")
-        except ValueError:  # a port out of range, what is no IPv6 address
+        except ValueError:
+            # A port is out of range, or it is no IPv6 address.
             valid = False
         if not valid or not value.isprintable() or " " in value:
             raise ValueError("not an address such as http://localhost:11434/v1")
@@ -146,9 +147,11 @@ class OpenAIConfig(EngineConfig):
         if self.price_prompt_usd or self.price_completion_usd or (named and price is None):
             price = None
         elif not (self.is_own or urlsplit(self.base_url).hostname in LOOPBACK):
-            price = None  # nobody knows who bills there; on loopback it is a proxy in front of the provider
+            # Nobody knows who bills there; on loopback it is a proxy in front of the provider.
+            price = None
         elif price is None or price.model != f"{self.provider}/{self.model}":
-            price = find_price(self.provider, self.model)  # a recorded one stays until the model is changed
+            # A recorded one stays until the model is changed.
+            price = find_price(self.provider, self.model)
         object.__setattr__(self, "listed_price", price)
         return self
 
@@ -161,7 +164,7 @@ class OpenAIConfig(EngineConfig):
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""
-        from midstream.engines.openai.engine import OpenAICompatibleEngine  # which reads this module
+        from midstream.engines.openai.engine import OpenAICompatibleEngine
 
         return OpenAICompatibleEngine(self, context.name)
 
