@@ -80,7 +80,6 @@ class ProgramRunner:
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
                 code="setting-conflict",
-                cause="a program reaches its tool through a socket, which only a worker on this machine can have",
                 fix='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
             )
         self._config = config
