@@ -248,7 +248,7 @@ def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> 
             TypeAdapter(hint).json_schema()
         except PydanticUserError as error:
             reason = str(error).partition("\n")[0].partition(". Set `")[0]
-            fix = "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, dataclasses, pydantic models"
+            fix = "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, dataclasses, models"
             raise _invalid(f"{what}: {reason}", fix) from error
         if parameter.default is not parameter.empty:
             try:
