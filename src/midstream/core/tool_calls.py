@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import object_schema, unfit
+from midstream.core.data import JsonObject, object_schema, unfit
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 
@@ -27,7 +27,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 def text_arguments(**descriptions: str) -> dict[str, Any]:
     """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
-    return object_schema(**{name: {"type": "string", "description": text} for name, text in descriptions.items()})
+    properties: JsonObject = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
+    return object_schema(**properties)
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:

@@ -6,7 +6,7 @@ Thoughts are a thinking block without a signature, in both directions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import JsonValue
@@ -61,8 +61,8 @@ def read(body: object) -> ChatRequest:
     )
 
 
-def _tool_options(choice: Mapping[str, JsonValue], tools: list[dict[str, Any]]) -> dict[str, Any]:
-    named = {"type": "function", "name": choice.get("name")}
+def _tool_options(choice: JsonObject, tools: list[JsonObject]) -> dict[str, Any]:
+    named: JsonObject = {"type": "function", "name": choice.get("name")}
     kind = choice.get("type", "auto")
     forced = JsonFields({"tool_choice": {"any": "required", "tool": named}.get(str(kind), kind)})
     chosen = forms.tool_options(forced, "tool_choice", tools)

@@ -18,11 +18,11 @@ import re
 import socket
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
-from midstream.core.data import unfit
+from midstream.core.data import JsonObject, unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
 from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Tool
@@ -165,7 +165,7 @@ class _Conversation:
         finally:
             self._left_s -= time.monotonic() - clock
 
-    async def _reply(self, body: bytes) -> dict[str, Any]:
+    async def _reply(self, body: bytes) -> JsonObject:
         """Answer one call. The first call over the limit is answered with the end, a second one ends the program."""
         arguments = _read_arguments(body)
         too_many = f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
@@ -211,7 +211,7 @@ async def _read_call(channel: socket.socket) -> bytes | None:
     return await receive(channel, size)
 
 
-def _read_arguments(body: bytes) -> dict[str, Any]:
+def _read_arguments(body: bytes) -> JsonObject:
     """A call's arguments; anything but a JSON object was not written by the tool's function, and ends the program."""
     try:
         arguments = json.loads(body)
